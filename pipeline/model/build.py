@@ -143,13 +143,14 @@ def _is_gpt2(config) -> bool:
     return config.n_kv_head == config.n_head and all(getattr(config, name) == value for name, value in defaults.items())
 
 
-AUTO_MAP = {
-    "AutoConfig": "configuration_tandem.TandemConfig",
-    "AutoModel": "modeling_tandem.TandemModel",
-    "AutoModelForCausalLM": "modeling_tandem.TandemForCausalLM",
-    "AutoModelForSequenceClassification": "modeling_tandem.TandemForSequenceClassification",
-    "AutoModelForTokenClassification": "modeling_tandem.TandemForTokenClassification",
+CLASSES = {
+    AutoModel: TandemModel,
+    AutoModelForCausalLM: TandemForCausalLM,
+    AutoModelForSequenceClassification: TandemForSequenceClassification,
+    AutoModelForTokenClassification: TandemForTokenClassification,
 }
+AUTO_MAP = {"AutoConfig": "configuration_tandem.TandemConfig"}
+AUTO_MAP |= {auto.__name__: f"modeling_tandem.{ours.__name__}" for auto, ours in CLASSES.items()}
 CODE_FILES = sorted(Path(__file__).parent.glob("*_tandem.py"))
 
 
@@ -194,9 +195,8 @@ def saved_form(model: PreTrainedModel, folder: Path | None, *, padded: bool = Fa
                     shutil.copyfile(file, folder / file.name)
     config.use_cache = True  # Trainer switches it off; who loads the model wants to generate
     if config.model_type == "gpt2":
-        config.n_ctx = (
-            config.n_positions
-        )  # OpenAI's name of it: transformers dropped it, llama.cpp's converter reads it
+        # OpenAI's name of it: transformers dropped it, llama.cpp's converter reads it.
+        config.n_ctx = config.n_positions
     with torch.device("meta"):
         form = model_class(config)
     if model.generation_config is not None:
@@ -216,9 +216,9 @@ def _assign(
 ) -> None:
     if dtype is not None:
         state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
-    if isinstance(model.config, TandemConfig) and not isinstance(form.config, TandemConfig):
+    if isinstance(model.config, TandemConfig):
         state = {to_native_name(name, form.config.model_type): value for name, value in state.items()}
-    if isinstance(model.config, TandemConfig):  # only rows of padding can be more than the form has
+        # Only rows of padding can be more than the form has.
         rows = {name: len(value) for name, value in form.state_dict().items()}
         state = {name: value[: rows.get(name)] for name, value in state.items()}
     form.load_state_dict(state, assign=True, strict=strict)
@@ -236,21 +236,20 @@ def load_weights(model: PreTrainedModel, folder) -> None:
     own = model.state_dict()
     rename = written_as if isinstance(model.config, TandemConfig) else ""
     names = {name: to_native_name(name, rename) for name in own}
-    tied = {name for name in own if names[name] not in state and _is_tied(model, name)}
-    left = set(state) - set(names.values())
-    wrong = [f"{name} is missing" for name in own if names[name] not in state and name not in tied]
-    wrong += [f"{name} is left over" for name in sorted(left)]
+    tied = (model._tied_weights_keys or {}) if model.config.tie_word_embeddings else {}
+    found = {name: state[theirs] for name, theirs in names.items() if theirs in state}
+    wrong = [f"{name} is missing" for name in own if name not in found and name not in tied]
+    wrong += [f"{name} is left over" for name in sorted(set(state) - set(names.values()))]
     wrong += [
-        f"{name} is {tuple(state[names[name]].shape)}, not {tuple(value.shape)}"
-        for name, value in own.items()
-        if names[name] in state and state[names[name]].shape != value.shape
+        f"{name} is {tuple(value.shape)}, not {tuple(own[name].shape)}"
+        for name, value in found.items()
+        if value.shape != own[name].shape
     ]
     if wrong:
         raise ValueError(f"{folder}: these are not this model's weights: {'; '.join(wrong[:5])}.")
     with torch.no_grad():
-        for name, value in own.items():
-            if name not in tied:
-                value.copy_(cut_like(state[names[name]], value))
+        for name, value in found.items():
+            own[name].copy_(cut_like(value, own[name]))
 
 
 def cut_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -269,10 +268,6 @@ def read_tensors(folder, name: str = "model.safetensors") -> dict[str, torch.Ten
         return load_file(Path(folder) / name)
     files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     return {name: value for file in files for name, value in load_file(Path(folder) / file).items()}
-
-
-def _is_tied(model, name: str) -> bool:
-    return model.config.tie_word_embeddings and name in (model._tied_weights_keys or {})
 
 
 # Checks that tensors hold finite numbers only, in memory and in a model's files.
@@ -309,10 +304,8 @@ def first_nonfinite_of_files(folder: Path) -> str | None:
 
 
 AutoConfig.register("tandem", TandemConfig, exist_ok=True)
-AutoModel.register(TandemConfig, TandemModel, exist_ok=True)
-AutoModelForCausalLM.register(TandemConfig, TandemForCausalLM, exist_ok=True)
-AutoModelForSequenceClassification.register(TandemConfig, TandemForSequenceClassification, exist_ok=True)
-AutoModelForTokenClassification.register(TandemConfig, TandemForTokenClassification, exist_ok=True)
+for auto, ours in CLASSES.items():
+    auto.register(TandemConfig, ours, exist_ok=True)
 
 
 class ModelOptionsError(ValueError):
@@ -403,7 +396,7 @@ def _build(model_type: str | Callable[..., Any], fields: dict, attn_implementati
             return model_type(**fields)
         config = _config(model_type.config_class, fields, model_type.__name__)
         return model_type._from_config(config, attn_implementation=attn_implementation, dtype=torch.float32)
-    if model_type != "tandem" and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if not needs_no_code(model_type):
         near = difflib.get_close_matches(model_type, ["tandem", *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES], 3)
         raise ModelOptionsError(
             f"model.type: {model_type} is no causal language model of transformers."
@@ -434,11 +427,8 @@ def set_generation_config(model: PreTrainedModel) -> None:
     bos, eos, pad = (getattr(model.config, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
     ends = list(dict.fromkeys([*(eos if isinstance(eos, list) else [eos]), bos]))
     ends = [token for token in ends if token is not None]
-    model.generation_config = GenerationConfig(
-        bos_token_id=bos,
-        eos_token_id=ends[0] if len(ends) == 1 else ends or None,
-        pad_token_id=pad,
-    )
+    eos = ends[0] if len(ends) == 1 else ends or None
+    model.generation_config = GenerationConfig(bos_token_id=bos, eos_token_id=eos, pad_token_id=pad)
 
 
 def needs_no_code(model_type: Any) -> bool:
@@ -486,8 +476,6 @@ def _from_pretrained(model_class, path: str, **given) -> PreTrainedModel:
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     if any(wrong.values()):
         where = Path(path) if Path(path).exists() else path
-        listed = "; ".join(
-            f"{kind.replace('_', ' ')}: {', '.join(names[:5])}" for kind, names in wrong.items() if names
-        )
+        listed = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(of[:5])}" for kind, of in wrong.items() if of)
         raise ModelOptionsError(f"{where}: its weights are not those of its config ({listed}). Save the model again.")
     return model

@@ -65,15 +65,9 @@ class TandemConfig(GPT2Config):
     vocab_multiple: int = 1
 
     def __post_init__(self, **kwargs):
-        sizes = {
-            k: v
-            for k in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_kv_head", "n_inner")
-            if (v := getattr(self, k)) is not None
-        }
-        if min(sizes.values()) < 1:
-            raise ValueError(
-                "the model cannot be built: " + ", ".join(f"{k} is {v}" for k, v in sizes.items() if v < 1)
-            )
+        names = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_kv_head", "n_inner")
+        if none := [f"{k} is {v}" for k in names if (v := getattr(self, k)) is not None and v < 1]:
+            raise ValueError(f"the model cannot be built: {', '.join(none)}")
         if self.n_kv_head is None:
             self.n_kv_head = self.n_head
         if self.window_pattern is None:
@@ -83,8 +77,7 @@ class TandemConfig(GPT2Config):
         for name in ("rope_theta", "qk_norm_scale", "final_logit_softcapping"):
             if (value := getattr(self, name)) is not None:
                 setattr(self, name, float(value))  # a recipe may say 15
-        problems = self._problems()
-        if problems:
+        if problems := self._problems():
             raise ValueError("the model cannot be built: " + "; ".join(problems))
         super().__post_init__(**kwargs)
 

@@ -129,12 +129,8 @@ def attention_masks(config, inputs_embeds, attention_mask=None, position_ids=Non
     kinds = {("full_attention" if window is None else "sliding_attention"): window for window in config.windows}
     if grows:
         given = {"config": config, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
-        return {
-            kind: (create_causal_mask if window is None else create_sliding_window_causal_mask)(
-                **given, past_key_values=past_key_values
-            )
-            for kind, window in kinds.items()
-        }
+        makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
+        return {kind: makers[kind](**given, past_key_values=past_key_values) for kind in kinds}
     documents_BT = None if position_ids is None else _documents(position_ids, inputs_embeds.shape[0])
     return {kind: _row_mask(config, inputs_embeds, window, documents_BT) for kind, window in kinds.items()}
 
@@ -248,7 +244,7 @@ def flash_documents(config, inputs_embeds, position_ids) -> dict:
     batch_size, length = inputs_embeds.shape[:2]
     documents_BT = _documents(position_ids, batch_size)
     begins_BT = documents_BT.diff(dim=-1, prepend=documents_BT[:, :1] - 1) != 0
-    begins = torch.nn.functional.pad(begins_BT.flatten().nonzero()[:, 0], (0, 1), value=batch_size * length).int()
+    begins = F.pad(begins_BT.flatten().nonzero()[:, 0], (0, 1), value=batch_size * length).int()
     return {"cu_seq_lens_q": begins, "cu_seq_lens_k": begins, "max_length_q": length, "max_length_k": length}
 
 
@@ -440,9 +436,8 @@ def make_norm(config, width: int) -> nn.Module:
 
 def make_projection(config, width_in: int, width_out: int, role: str) -> nn.Module:
     """GPT-2's biased (in, out) matrix, or a plain (out, in) one."""
-    return with_role(
-        Conv1D(width_out, width_in) if config.use_bias else nn.Linear(width_in, width_out, bias=False), role
-    )
+    matrix = Conv1D(width_out, width_in) if config.use_bias else nn.Linear(width_in, width_out, bias=False)
+    return with_role(matrix, role)
 
 
 @torch.compiler.assume_constant_result
@@ -652,6 +647,8 @@ class TandemPreTrainedModel(PreTrainedModel):
 class TandemModel(TandemPreTrainedModel):
     """The decoder without its head; last_hidden_state is normalized."""
 
+    _input_embed_layer = "wte"
+
     def __init__(self, config: TandemConfig):
         super().__init__(config)
         if config._attn_implementation == "vllm" and (reasons := config.why_not_in_vllm):
@@ -680,12 +677,6 @@ class TandemModel(TandemPreTrainedModel):
         self.gradient_checkpointing = False
         self.stream_dtype = None  # that the residual stream begins in, where the embedding is stored in another one
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.wte
-
-    def set_input_embeddings(self, value):
-        self.wte = value
 
     @capture_outputs
     def forward(
@@ -847,7 +838,7 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
             given = {"num_items_in_batch": num_items_in_batch, "per_token_loss": per_token_loss}
             loss, nats_BT = head_loss(self.lm_head, hidden_BTD, shift_labels, **given, **self._head_options)
         if loss is None or not (self.training or per_token_loss):
-            logits = self._logits(positions_to_keep(hidden_BTD, logits_to_keep))
+            logits = head_logits(self.lm_head, positions_to_keep(hidden_BTD, logits_to_keep), **self._head_options)
         return TandemOutput(
             loss=loss,
             logits=logits,
@@ -856,9 +847,6 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
             nats=nats_BT if self.training else None,
         )
-
-    def _logits(self, hidden_BTD):
-        return head_logits(self.lm_head, hidden_BTD, **self._head_options)
 
     @property
     def _head_options(self) -> dict:

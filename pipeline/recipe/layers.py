@@ -178,7 +178,7 @@ def read_layers(path: str, overrides: list[str], problems: Problems) -> Item:
             tree = _set_in_list(tree, parts, item, problems, name)
         else:
             layer = _set(layer, parts, item, problems, name)
-    return merge(tree, layer, problems)
+    return merge(tree, layer)
 
 
 def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item:
@@ -210,19 +210,14 @@ def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item
         raise RecipeError(
             f"{extends.where}: extends: {extends.value} extends this recipe in turn, in a circle. Remove one of the two."
         )
-    return merge(_with_bases(base, problems, (*parents, real)), own, problems)
+    return merge(_with_bases(base, problems, (*parents, real)), own)
 
 
-def merge(base: Item, layer: Item, problems: Problems) -> Item:
+def merge(base: Item, layer: Item) -> Item:
     """Return layer over base: sections and dictionaries key by key, everything else replaced."""
-    for group in EXCLUSIVE:
-        named = [name for name in group if _is_given(layer, name)]
-        if named:
-            for name in group:
-                base = _remove(base, name.split("."))
-    if _is_given(layer, "model.depth"):
-        for name in SET_BY_DEPTH:
-            base = _remove(base, name.split("."))
+    gone = [name for group in EXCLUSIVE if any(_is_given(layer, one) for one in group) for name in group]
+    for name in [*gone, *(SET_BY_DEPTH if _is_given(layer, "model.depth") else ())]:
+        base = _remove(base, name.split("."))
     return _merge(base, layer)
 
 

@@ -67,13 +67,8 @@ def check_stage(recipe: Recipe, stage: str | None, problems: Problems) -> None:
 
 def check_given(recipe: Recipe, problems: Problems) -> None:
     """Checks on what the recipe says itself, before anything is filled."""
-    _horizon(recipe, problems)
-    _batch_keys(recipe, problems)
-    _sources(recipe, problems)
-    _optimizer(recipe, problems)
-    _model(recipe, problems)
-    _train(recipe, problems)
-    check_forms(recipe, problems)
+    for check in (_horizon, _batch_keys, _sources, _optimizer, _model, _train, check_forms):
+        check(recipe, problems)
     if not (isinstance(recipe.run.resume, int) or recipe.run.resume in ("auto", "never")):
         problems.add(
             recipe.where("run.resume"), f"is {recipe.run.resume!r}; it must be auto, never, or the number of a step."
@@ -123,9 +118,8 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
             recipe.where(named),
             f"comes to {recipe.train['max_steps']:,} steps of {data.batch_tokens:,} tokens; {MOST_STEPS:,} are the most. Make it smaller.",
         )
-    _embedding_dtype(recipe, problems)
-    check_profile_steps(recipe, problems)
-    check_warmup(recipe, problems)
+    for check in (_embedding_dtype, check_profile_steps, check_warmup):
+        check(recipe, problems)
 
 
 def _embedding_dtype(recipe: Recipe, problems: Problems) -> None:

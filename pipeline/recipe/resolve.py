@@ -479,7 +479,7 @@ def fill_batch(recipe: Recipe, fill: Fill) -> None:
 
     nanochat's rule has training tokens D in place of parameters N; both depths have the same tokens per parameter.
     """
-    ratio = _scaling(recipe) / _reference_scaling(recipe)
+    ratio = _scaling(sizes_of(recipe)) / _scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
     batch = 2 ** round(math.log2(REFERENCE_BATCH_TOKENS * ratio**BATCH_EXPONENT))
     fill("data.batch_tokens", max(1, round(batch / recipe.data.row_tokens)) * recipe.data.row_tokens)
 
@@ -492,9 +492,8 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
     reference values are taken as they are.
     """
     dial = recipe.model.depth is not None and recipe.tokenizer.vocab_size is not None
-    batch_scale = (
-        math.sqrt(recipe.data.batch_tokens / REFERENCE_BATCH_TOKENS) if dial and recipe.data.batch_tokens else 1.0
-    )
+    batch = recipe.data.batch_tokens if dial else None
+    batch_scale = math.sqrt(batch / REFERENCE_BATCH_TOKENS) if batch else 1.0
     fill("optimizer.rate_scale", batch_scale, "model.depth" if dial else None)
     for group, settings in {**ADAM_GROUPS, "matrices": MATRIX_GROUP[recipe.optimizer.type]}.items():
         for name, value in settings.items():
@@ -506,12 +505,10 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
                 # backout past 1 before the blocks add anything: the last state changes its sign (docs/log.md, gates).
                 scale = min(1.0, 1 / batch_scale)
             if dial and name == "weight_decay" and group == "matrices" and recipe.optimizer.type == "muon_adamw":
-                scale = batch_scale * _reference_scaling(recipe) / _scaling(recipe)
-            fill(
-                f"optimizer.groups.{group}.{name}",
-                value if scale == 1 else value * scale,
-                "model.depth" if scale != 1 else None,
-            )
+                reference = _scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
+                scale = batch_scale * reference / _scaling(sizes_of(recipe))
+            value, cause = (value, None) if scale == 1 else (value * scale, "model.depth")
+            fill(f"optimizer.groups.{group}.{name}", value, cause)
 
 
 def group_settings(optimizer_type: str, group: str) -> set[str]:
@@ -521,15 +518,7 @@ def group_settings(optimizer_type: str, group: str) -> set[str]:
     return {*table, *floors, "decay_fraction"}
 
 
-def _scaling(recipe: Recipe) -> int:
-    return _known_scaling(sizes_of(recipe))
-
-
-def _reference_scaling(recipe: Recipe) -> int:
-    return _known_scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
-
-
-def _known_scaling(sizes: "Sizes | CountedSizes") -> int:
+def _scaling(sizes: "Sizes | CountedSizes") -> int:
     if sizes.scaling is None:
         raise SizesUnknownError(f"the parameters that a token passes are not known ({sizes.unknown})")
     return sizes.scaling
@@ -728,8 +717,12 @@ def _fill_steps(recipe: Recipe, problems: Problems) -> None:
                 "follows from the model's sizes, which this recipe does not give. Give run.tokens or train.max_steps.",
             )
         elif not by_size or recipe.tokenizer.vocab_size:
-            steps = _horizon_steps(recipe, batch, problems)
-            if steps is None:
+            try:
+                steps = horizon_steps(recipe, batch)
+            except SizesUnknownError:
+                raise
+            except ValueError as error:
+                problems.add(recipe.where(named[0]), f"{error}. Give run.tokens or train.max_steps.")
                 return
             if steps:
                 recipe.train["max_steps"] = steps
@@ -743,16 +736,6 @@ def _fill_steps(recipe: Recipe, problems: Problems) -> None:
     grouped = recipe.optimizer.type != "trainer"
     if grouped and "max_steps" in recipe.train and "optimizer.schedule.warmup_steps" not in recipe.places:
         schedule.warmup_steps = min(schedule.warmup_steps, recipe.train["max_steps"] // 5)
-
-
-def _horizon_steps(recipe: Recipe, batch: int, problems: Problems) -> int | None:
-    try:
-        return horizon_steps(recipe, batch)
-    except SizesUnknownError:
-        raise
-    except ValueError as error:
-        problems.add(recipe.where(horizons(recipe)[0]), f"{error}. Give run.tokens or train.max_steps.")
-        return None
 
 
 def _ready_vocab(folder: str) -> int | None:

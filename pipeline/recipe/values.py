@@ -347,13 +347,8 @@ IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 def check_forms(recipe: Recipe, problems: Problems) -> None:
     """Note every value whose form would only fail later, and then as something else."""
-    _paths(recipe, problems)
-    _names(recipe, problems)
-    _run(recipe, problems)
-    _importable(recipe, problems)
-    _files(recipe, problems)
-    _options(recipe, problems)
-    _hub(recipe, problems)
+    for check in (_paths, _names, _run, _importable, _files, _options, _hub):
+        check(recipe, problems)
 
 
 def check_profile_steps(recipe: Recipe, problems: Problems) -> None:

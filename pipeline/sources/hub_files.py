@@ -95,7 +95,7 @@ def _text_problem(name: str, head: bytes, form: Format, column_key: str) -> str 
     lines = head.removeprefix(BOM).splitlines(keepends=True)
     lines = lines if whole else lines[:-1]  # the last one goes on behind the head
     rows = [(0, n, parse_json_line(line)) for n, line in enumerate(lines) if line.strip()]
-    return jsonl_problem(rows, form, column_key, start=head) if rows or whole else None
+    return jsonl_problem(rows, form, column_key) if rows or whole else None
 
 
 def both_ends(repo: str, revision: str, path: str) -> Ends | None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,25 +12,27 @@ from pipeline.process.progress import waiting
 from pipeline.process.storage import file_lock, new_folder
 from pipeline.sources.files import SourceFile
 
-SOURCE_KINDS = {"tandem:quickstart_text": "text", "tandem:quickstart_chat": "chat", "tandem:spelling": "chat"}
-SPLITS = {
-    "tandem:quickstart_text": ("train", "validation"),
-    "tandem:quickstart_chat": ("train", "validation", "test"),
-    "tandem:spelling": ("train", "validation"),
+# What each built-in source holds, and its splits.
+SOURCES = {
+    "tandem:quickstart_text": ("text", ("train", "validation")),
+    "tandem:quickstart_chat": ("chat", ("train", "validation", "test")),
+    "tandem:spelling": ("chat", ("train", "validation")),
 }
 
 
 def built_in_files(spec: Any, *, kind: str, where: str, cache: Path) -> list[SourceFile]:
     """Return the one file of a built-in source's split. Raises RecipeError for an id, split or key that it does not have."""
-    if spec.id not in SOURCE_KINDS:
-        raise RecipeError(f"{where}.id: there is no built-in source {spec.id}. Write one of {', '.join(SOURCE_KINDS)}.")
-    if SOURCE_KINDS[spec.id] != kind:
+    if spec.id not in SOURCES:
+        raise RecipeError(f"{where}.id: there is no built-in source {spec.id}. Write one of {', '.join(SOURCES)}.")
+    own_kind, splits = SOURCES[spec.id]
+    if own_kind != kind:
         holds, reads = ("conversations", "documents") if kind == "text" else ("documents", "conversations")
+        fits = next(name for name, (other, _) in SOURCES.items() if other == kind)
         raise RecipeError(
-            f"{where}.id: {spec.id} holds {holds}, and this stage reads {reads}. Use {next(i for i, k in SOURCE_KINDS.items() if k == kind)}, or run the other stage."
+            f"{where}.id: {spec.id} holds {holds}, and this stage reads {reads}. Use {fits}, or run the other stage."
         )
-    if spec.split not in SPLITS[spec.id]:
-        *most, last = SPLITS[spec.id]
+    if spec.split not in splits:
+        *most, last = splits
         raise RecipeError(
             f"{where}.split is {spec.split!r}; {spec.id} has {', '.join(most)} and {last}. Write one of them."
         )
@@ -79,6 +81,10 @@ def _write(path: Path, rows: Iterable[dict]) -> None:
 # Spelling and counting letters: what a model of subword tokens cannot see and has to learn by heart.
 
 
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
 SPELLED_LETTERS = (3, 12)
 # Verbs that take s, ed, ing and er as they are; nouns that take s; adjectives that take er, est, ly and ness.
 VERBS = """
@@ -124,21 +130,8 @@ loud mild moist near neat odd plain poor proud quick quiet rich rough round shar
 steep stern stiff strong sweet swift tall tender thick tight tough vast warm weak wild young
 """
 HELD_OUT_PER_MILLE = 30
-SPELLED_NUMBERS = (
-    "no",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-)
+SPELLED_NUMBERS = tuple(_words("no one two three four five six seven eight nine ten eleven twelve"))
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 SPELL = (
     "How do you spell {word}?",
@@ -206,16 +199,15 @@ def _spell(word: str, draw: random.Random) -> tuple[str, str]:
 
 
 def _count(word: str, draw: random.Random) -> tuple[str, str]:
-    letter = draw.choice(word) if draw.random() < 0.85 else draw.choice("abcdefghijklmnopqrstuvwxyz")
+    letter = draw.choice(word) if draw.random() < 0.85 else draw.choice(LETTERS)
     number = word.count(letter)
     said = f"{word} is spelled {', '.join(word)}. The letter {letter} occurs {'once' if number == 1 else SPELLED_NUMBERS[number] + ' times'}."
     return draw.choice(COUNT).format(word=word, letter=letter), said
 
 
 def _length(word: str, draw: random.Random) -> tuple[str, str]:
-    return draw.choice(LENGTH).format(
-        word=word
-    ), f"{word} is spelled {', '.join(word)}. It has {SPELLED_NUMBERS[len(word)]} letters."
+    said = f"{word} is spelled {', '.join(word)}. It has {SPELLED_NUMBERS[len(word)]} letters."
+    return draw.choice(LENGTH).format(word=word), said
 
 
 # A small world, made by rule: stories, facts and tasks whose answers can be checked.
@@ -224,11 +216,6 @@ def _length(word: str, draw: random.Random) -> tuple[str, str]:
 # person beside a held-out place or thing, the questions of the test about a held-out fact are asked nowhere in these words, and letters
 # whose reversal is held out stand nowhere. Only `Random.random` is drawn from: its sequence is the same on every Python and machine,
 # and so are the bytes.
-#
-
-
-def _words(text: str) -> list[str]:
-    return text.split()
 
 
 DOCUMENTS = {"train": 40_000, "validation": 800}
@@ -244,7 +231,6 @@ HELD_OUT_THINGS = _words("drum ring lamp")
 OPPOSITES = "hot cold,big small,old young,fast slow,hard soft,light dark,wet dry,happy sad,early late,full empty,clean dirty,strong weak,loud quiet,near far"
 DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 MONTHS = _words("January February March April May June July August September October November December")
-NUMBERS = _words("no one two three four five six")
 AGES = range(2, 10)  # one digit each
 WORDS = _words(
     "cat dog sun pen bus fox fish bird milk tree door hand moon star rain snow wind fire king ship road farm cake corn duck frog goat"
@@ -383,7 +369,7 @@ def how_many(story: Story) -> Asked:
     person = story.draw.one(story.people)
     things = story.things_of(person)
     listed = " and ".join(f"the {thing}" for thing in things)
-    what = f"{listed}: {NUMBERS[len(things)]} thing{'s' if len(things) > 1 else ''}" if things else "no things"
+    what = f"{listed}: {SPELLED_NUMBERS[len(things)]} thing{'s' if len(things) > 1 else ''}" if things else "no things"
     return f"How many things does {person} have?", f"{person} has {what}."
 
 
@@ -395,14 +381,7 @@ def unknown(story: Story) -> Asked:
     return story.draw.one((f"Who has the {thing}?", f"Where is the {thing}?")), "I do not know."
 
 
-STORY_KINDS: dict[str, Callable[[Story], Asked]] = {
-    "where_person": where_person,
-    "who_has": who_has,
-    "where_thing": where_thing,
-    "where_before": where_before,
-    "how_many": how_many,
-    "unknown": unknown,
-}
+STORY_KINDS = {ask.__name__: ask for ask in (where_person, who_has, where_thing, where_before, how_many, unknown)}
 
 
 def story_turns(cast: Cast, draw: Draw, *, questions: int, last: str | None = None) -> list[Turn]:
@@ -455,11 +434,9 @@ def look_up(cast: Cast, draw: Draw) -> list[Turn]:
 
 
 class Fact(NamedTuple):
-    """statement: what training text says. questions: all with the same answer; of a held-out fact training asks the first alone,
-    and the test the others."""
+    """questions: all with the same answer; of a held-out fact training asks the first alone, and the test the others."""
 
     kind: str
-    statement: str
     questions: tuple[str, ...]
     answer: str
     held_out: bool
@@ -473,7 +450,7 @@ def _facts() -> Iterator[Fact]:
             f"{q} the opposite of {a}{end}"
             for q, end in (("What is", "?"), ("Tell me", "."), ("Which word is", "?"), ("Say", "."))
         )
-        yield Fact("opposite", said, asked, said, number % HELD_OUT_EVERY == 0)
+        yield Fact("opposite", asked, said, number % HELD_OUT_EVERY == 0)
     number = 0
     for unit, names in (("day", DAYS), ("month", MONTHS)):
         for word, step in (("after", 1), ("before", -1)):
@@ -482,29 +459,23 @@ def _facts() -> Iterator[Fact]:
                 asked = tuple(
                     f"{q} {word} {name}?" for q in (f"Which {unit} comes", f"What is the {unit}", f"Which {unit} is")
                 )
-                yield Fact("calendar", said, asked, said, number % HELD_OUT_EVERY == 0)
+                yield Fact("calendar", asked, said, number % HELD_OUT_EVERY == 0)
                 number += 1
     for number, (one, two) in enumerate((one, two) for one in range(1, 7) for two in range(1, 7)):
         sum_of = f"{one} + {two}"
         said = f"{sum_of} = {one + two}."
         asked = (f"What is {sum_of}?", f"How much is {sum_of}?", f"Add {one} and {two}.", f"Tell me {sum_of}.")
-        yield Fact("sum", said, asked, said, (number + number // 6) % HELD_OUT_EVERY == 0)
+        yield Fact("sum", asked, said, (number + number // 6) % HELD_OUT_EVERY == 0)
     for number, word in enumerate(WORDS):
         said = f"The word {word} is spelled {' '.join(word)}."
-        yield Fact(
-            "spell",
-            said,
-            (f"How do you spell {word}?", f"Spell {word}.", f"Spell the word {word}.", f"How is {word} spelled?"),
-            said,
-            number % HELD_OUT_EVERY == 0,
-        )
+        asked = (f"How do you spell {word}?", f"Spell {word}.", f"Spell the word {word}.", f"How is {word} spelled?")
+        yield Fact("spell", asked, said, number % HELD_OUT_EVERY == 0)
 
 
 FACTS = tuple(_facts())
 FACT_KINDS = tuple(dict.fromkeys(fact.kind for fact in FACTS))
 OF_KIND = {kind: [fact for fact in FACTS if fact.kind == kind] for kind in FACT_KINDS}
 HELD_OUT = {kind: [fact for fact in found if fact.held_out] for kind, found in OF_KIND.items()}
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def backwards(draw: Draw, *, held_out: bool) -> Turn:

@@ -519,9 +519,7 @@ def _verify_whole(path: Path, form: Format, findings: Findings) -> str | None:
 
 def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings, *, compressed: bool) -> str | None:
     rows = list(islice(jsonl_rows(path), SAMPLED_ROWS))
-    with open_bytes(path) as file:
-        start = file.read(64)
-    if reason := jsonl_problem(rows, form, column_key, start=start):
+    if reason := jsonl_problem(rows, form, column_key):
         return reason
     last = None if compressed or len(rows) < SAMPLED_ROWS else _last_line(path)
     item, problem = None, None
@@ -535,8 +533,8 @@ def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings,
     return None
 
 
-def jsonl_problem(rows: list[RawRow], form: Format, column_key: str, *, start: bytes) -> str | None:
-    """Return why a file with these first rows is no jsonl with the format's column. start: its first bytes."""
+def jsonl_problem(rows: list[RawRow], form: Format, column_key: str) -> str | None:
+    """Return why a file with these first rows is no jsonl with the format's column."""
     if not rows:
         return "holds blank lines only. Write or download it again."
     values = [value for _, _, value in rows if not isinstance(value, BadRow)]
