@@ -28,12 +28,13 @@ from pipeline.report.run_data import (
     cell,
     code,
     date,
+    facts_table,
     filled_table,
+    joined,
     number,
     percent,
     read_run,
     series_of,
-    table,
     task_name,
     visible,
 )
@@ -271,7 +272,7 @@ def bpb_text(card: Published) -> str:
         return ""
     intro = f"{str(METRICS[VAL_BPB].better).capitalize()} is better. A protocol names what was scored and how: compare figures of equal protocol only.\n\n"
     shown = filled_table(["metric", "of held-out text", "value", "protocol"], rows)
-    return "\n".join(part for part in (intro + shown, protocols_text(bpb_of_model(card))) if part)
+    return joined(intro + shown, protocols_text(bpb_of_model(card)))
 
 
 # Benchmarks of the published model on its card, for readers and for the Hub's index.
@@ -300,11 +301,10 @@ def benchmarks_text(card: Published) -> str:
     for benchmark in benchmarks:
         protocols = benchmark.protocols()
         part = f", first {benchmark.first_items:,} items of each task" if benchmark.first_items else ""
-        parts += [f"### {suite_name(benchmark)}{part}\n", scores_text(benchmark)]
-        parts += ["".join(f"{line}\n" for line in benchmark.protocol_lines())] if benchmark.protocol_lines() else []
+        parts += [f"### {suite_name(benchmark)}{part}\n", scores_text(benchmark), benchmark.protocols_text()]
         parts.append((f"Protocol {cell(protocols[0])}. " if len(protocols) == 1 else "") + "To repeat it:\n")
         parts.append(code(repeat_command(benchmark, card.repo_id), "bash"))
-    return "\n".join(parts)
+    return joined(*parts)
 
 
 def repeat_command(benchmark: Benchmark, repo_id: str) -> str:
@@ -512,9 +512,7 @@ def training_text(card: Published) -> str:
         ["training loss at the end, smoothed, nats per token", number(data.last("train/loss_ema"), 5)],
     ]
     picture = card.finished and (data.run.report / "curves.png").exists()
-    return table(["what", "value"], [row for row in rows if row[1] is not None]) + (
-        "\n![The run's curves over its steps](curves.png)\n" if picture else ""
-    )
+    return joined(facts_table("what", rows), "![The run's curves over its steps](curves.png)\n" if picture else "")
 
 
 def _sampled_energy(card: Published) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +21,8 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import differences, must_match
 from pipeline.recipe.sizes import CountedSizes, Sizes
 from pipeline.report.imported_logs import meaning_of
-from pipeline.report.run_data import MEANS, RunData, number, table
+from pipeline.report.run_data import MEANS, RunData, joined, number, table
 from pipeline.run_dir.run_directory import fit_file
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 # Curves: of one run, thinned for drawing in panels by step, tokens or time, and of several on a common axis.
 
@@ -305,7 +301,7 @@ def aligned_text(runs: Sequence[RunData]) -> str:
         parts.append(
             "The tokenizers differ: a loss per token is not the same measure in these runs; bits per byte of whole documents are.\n"
         )
-    return "\n".join(part for part in parts if part)
+    return joined(*parts)
 
 
 def one_protocol(runs: Sequence[RunData], name: str) -> bool:
@@ -364,14 +360,14 @@ class PowerLaw:
     floors, a, b, middle, a_variance, b_variance: (F,), variances in units of the noise's. noises: (N,). weights: (F, N), of sum 1.
     """
 
-    floors: "np.ndarray"
-    a: "np.ndarray"
-    b: "np.ndarray"
-    middle: "np.ndarray"
-    a_variance: "np.ndarray"
-    b_variance: "np.ndarray"
-    noises: "np.ndarray"
-    weights: "np.ndarray"
+    floors: np.ndarray
+    a: np.ndarray
+    b: np.ndarray
+    middle: np.ndarray
+    a_variance: np.ndarray
+    b_variance: np.ndarray
+    noises: np.ndarray
+    weights: np.ndarray
 
     def predict(self, x: float) -> tuple[float, float, float]:
         """Return the median at x, and the 95 % prediction interval of one further run there (its own noise included)."""
@@ -388,17 +384,15 @@ class PowerLaw:
         """Return the floor that 97.5 % of the weight do not exceed."""
         return float(self.floors[int((self.weights.sum(axis=1).cumsum() < 0.975).sum())])
 
-    def _further_run(self, x: float) -> "tuple[np.ndarray, np.ndarray]":
+    def _further_run(self, x: float) -> tuple[np.ndarray, np.ndarray]:
         """Return (F, 1) ln y at x, and (F, N) its standard deviation."""
-        import numpy as np
-
         away = math.log(x) - self.middle
         power = np.exp(self.a + self.b * away)
         y = self.floors + power
         spread = 1 + (power / y) ** 2 * (self.a_variance + away**2 * self.b_variance)
         return np.log(y)[:, None], np.sqrt(spread)[:, None] * self.noises
 
-    def _chance_below(self, log_y: float, means: "np.ndarray", errors: "np.ndarray") -> float:
+    def _chance_below(self, log_y: float, means: np.ndarray, errors: np.ndarray) -> float:
         return float((self.weights * _normal_below((log_y - means) / errors)).sum())
 
     def _quantile(self, x: float, chance: float) -> float:
@@ -412,8 +406,6 @@ class PowerLaw:
 
 def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
     """Return the laws through the points. Raises ValueError for fewer than three different x, and where y does not fall."""
-    import numpy as np
-
     if len(set(x)) < LEAST:
         raise ValueError(f"{len(set(x))} different x, and a law with an interval takes {LEAST}")
     u, ys = np.log(np.array(x)), np.array(y)
@@ -444,10 +436,8 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
     return PowerLaw(floors, a, b, middle, 1 / total, 1 / across, noises, weights / weights.sum())
 
 
-def _normal_below(z: "np.ndarray") -> "np.ndarray":
+def _normal_below(z: np.ndarray) -> np.ndarray:
     """Return the normal distribution's chance below z."""
-    import numpy as np
-
     return np.vectorize(math.erfc)(-z / math.sqrt(2)) / 2
 
 
@@ -511,10 +501,8 @@ def expected_bpb(recipe: Recipe, sizes: Sizes | CountedSizes | None, *, tokens: 
     if not flops or sizes.scaling is None:
         return None
     found = read_json(path)
-    (rule, value), own = (
-        next(iter(found["rule"].items())),
-        {"tokens": tokens, "tokens_per_param": tokens / sizes.scaling},
-    )
+    ((rule, value),) = found["rule"].items()
+    own = {"tokens": tokens, "tokens_per_param": tokens / sizes.scaling}
     if abs(own[rule] / value - 1) > SAME_RULE:
         return None
     largest = found["points"][-1]["flops"]
@@ -522,12 +510,7 @@ def expected_bpb(recipe: Recipe, sizes: Sizes | CountedSizes | None, *, tokens: 
         law = _law(found["points"])
     except ValueError:
         return None  # an earlier version drew a line through anything
-    return Expected(
-        *law.predict(flops),
-        fit=path.name,
-        runs=len(found["points"]),
-        beyond=flops / largest,
-    )
+    return Expected(*law.predict(flops), fit=path.name, runs=len(found["points"]), beyond=flops / largest)
 
 
 def family_of(keys: dict[str, Any]) -> str:

@@ -14,7 +14,19 @@ from pipeline.metrics import GIB, VAL_BPB, VALIDATION, is_of_machine
 from pipeline.monitor.sampler import EnergyMeter, GpuSeries, energy_of, is_throttled, kwh, read_gpus, usual_period_s
 from pipeline.process.storage import folder_bytes
 from pipeline.report.benchmarks import protocols_text
-from pipeline.report.run_data import RunData, code, date, filled_table, number, percent, spread, table
+from pipeline.report.run_data import (
+    RunData,
+    code,
+    date,
+    facts_table,
+    filled_table,
+    joined,
+    number,
+    percent,
+    spread,
+    suite_of,
+    table,
+)
 from pipeline.run_dir.columns import Columns, mean_step_s
 from pipeline.run_dir.run_directory import unknown_keys
 
@@ -23,7 +35,7 @@ from pipeline.run_dir.run_directory import unknown_keys
 
 def other_results_text(data: RunData) -> str:
     rows = [[name, step, number(value, 6), of] for name, step, value, of in data.other_results()]
-    return table(["metric", "step", "value", "of"], rows) if rows else ""
+    return table(["metric", "step", "value", "of"], rows)
 
 
 # How a run lived: its checkpoints, its attempts and what each lost.
@@ -37,7 +49,7 @@ def checkpoints_text(data: RunData) -> str:
     if data.run.model.is_dir():
         size = folder_bytes(data.run.model)
         rows.append(["model/", f"{size / 2**20:,.1f} MiB", "finished model"])
-    return table(["folder", "size", "sealed"], rows) if rows else ""
+    return table(["folder", "size", "sealed"], rows)
 
 
 def attempts_text(data: RunData) -> str:
@@ -76,33 +88,28 @@ def manifest_text(data: RunData) -> str:
 
 def data_shares_text(data: RunData) -> str:
     """Return where the text came from, and what of it became rows."""
-    inputs, shares = data.manifest.get("inputs") or {}, data.manifest.get("shares") or {}
-    rows = []
-    for use, key in (("training", "sources"), ("validation", "validation")):
-        for source in inputs.get(key) or []:
-            share = (shares.get(source.get("name")) or {}) if use == "training" else {}
-            rows.append(
-                [
-                    source.get("name"),
-                    use,
-                    number(len(source.get("files", []))),
-                    percent(share.get("share")),
-                    number(share.get("rows")),
-                    number(share.get("tokens")),
-                    number(share.get("epochs")),
-                    _lost(share),
-                ]
-            )
+    shares, rows = data.manifest.get("shares") or {}, []
+    for use, source in _sources(data):
+        share = (shares.get(source.get("name")) or {}) if use == "training" else {}
+        counts = [number(share.get(name)) for name in ("rows", "tokens", "epochs")]
+        files = number(len(source.get("files", [])))
+        rows.append([source.get("name"), use, files, percent(share.get("share")), *counts, _lost(share)])
     consumed = [
         [name.split("/", 2)[2], number(data.last(name))]
         for name in data.columns.names()
         if name.startswith("data/source/")
     ]
     head = ["source", "use", "files", "share of rows", "rows", "tokens", "epochs", "padded or lost"]
-    parts = [filled_table(head, rows), table(["consumed so far", "number"], consumed) if consumed else ""]
-    if inputs.get("batch_tokens"):
-        parts.insert(1, f"A step takes {number(inputs['batch_tokens'])} row positions.\n")
-    return "\n".join(part for part in parts if part)
+    batch = (data.manifest.get("inputs") or {}).get("batch_tokens")
+    step = f"A step takes {number(batch)} row positions.\n" if batch else ""
+    return joined(filled_table(head, rows), step, table(["consumed so far", "number"], consumed))
+
+
+def _sources(data: RunData) -> list[tuple[str, dict[str, Any]]]:
+    """Return (training or validation, source) of each source in the manifest."""
+    inputs = data.manifest.get("inputs") or {}
+    uses = (("training", "sources"), ("validation", "validation"))
+    return [(use, source) for use, key in uses for source in inputs.get(key) or []]
 
 
 def _lost(share: dict[str, Any]) -> str | None:
@@ -118,8 +125,7 @@ def tokenizer_text(data: RunData) -> str:
         *([name, asked.get(name)] for name in ("path", "revision", "split_pattern")),
         ["characters trained on", None if asked.get("path") else number(asked.get("train_chars"))],
     ]
-    known = [row for row in rows if row[1] is not None]
-    return table(["tokenizer", "value"], known) if known else ""
+    return facts_table("tokenizer", rows)
 
 
 # What a run is, before any curve: name, hardware, hyperparameters, data by identity, notes; and where else it is
@@ -127,19 +133,10 @@ def tokenizer_text(data: RunData) -> str:
 
 HARDWARE = ("shape", "host", "world_size", "hardware", "devices")
 # Manifest entries that have a place of their own in the report, or that only a machine reads.
-SHOWN_ELSEWHERE = {"must_match", "results", "versions", "inputs", "shares", "forked_from", "name", "stage", "note"}
-SHOWN_ELSEWHERE |= {
-    "wandb_id",
-    "wandb_url",
-    "plan",
-    "model",
-    "peak_memory_bytes",
-    "imported",
-    "created",
-    "ended",
-    "finished",
-    *HARDWARE,
-}
+SHOWN_ELSEWHERE = {
+    "must_match", "results", "versions", "inputs", "shares", "forked_from", "name", "stage", "note", "wandb_id", "wandb_url",
+    "plan", "model", "peak_memory_bytes", "imported", "created", "ended", "finished", *HARDWARE,
+}  # fmt: skip
 DATA_HEAD = ("data", "use", "id", "revision", "fingerprint")
 # Keys of the recipe that make a run what it is; all keys are in the section on the recipe.
 HYPERPARAMETERS = re.compile(
@@ -163,33 +160,21 @@ def metadata_text(data: RunData) -> str:
     if start := (data.recipe.get("model") or {}).get("start_from"):
         rows.append(["weights started from", start])
     chosen = [[name, value] for name, value in flat(data.recipe) if HYPERPARAMETERS.match(name)]
-    parts = [
-        table(["what", "value"], [row for row in rows if row[1] is not None]),
-        table(["hyperparameter", "value"], chosen) if chosen else "",
-    ]
-    return "\n".join(part for part in parts if part)
+    return joined(facts_table("what", rows), facts_table("hyperparameter", chosen))
 
 
 def data_text(data: RunData) -> str:
     """Return each source by identity, as a table."""
-    rows = data_rows(data)
-    return table(DATA_HEAD, rows) if rows else ""
+    return table(DATA_HEAD, data_rows(data))
 
 
 def data_rows(data: RunData) -> list[list[Any]]:
     """Return each source of text by identity, under DATA_HEAD."""
-    inputs = data.manifest.get("inputs") or {}
-    return [
-        [
-            source.get("name"),
-            use,
-            source.get("id"),
-            source.get("revision"),
-            str(source.get("fingerprint") or "")[:16] or None,
-        ]
-        for use, key in (("training", "sources"), ("validation", "validation"))
-        for source in inputs.get(key) or []
-    ]
+    rows = []
+    for use, source in _sources(data):
+        fingerprint = str(source.get("fingerprint") or "")[:16] or None
+        rows.append([source.get("name"), use, source.get("id"), source.get("revision"), fingerprint])
+    return rows
 
 
 def flat(value: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -212,15 +197,14 @@ def leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 def links_text(data: RunData) -> str:
     """Return where else the run can be looked at: the Hub, W&B, TensorBoard."""
-    rows: list[list[Any]] = []
-    if repository := (data.recipe.get("hub") or {}).get("id"):
-        rows.append(["Hub", repository])
-    rows += [
-        ["W&B " + key, data.manifest[f"wandb_{key}"]] for key in ("id", "url") if data.manifest.get(f"wandb_{key}")
-    ]
+    places = {
+        "Hub": (data.recipe.get("hub") or {}).get("id"),
+        "W&B id": data.manifest.get("wandb_id"),
+        "W&B url": data.manifest.get("wandb_url"),
+    }
     if data.run.tensorboard.is_dir():
-        rows.append(["TensorBoard", f"tensorboard --logdir {shlex.quote(str(data.run.tensorboard))}"])
-    return table(["where", "what"], rows) if rows else ""
+        places["TensorBoard"] = f"tensorboard --logdir {shlex.quote(str(data.run.tensorboard))}"
+    return table(["where", "what"], [[name, place] for name, place in places.items() if place])
 
 
 def failure_text(data: RunData) -> str:
@@ -232,18 +216,15 @@ def recipe_text(data: RunData) -> str:
 
 
 def versions_text(data: RunData) -> str:
-    versions = data.manifest.get("versions") or {}
-    return table(["package", "version"], list(versions.items())) if versions else ""
+    return table(["package", "version"], list((data.manifest.get("versions") or {}).items()))
 
 
 def results_text(data: RunData) -> str:
     """Return the final numbers, but for the benchmarks, which have a section of their own."""
-    from pipeline.report.run_data import suite_of
-
     results = flat(data.manifest.get("results") or {})
     if data.benchmarks():
         results = [(name, value) for name, value in results if suite_of(name) is None]
-    return table(["what", "value"], [[name, number(value)] for name, value in results]) if results else ""
+    return table(["what", "value"], [[name, number(value)] for name, value in results])
 
 
 # How the training went, in numbers beside the plots: learning rate, losses, gradient norm, system.
@@ -254,12 +235,11 @@ ROWS_OF_A_TABLE = 16
 def learning_rate_text(data: RunData) -> str:
     """Return peak and last rate of each group, and where the peak was reached."""
     names = [name for name in data.columns.names() if name.startswith("optim/lr/")] or ["optim/lr"]
-    names = [name for name in names if len(data.curve(name)[0])]
-    if not names:
-        return ""
     rows = []
     for name in names:
         steps, rates = data.curve(name)
+        if not len(steps):
+            continue
         highest = int(rates.argmax())
         group = name.removeprefix("optim/lr").strip("/") or "all parameters"
         rows.append([group, f"{rates[highest]:.3g}", number(steps[highest].item()), f"{rates[-1]:.3g}"])
@@ -280,13 +260,9 @@ def losses_text(data: RunData) -> str:
     for name in VALIDATION:
         at, values = data.curve(name)
         if len(at):
-            facts.append(
-                [
-                    f"{name}, first, lowest, last",
-                    f"{values[0]:.4f}, {values.min():.4f} (step {at[values.argmin()]:,}), {values[-1]:.4f}",
-                ]
-            )
-    return "\n".join(part for part in (table(["what", "value"], facts), _history(data)) if part)
+            course = f"{values[0]:.4f}, {values.min():.4f} (step {at[values.argmin()]:,}), {values[-1]:.4f}"
+            facts.append([f"{name}, first, lowest, last", course])
+    return joined(table(["what", "value"], facts), _history(data))
 
 
 def _history(data: RunData) -> str:
@@ -317,7 +293,7 @@ def bpb_text(data: RunData) -> str:
     ]
     note = "Two figures compare only when their protocol is the same: it names what was scored and how.\n\n"
     table_of_scores = filled_table(["metric", "step", "value", "protocol", "bytes", "of"], rows)
-    return "\n".join(part for part in (note + table_of_scores, protocols_text(scores)) if part)
+    return joined(note + table_of_scores, protocols_text(scores))
 
 
 def gradient_norm_text(data: RunData) -> str:
@@ -326,22 +302,14 @@ def gradient_norm_text(data: RunData) -> str:
     if not len(steps):
         return ""
     highest = int(norms.argmax())
-    rows: list[list[Any]] = [
-        [
-            "gradient norm before clipping: median, largest",
-            f"{np.median(norms):.3g}, {norms[highest]:.3g} (step {steps[highest]:,})",
-        ]
-    ]
+    figures = f"{np.median(norms):.3g}, {norms[highest]:.3g} (step {steps[highest]:,})"
+    rows: list[list[Any]] = [["gradient norm before clipping: median, largest", figures]]
     limit = (data.recipe.get("train") or {}).get("max_grad_norm")
     if limit:
         rows.append(["clipped to (train.max_grad_norm)", number(limit)])
         rows.append(["logged steps above it", f"{number(int((norms > limit).sum()))} of {number(len(norms))}"])
-    rows += [
-        [name, number(data.last(name))]
-        for name in ("optim/clip_frac", "optim/skipped_steps", "optim/nonfinite_steps")
-        if data.last(name) is not None
-    ]
-    return table(["what", "value"], rows)
+    counts = ("optim/clip_frac", "optim/skipped_steps", "optim/nonfinite_steps")
+    return facts_table("what", [*rows, *([name, number(data.last(name))] for name in counts)])
 
 
 def system_text(data: RunData) -> str:
@@ -358,7 +326,7 @@ def system_text(data: RunData) -> str:
         if len(of_rates):
             figures = (float(np.median(of_rates)), of_rates.min().item(), of_rates.max().item(), values[-1].item())
             rows.append([name, *map(number, figures)])
-    return table(["number", "median", "lowest", "highest", "last"], rows) if rows else ""
+    return table(["number", "median", "lowest", "highest", "last"], rows)
 
 
 # Texts that the model wrote: before its fine-tuning where there was one, while training, and by command.
@@ -368,7 +336,7 @@ SHOWN_CHARS = 2000  # of a text; samples.jsonl has the whole
 
 def samples_text(data: RunData) -> str:
     """Return each prompt with its first and its last text of the training; then the newest texts by command of each model."""
-    return "\n".join(part for part in (_while_training(data), *_by_command(data.evals)) if part)
+    return joined(_while_training(data), *_by_command(data.evals))
 
 
 def _while_training(data: RunData) -> str:
@@ -441,7 +409,7 @@ def energy_text(data: RunData) -> str:
     if not sampled:
         return ""
     head = ["host", "GPU", "name", "power, mean and highest, W", "of its limit", "deg C, mean and highest", "busy", "memory, highest, GiB", "SM clock, mean, MHz", "throttled samples", "why"]  # fmt: skip
-    return "\n".join([filled_table(head, rows), table(["what", "value"], _facts(data, sampled))])
+    return joined(filled_table(head, rows), table(["what", "value"], _facts(data, sampled)))
 
 
 def total_kwh(data: RunData) -> float | None:
@@ -533,15 +501,14 @@ def _rate_hz(gpu: GpuSeries) -> float | None:
 
 def worth_text(data: RunData) -> str:
     """Return runtime, device hours, cost, energy, tokens, goodput, and the final numbers."""
-    rows = spent(data)
-    for name, what in (("perf/goodput_pct", "goodput, %"), ("perf/lost_steps", "steps lost")):
-        if (value := data.last(name)) is not None:
-            rows.append([what, number(value)])
-    if data.tokens():
-        rows.append(["tokens (row positions)", number(data.tokens())])
-    facts = table(["what it took", "value"], rows) if rows else ""
+    facts = [
+        *spent(data),
+        ["goodput, %", number(data.last("perf/goodput_pct"))],
+        ["steps lost", number(data.last("perf/lost_steps"))],
+        ["tokens (row positions)", number(data.tokens() or None)],
+    ]
     reached = results_text(data)
-    return "\n".join(part for part in (facts, f"Final numbers:\n\n{reached}" if reached else "") if part)
+    return joined(facts_table("what it took", facts), f"Final numbers:\n\n{reached}" if reached else "")
 
 
 def spent(data: RunData) -> list[list[Any]]:
