@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VALIDATION
 from pipeline.recipe.resolve import MATRIX_GROUP
-from pipeline.report.diagnosis_finding import Figures, Rule, Series, Verdict, median, rule
+from pipeline.report.diagnosis_finding import Figures, Series, Verdict, median, rule
 from pipeline.report.run_data import RunData, number
 from pipeline.run_dir.rows import first_start
 
@@ -510,16 +510,3 @@ def _results_differ(data: RunData, results: dict[str, Any], step: int) -> Iterab
             yield f"{name} ended at {_shown(value)} by the manifest, and no row has it"
         elif abs(found - value) > EXACT * abs(value):
             yield f"{name} ended at {_shown(value)} by the manifest and at {_shown(found)} by the rows"
-
-
-RULES: list[Rule] = [
-    tokens_are_counted,
-    counters_grow,
-    data_moves,
-    rates_are_the_recipes,
-    bpb_follows_loss,
-    derived_numbers_agree,
-    times_add_up,
-    parameters_are_the_models,
-    manifest_agrees,
-]
