@@ -229,22 +229,18 @@ def _contaminated(row: dict[str, Any]) -> str | None:
 
 
 def _notes(task: dict[str, Any]) -> list[str]:
-    notes = []
-    if task.get("shortened"):
-        notes.append(f"prompts shortened: {number(task['shortened'])}")
-    if task.get("too_long"):
-        notes.append(f"questions too long, counted as wrong: {number(task['too_long'])}")
-    if task.get("cut"):
-        notes.append(f"items whose prompt was cut: {number(task['cut'])}")
-    if unjudged := _contamination(task).get("unjudged"):
-        notes.append(f"items too short to look for: {number(unjudged)}")
-    if task.get("published") is False:
-        notes.append("not the published file")
-    if task.get("complete") is False:
-        notes.append("not the whole test set")
-    if task.get("isolation"):
-        notes.append(f"programs run behind {task['isolation']}")
-    return notes
+    unjudged, isolation = _contamination(task).get("unjudged"), task.get("isolation")
+    shortened, too_long, cut = (task.get(name) for name in ("shortened", "too_long", "cut"))
+    notes = (
+        (shortened, f"prompts shortened: {number(shortened)}"),
+        (too_long, f"questions too long, counted as wrong: {number(too_long)}"),
+        (cut, f"items whose prompt was cut: {number(cut)}"),
+        (unjudged, f"items too short to look for: {number(unjudged)}"),
+        (task.get("published") is False, "not the published file"),
+        (task.get("complete") is False, "not the whole test set"),
+        (isolation, f"programs run behind {isolation}"),
+    )
+    return [note for holds, note in notes if holds]
 
 
 def _looked(benchmark: Benchmark) -> str:

@@ -124,7 +124,7 @@ NAMES_OF_RUNS = ("run.name", "run.note", "run.tags", "run.directory", "run.code_
 def differences_text(runs: Sequence[RunData]) -> str:
     """Return what the figures show where one major variable differs or none, and a table for each group in which something does."""
     of_runs = [{**settings_of(data), **facts_of(data), **code_of(data)} for data in runs]
-    parts = [*_verdict(runs), *_unknown(runs)]
+    parts = [_verdict(runs), _unknown(runs)]
     names = dict.fromkeys(name for values in of_runs for name in values)
     groups: dict[str, list[list[Any]]] = {}
     for name in names:
@@ -135,7 +135,7 @@ def differences_text(runs: Sequence[RunData]) -> str:
     for group in (*MAJOR, CODE, OTHER):
         if group in groups:
             parts.append(f"### Differs: {group}\n\n" + table(["", *(data.name for data in runs)], groups[group]))
-    return "\n".join(parts)
+    return joined(*parts)
 
 
 def differing_majors(one: RunData, other: RunData) -> list[str]:
@@ -162,7 +162,7 @@ def repeats(runs: Sequence[RunData]) -> list[list[RunData]]:
     for data in runs:
         for group in groups:
             if _repeats(group[0], data):
-                if all(_seed_of(data) != _seed_of(other) for other in group):
+                if all(data.setting("train.seed") != other.setting("train.seed") for other in group):
                     group.append(data)
                 break
         else:
@@ -177,17 +177,16 @@ def settings_of(data: RunData) -> dict[str, Any]:
 
 def facts_of(data: RunData) -> dict[str, Any]:
     """Return what the manifest holds beside the recipe, of what is a major variable."""
-    inputs, shape = data.manifest.get("inputs") or {}, data.manifest.get("shape") or {}
+    inputs, shape = data.fact("inputs", {}), data.fact("shape", {})
     found = {f"fact: {name}": shape.get(name) for name in ("device", "processes", "dtype", "compiled", "attention")}
     found["fact: steps"] = data.max_steps()
     found["fact: tokens of a step"] = inputs.get("batch_tokens")
-    found["fact: tokenizer"] = (inputs.get("tokenizer") or {}).get("identity")
-    weights = {name: value for name, value in (inputs.get("start_from") or {}).items() if name != "from"}
+    found["fact: tokenizer"] = data.fact("inputs.tokenizer.identity")
+    weights = {name: value for name, value in data.fact("inputs.start_from", {}).items() if name != "from"}
     found["fact: started from"] = sum_of(weights) if weights else None  # several files of a large model; a commit
-    recipe = data.recipe.get("data") or {}
     for name, key in (("sources", "training"), ("validation", "validation")):
         if inputs.get(name):
-            specs, count = recipe.get(name), len(inputs[name])
+            specs, count = data.setting(f"data.{name}"), len(inputs[name])
             specs = specs if isinstance(specs, list) and len(specs) == count else [{}] * count
             found[f"fact: {key} files"] = list(map(_source, inputs[name], specs))
     return {name: value for name, value in found.items() if value is not None}
@@ -195,8 +194,8 @@ def facts_of(data: RunData) -> dict[str, Any]:
 
 def code_of(data: RunData) -> dict[str, Any]:
     """Commit and versions."""
-    found = {f"git.{name}": value for name, value in (data.manifest.get("git") or {}).items()}
-    return found | {f"version.{name}": value for name, value in (data.manifest.get("versions") or {}).items()}
+    found = {f"git.{name}": value for name, value in data.fact("git", {}).items()}
+    return found | {f"version.{name}": value for name, value in data.fact("versions", {}).items()}
 
 
 def group_of(name: str) -> str:
@@ -228,40 +227,32 @@ def _majors(runs: Sequence[RunData]) -> dict[str, list[str]]:
 
 
 def _repeats(one: RunData, other: RunData) -> bool:
-    if is_imported(one) or is_imported(other) or _seed_of(one) is None or _seed_of(other) is None:
+    if any(is_imported(data) or data.setting("train.seed") is None for data in (one, other)):
         return False  # a log does not tell its seed
     same_code = code_of(one).get("git.commit") == code_of(other).get("git.commit")
     return same_code and one.stage == other.stage and not set(differing_majors(one, other)) - {"seed"}
 
 
-def _seed_of(data: RunData) -> Any:
-    return (data.recipe.get("train") or {}).get("seed")
-
-
-def _verdict(runs: Sequence[RunData]) -> list[str]:
+def _verdict(runs: Sequence[RunData]) -> str:
     by_run = _majors(runs)
     if any(len(majors) > 1 for majors in by_run.values()):
-        return []
+        return ""
     if not any(by_run.values()):
-        return [
-            "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, precision and kernels, hardware and seed are the same, as far as they are known.\n"
-        ]
+        return "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, precision and kernels, hardware and seed are the same, as far as they are known.\n"
     shown = {name: majors[0] for name, majors in by_run.items() if majors}
     shown = {name: major for name, major in shown.items() if major != "seed"} or shown
     listed = "; ".join(f"{cell(name)}: {major}" for name, major in shown.items())
     line = f"One major variable differs from {cell(runs[0].name)} ({listed})"
     if not any(set(majors) - {"seed"} for majors in by_run.values()):
-        return [f"{line}: how far the figures lie apart is what another seed does.\n"]
+        return f"{line}: how far the figures lie apart is what another seed does.\n"
     if all(len(group) > 1 for group in repeats(runs)):
-        return [f"{line}: what the figures show beyond the noise of the seed is its effect.\n"]
-    return [
-        f"{line}. Not every recipe has repeats with other seeds here: one run of each cannot tell the variable's effect from the seed's.\n"
-    ]
+        return f"{line}: what the figures show beyond the noise of the seed is its effect.\n"
+    return f"{line}. Not every recipe has repeats with other seeds here: one run of each cannot tell the variable's effect from the seed's.\n"
 
 
-def _unknown(runs: Sequence[RunData]) -> list[str]:
+def _unknown(runs: Sequence[RunData]) -> str:
     names = ", ".join(cell(data.name) for data in runs if is_imported(data))
-    return [f"Imported: {names}. What their logs do not tell stands as - and counts as equal.\n"] if names else []
+    return f"Imported: {names}. What their logs do not tell stands as - and counts as equal.\n" if names else ""
 
 
 def _source(source: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
@@ -483,10 +474,8 @@ NOTHING_ALIGNED = "No loss of two runs has a common stretch on any axis.\n"
 
 def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
     """Write comparison.md, comparison.html and their picture into the folder; returns the Markdown."""
-    from pipeline.report.page import (
-        comparison_picture,  # these two cost a second of imports,
-        page,  # which a comparison that is only printed need not pay
-    )
+    # A second of imports, which a comparison that is only printed need not pay.
+    from pipeline.report.page import comparison_picture, page
 
     picture = comparison_picture(runs)
     place_picture(picture, folder / PICTURE)

@@ -145,7 +145,7 @@ def _drawn(data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: i
         if name == "train/loss" and "train/loss_ema" in names:
             style = "light"
         curves.append(Curve(name, axes.of(steps), values, place, style))
-    limit = (data.recipe.get("train") or {}).get("max_grad_norm")
+    limit = data.setting("train.max_grad_norm")
     if kind.title == "Gradient norm before clipping" and isinstance(limit, (int, float)) and limit > 0:
         ends = {axis: x[[0, -1]] for axis, x in curves[0].x.items()}
         curves.append(Curve("train.max_grad_norm", ends, np.array([limit, limit]), len(curves), "level"))
@@ -273,10 +273,10 @@ def flops_per_token(data: RunData) -> float | None:
         rated, measured = _in_both(at[rates != 0], steps)
         if len(measured):
             return float(tflops[measured[0]] * 1e12 / rates[rates != 0][rated[0]])
-    plan = data.manifest.get("plan") or {}
-    if isinstance(plan.get("flops"), (int, float)) and plan.get("tokens"):
-        return plan["flops"] / plan["tokens"]
-    return (data.manifest.get("imported") or {}).get("flops_per_token")
+    flops, tokens = data.fact("plan.flops"), data.fact("plan.tokens")
+    if isinstance(flops, (int, float)) and tokens:
+        return flops / tokens
+    return data.fact("imported.flops_per_token")
 
 
 def legends(runs: Sequence[RunData]) -> list[str]:
@@ -286,9 +286,8 @@ def legends(runs: Sequence[RunData]) -> list[str]:
 
 def trained_on(data: RunData) -> str | None:
     """Return dtype and hardware, as far as they are known."""
-    shape = data.manifest.get("shape") or {}
-    count, device = shape.get("processes"), shape.get("device")
-    facts = [shape.get("dtype"), f"{count} x {device}" if device and count else device]
+    count, device = data.fact("shape.processes"), data.fact("shape.device")
+    facts = [data.fact("shape.dtype"), f"{count} x {device}" if device and count else device]
     return ", ".join(str(fact) for fact in facts if fact) or None
 
 
@@ -296,7 +295,7 @@ def aligned_text(runs: Sequence[RunData]) -> str:
     """Return tables of the losses at common points of each axis, interpolated linearly, with differences from the first run."""
     parts = [table_of(runs, x, name) for name in _losses(runs) for x in COMPARED_AXES]
     parts += [table_of(runs, "tokens", name) for name in COMPARED_BPB if one_protocol(runs, name)]
-    tokenizers = {((data.manifest.get("inputs") or {}).get("tokenizer") or {}).get("identity") for data in runs}
+    tokenizers = {data.fact("inputs.tokenizer.identity") for data in runs}
     if len(tokenizers - {None}) > 1:
         parts.append(
             "The tokenizers differ: a loss per token is not the same measure in these runs; bits per byte of whole documents are.\n"
@@ -562,22 +561,21 @@ def _refuse_unlike(runs: list[RunData]) -> None:
 
 
 def _facts(data: RunData) -> dict[str, Any]:
-    inputs = data.manifest.get("inputs") or {}
-    return _shared(data.manifest.get("must_match") or {}) | {
-        "content of data.sources": [source.get("fingerprint") for source in inputs.get("sources") or []],
-        "tokenizer": (inputs.get("tokenizer") or {}).get("identity"),
+    return _shared(data.fact("must_match", {})) | {
+        "content of data.sources": [source.get("fingerprint") for source in data.fact("inputs.sources", [])],
+        "tokenizer": data.fact("inputs.tokenizer.identity"),
     }
 
 
 def _point(data: RunData) -> dict[str, Any]:
-    tokens, scaling = data.tokens(), (data.manifest.get("plan") or {}).get("scaling_parameters")
+    tokens, scaling = data.tokens(), data.fact("plan.scaling_parameters")
     return {
         "run": data.name,
         "parameters": data.manifest["model"]["parameters"],
         "flops": data.manifest["model"]["flops_per_token"] * tokens,
         "tokens": tokens,
         "steps": data.series(VAL_BPB)[-1][0],
-        "step_share": ((data.manifest.get("inputs") or {}).get("batch_tokens") or 0) / max(1, tokens),
+        "step_share": data.fact("inputs.batch_tokens", 0) / max(1, tokens),
         "tokens_per_param": tokens / scaling if scaling else None,
         "val_bpb": data.last(VAL_BPB),
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VALIDATION
 from pipeline.recipe.resolve import MATRIX_GROUP
@@ -20,10 +21,8 @@ from pipeline.run_dir.rows import first_start
 EXACT = 1e-6  # relative: both numbers were made of the same ones
 STAND = 10  # times as long as ever before the data's position may stay where it is
 STANDS = 5  # changes of the position before that is asked
-BPB_DRIFT = {
-    VAL_BPB: 0.05,
-    SFT_BPB: 0.15,
-}  # special targets are in val/loss alone: a few of text, an end of every answer
+# Special targets are in val/loss alone: a few of text, an end of every answer.
+BPB_DRIFT = {VAL_BPB: 0.05, SFT_BPB: 0.15}
 BPB_AGAINST_TRAINING = 1.35  # as far as drawn text differs in bytes a token
 TIME_SHARE, TIME_S = 0.02, 2.0  # rows are written a moment after what they measure
 GOODPUT_SHARE = 0.02
@@ -453,8 +452,6 @@ def parameters_are_the_models(figures: Figures) -> Verdict | None:
 
 def _saved_shapes(folder: Path) -> list[list[int]] | None:
     """Return the shapes of a folder's weights by the heads of their files; None where there are none that can be read."""
-    from safetensors import SafetensorError, safe_open
-
     shapes: list[list[int]] = []
     files = sorted(folder.glob("model*.safetensors")) if folder.is_dir() else []
     for path in files:

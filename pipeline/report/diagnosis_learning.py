@@ -197,9 +197,8 @@ def loss_keeps_falling(figures: Figures) -> Verdict | None:
 FEWEST_EVALUATIONS = 3  # two differ by chance and by the fall of the loss between them
 RISE_NOTE, RISE_TROUBLE = 0.005, 0.02
 GAP_NOTE, GAP_TROUBLE = 0.05, 0.15
-VALIDATION_SETTLED = (
-    0.25  # of the run: before it the loss falls so fast that training, logged a moment earlier, lies above
-)
+# Of the run: before it the loss falls so fast that training, logged a moment earlier, lies above.
+VALIDATION_SETTLED = 0.25
 BESIDE, BESIDE_SHARE = 3, 1 / 40  # training losses before an evaluation that are compared with it; of the logged ones
 BELOW_NOTE, BELOW_TROUBLE = 0.05, 0.10
 NO_GAP, PASSES = 0.02, 4

@@ -421,6 +421,14 @@ class RunData:
     checkpoints: list[tuple[int, int, bool]]  # step, bytes, sealed
     manifest_problems: list[str] = field(default_factory=list)  # what of the manifest was left out, and why
 
+    def setting(self, path: str, default: Any = None) -> Any:
+        """Return the recipe's value of a dotted key, the default where it has none."""
+        return _at(self.recipe, path, default)
+
+    def fact(self, path: str, default: Any = None) -> Any:
+        """Return the same of the manifest."""
+        return _at(self.manifest, path, default)
+
     @property
     def name(self) -> str:
         return str(self.manifest.get("name") or self.run.path.resolve().name)
@@ -514,7 +522,7 @@ class RunData:
         )
 
     def max_steps(self) -> int | None:
-        return (self.manifest.get("inputs") or {}).get("max_steps") or (self.recipe.get("train") or {}).get("max_steps")
+        return self.fact("inputs.max_steps") or self.setting("train.max_steps")
 
     def protocol(self, name: str) -> str | None:
         """Return what the run's own validation numbers were scored on. In SFT all of them stand on the same rows."""
@@ -525,8 +533,7 @@ class RunData:
         return Protocol.of({"protocol_parts": self._of_validation("protocol_parts", name)})
 
     def _of_validation(self, key: str, name: str) -> Any:
-        of_rows = name in (SFT_BPB, VAL_LOSS)
-        return ((self.manifest.get("inputs") or {}).get(key) or {}).get(VAL_BPB if of_rows else name)
+        return self.fact(f"inputs.{key}", {}).get(VAL_BPB if name in (SFT_BPB, VAL_LOSS) else name)
 
     def scores(self) -> list[Score]:
         """Return BPB figures: those of the training itself by step, then those of `python -m pipeline.evals`."""
@@ -585,6 +592,12 @@ class RunData:
             for result in entry["results"]
             if "bpb" not in result["name"] and not is_benchmark(result)
         ]
+
+
+def _at(tree: Any, path: str, default: Any) -> Any:
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return default if tree is None else tree
 
 
 def read_run(name: str) -> RunData:

@@ -100,7 +100,7 @@ def data_shares_text(data: RunData) -> str:
         if name.startswith("data/source/")
     ]
     head = ["source", "use", "files", "share of rows", "rows", "tokens", "epochs", "padded or lost"]
-    batch = (data.manifest.get("inputs") or {}).get("batch_tokens")
+    batch = data.fact("inputs.batch_tokens")
     step = f"A step takes {number(batch)} row positions.\n" if batch else ""
     return joined(filled_table(head, rows), step, table(["consumed so far", "number"], consumed))
 
@@ -117,7 +117,7 @@ def _lost(share: dict[str, Any]) -> str | None:
 
 
 def tokenizer_text(data: RunData) -> str:
-    found = (data.manifest.get("inputs") or {}).get("tokenizer") or {}
+    found = data.fact("inputs.tokenizer", {})
     asked = data.recipe.get("tokenizer") or {}
     rows = [
         ["ids", number(found.get("size"))],
@@ -157,7 +157,7 @@ def metadata_text(data: RunData) -> str:
     if parent := manifest.get("forked_from"):
         rows.append(["forked from", f"{parent.get('run')} at step {parent.get('step')}"])
         rows += [["changed against it", line] for line in parent.get("differences", [])]
-    if start := (data.recipe.get("model") or {}).get("start_from"):
+    if start := data.setting("model.start_from"):
         rows.append(["weights started from", start])
     chosen = [[name, value] for name, value in flat(data.recipe) if HYPERPARAMETERS.match(name)]
     return joined(facts_table("what", rows), facts_table("hyperparameter", chosen))
@@ -198,7 +198,7 @@ def leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 def links_text(data: RunData) -> str:
     """Return where else the run can be looked at: the Hub, W&B, TensorBoard."""
     places = {
-        "Hub": (data.recipe.get("hub") or {}).get("id"),
+        "Hub": data.setting("hub.id"),
         "W&B id": data.manifest.get("wandb_id"),
         "W&B url": data.manifest.get("wandb_url"),
     }
@@ -304,7 +304,7 @@ def gradient_norm_text(data: RunData) -> str:
     highest = int(norms.argmax())
     figures = f"{np.median(norms):.3g}, {norms[highest]:.3g} (step {steps[highest]:,})"
     rows: list[list[Any]] = [["gradient norm before clipping: median, largest", figures]]
-    limit = (data.recipe.get("train") or {}).get("max_grad_norm")
+    limit = data.setting("train.max_grad_norm")
     if limit:
         rows.append(["clipped to (train.max_grad_norm)", number(limit)])
         rows.append(["logged steps above it", f"{number(int((norms > limit).sum()))} of {number(len(norms))}"])
@@ -409,7 +409,7 @@ def energy_text(data: RunData) -> str:
     if not sampled:
         return ""
     head = ["host", "GPU", "name", "power, mean and highest, W", "of its limit", "deg C, mean and highest", "busy", "memory, highest, GiB", "SM clock, mean, MHz", "throttled samples", "why"]  # fmt: skip
-    return joined(filled_table(head, rows), table(["what", "value"], _facts(data, sampled)))
+    return joined(filled_table(head, rows), facts_table("what", _facts(data, sampled)))
 
 
 def total_kwh(data: RunData) -> float | None:
@@ -446,22 +446,21 @@ def _mean_and_highest(values: list[float]) -> str | None:
 
 def _facts(data: RunData, sampled: list[tuple[GpuSeries, EnergyMeter]]) -> list[list[Any]]:
     rates = sorted({f"{rate:.3g}" for gpu, _ in sampled if (rate := _rate_hz(gpu)) is not None}, key=float)
-    wanted = (data.recipe.get("monitor") or {}).get("gpu_hz")
-    facts: list[list[Any]] = []
-    if rates:
-        reached = rates[0] if len(rates) == 1 else f"{rates[0]} to {rates[-1]}"
-        facts.append(["samples of a GPU per second, reached", reached + (f", {wanted:g} asked for" if wanted else "")])
+    wanted, price = data.setting("monitor.gpu_hz"), data.setting("run.gpu_hour_cost")
+    reached = " to ".join(dict.fromkeys([*rates[:1], *rates[-1:]])) + (f", {wanted:g} asked for" if wanted else "")
     hours = sum(gpu.times[-1] - gpu.times[0] for gpu, _ in sampled) / 3600
-    facts.append(["GPU hours between first and last sample, all attempts", f"{hours:.4g}"])
     known = [(meter, joules) for _, meter in sampled if (joules := meter.best_j()) is not None]
     if len(known) < len(sampled):
-        facts.append(["energy", f"not known: {len(sampled) - len(known)} of {len(sampled)} records have no power"])
+        missing = f"not known: {len(sampled) - len(known)} of {len(sampled)} records have no power"
+        energy: list[list[Any]] = [["energy", missing]]
     else:
-        facts += _energy(data, [meter for meter, _ in known], sum(joules for _, joules in known))
-    price = (data.recipe.get("run") or {}).get("gpu_hour_cost")
-    if price is not None:
-        facts.append(["cost at run.gpu_hour_cost", f"{price * hours:,.2f}"])
-    return facts
+        energy = _energy(data, [meter for meter, _ in known], sum(joules for _, joules in known))
+    return [
+        ["samples of a GPU per second, reached", reached if rates else None],
+        ["GPU hours between first and last sample, all attempts", f"{hours:.4g}"],
+        *energy,
+        ["cost at run.gpu_hour_cost", None if price is None else f"{price * hours:,.2f}"],
+    ]
 
 
 def _energy(data: RunData, meters: list[EnergyMeter], joules: float) -> list[list[Any]]:
@@ -469,24 +468,22 @@ def _energy(data: RunData, meters: list[EnergyMeter], joules: float) -> list[lis
     how = {0: "trapezoids over the sampled power", len(meters): "the GPUs' own counters"}.get(
         counted, "counters where there are, else trapezoids"
     )
-    facts: list[list[Any]] = [["energy of the GPUs, all attempts", f"{kwh(joules):.4g} kWh, from {how}"]]
     both = [(meter.joules, meter.counted_j) for meter in meters if meter.counted_j and meter.covered_s]
-    if both:
-        integral, of_counters = (sum(column) for column in zip(*both, strict=True))
-        difference = f"{100 * (integral / of_counters - 1):+.2f} %"
-        facts.append(["trapezoids over the sampled power, against the counters", difference])
-    gaps = sum(meter.gaps for meter in meters)
-    if gaps:
-        seconds = sum(meter.gap_s for meter in meters)
-        facts.append(["gaps in the sampling, not bridged by trapezoids", f"{gaps}, {seconds:,.0f} s in all"])
-    if data.tokens():
-        facts.append(
-            ["energy per token, start-up, evaluations and lost steps included", f"{number(joules / data.tokens())} J"]
-        )
-    while_training = [value for _, value in data.series("perf/energy_j_per_token")]
-    if while_training:
-        facts.append(["energy per token in steps, median", f"{number(statistics.median(while_training))} J"])
-    return facts
+    integral, of_counters = (sum(column) for column in zip(*both, strict=True)) if both else (0.0, 0.0)
+    gaps, seconds = sum(meter.gaps for meter in meters), sum(meter.gap_s for meter in meters)
+    tokens, while_training = data.tokens(), data.curve("perf/energy_j_per_token")[1].tolist()
+    against = f"{100 * (integral / of_counters - 1):+.2f} %" if both else None
+    of_a_step = f"{number(statistics.median(while_training))} J" if while_training else None
+    return [
+        ["energy of the GPUs, all attempts", f"{kwh(joules):.4g} kWh, from {how}"],
+        ["trapezoids over the sampled power, against the counters", against],
+        ["gaps in the sampling, not bridged by trapezoids", f"{gaps}, {seconds:,.0f} s in all" if gaps else None],
+        [
+            "energy per token, start-up, evaluations and lost steps included",
+            f"{number(joules / tokens)} J" if tokens else None,
+        ],
+        ["energy per token in steps, median", of_a_step],
+    ]
 
 
 def _rate_hz(gpu: GpuSeries) -> float | None:
@@ -512,34 +509,28 @@ def worth_text(data: RunData) -> str:
 
 
 def spent(data: RunData) -> list[list[Any]]:
-    """Return (what, value) of time, device hours, cost and energy, as far as they are known."""
-    running_s = wall_s(data)
-    rows: list[list[Any]] = []
-    if running_s:
-        rows.append(["time running, all attempts", _hours(running_s)])
-    if steps_s := data.last("perf/total_s"):
-        rows.append(["time in steps that count", _hours(steps_s)])
-    if running_s and (devices := data.manifest.get("world_size")):
-        rows.append(["processes", number(devices)])
-        rows.append(["device hours (time running x processes)", number(devices * running_s / 3600)])
-        if (cost := paid(data)) is not None:
-            rows.append(["cost (device hours x run.gpu_hour_cost)", number(cost)])
-    if (energy := data.last("perf/energy_kwh")) is not None:
-        rows.append(["energy of the GPUs, kWh", number(energy)])
-    return rows
+    """Return (what, value) of time, device hours, cost and energy; None for what is not known."""
+    running_s, devices = wall_s(data), data.fact("world_size")
+    hours = devices * running_s / 3600 if devices and running_s else None
+    return [
+        ["time running, all attempts", _hours(running_s)],
+        ["time in steps that count", _hours(data.last("perf/total_s"))],
+        ["processes", None if hours is None else number(devices)],
+        ["device hours (time running x processes)", number(hours)],
+        ["cost (device hours x run.gpu_hour_cost)", number(paid(data))],
+        ["energy of the GPUs, kWh", number(data.last("perf/energy_kwh"))],
+    ]
 
 
 def paid(data: RunData) -> float | None:
     """Return run.gpu_hour_cost times the device hours of all attempts; None where either is not known."""
-    price, devices, running_s = (
-        (data.recipe.get("run") or {}).get("gpu_hour_cost"),
-        data.manifest.get("world_size"),
-        wall_s(data),
-    )
+    price, devices, running_s = data.setting("run.gpu_hour_cost"), data.fact("world_size"), wall_s(data)
     return price * devices * running_s / 3600 if price and devices and running_s else None
 
 
-def _hours(seconds: float) -> str:
+def _hours(seconds: float | None) -> str | None:
+    if not seconds:
+        return None
     return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.2f} min"
 
 
@@ -561,32 +552,29 @@ def outcome_text(data: RunData) -> str:
 
 def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]]:
     """Return (name, unit, planned, found); None where a side is not known."""
-    model = data.manifest.get("model") or {}
-    probe = plan.get("probe") or {}
     step_s, (device_b, host_b) = mean_step_s(data.columns), _peaks(data)
     in_steps = None if step_s is None else step_s * data.step()
-    flops = model.get("flops_per_token")
+    flops = data.fact("model.flops_per_token")
     sealed = [size for _, size, whole in data.checkpoints if whole]
-    disk = sum(size for _, size, _ in data.checkpoints) + (
-        folder_bytes(data.run.model) if data.run.model.is_dir() else 0
-    )
-    bpb = plan.get("val_bpb") or {}
+    disk = sum(size for _, size, _ in data.checkpoints)
+    disk += folder_bytes(data.run.model) if data.run.model.is_dir() else 0
+    bpb = data.fact("plan.val_bpb.value")
     rows: list[tuple[str, str, Any, Any]] = [
-        ("parameters", "", plan.get("parameters"), model.get("parameters")),
+        ("parameters", "", plan.get("parameters"), data.fact("model.parameters")),
         ("steps", "", plan.get("steps"), data.step() or None),
         ("tokens (row positions)", "", plan.get("tokens"), data.tokens() or None),
         ("FLOPs, nanochat's formula", "", plan.get("flops"), flops * data.tokens() if flops and data.tokens() else None),
-        ("a step", "s", probe.get("step_s"), step_s),
+        ("a step", "s", data.fact("plan.probe.step_s"), step_s),
         ("time in steps, without first intervals' compilation", "s", plan.get("training_s"), in_steps),
         ("time in steps, all of it", "s", None, data.last("perf/total_s")),
-        ("wall time of all attempts, planned without preparing data", "s", ((plan.get("duration_s") or {}).get("total") or {}).get("value"), wall_s(data)),
+        ("wall time of all attempts, planned without preparing data", "s", data.fact("plan.duration_s.total.value"), wall_s(data)),
         ("memory of a process, as probed", "GiB", plan.get("process_bytes"), host_b if device_b is None else device_b),
-        ("memory of a process, by arithmetic", "GiB", (plan.get("memory_bytes") or {}).get("total"), host_b if device_b is None and "process" in (plan.get("memory_bytes") or {}) else device_b),
+        ("memory of a process, by arithmetic", "GiB", data.fact("plan.memory_bytes.total"), host_b if device_b is None and "process" in data.fact("plan.memory_bytes", {}) else device_b),
         ("a checkpoint", "GiB", plan.get("checkpoint_bytes"), max(sealed, default=None)),
         ("disk of checkpoints and model: planned at the fullest, found now", "GiB", plan.get("run_disk_bytes"), disk or None),
         ("cost, by the wall", "", plan.get("cost"), paid(data)),
         ("energy", "kWh", plan.get("energy_kwh"), data.last("perf/energy_kwh")),
-        (f"final {VAL_BPB}", "", bpb.get("value"), data.last(VAL_BPB) if bpb else None),
+        (f"final {VAL_BPB}", "", bpb, None if bpb is None else data.last(VAL_BPB)),
     ]  # fmt: skip
     return rows
 
@@ -602,7 +590,7 @@ def _planned_how(data: RunData, plan: dict[str, Any]) -> str:
         sentences.append(f"Hours were planned {plan['duration_source']}.")
     elif "assumed_mfu" in plan:
         sentences.append(f"Hours were planned at {plan['assumed_mfu']:.0%} of the peak, an assumption.")
-    if span := (plan.get("duration_s") or {}).get("total"):
+    if span := data.fact("plan.duration_s.total"):
         sentences.append(f"The whole was to take from {_cell(span['low'], 's')} to {_cell(span['high'], 's')}.")
     if bpb := plan.get("val_bpb"):
         sentences.append(

@@ -151,7 +151,7 @@ def summary_text(summary: Summary, *, picture: str = "") -> str:
 
 def _about(data: RunData) -> str:
     base, kind = _base_name(data), STAGES.get(str(data.stage))
-    parameters = (data.manifest.get("model") or {}).get("parameters")
+    parameters = data.fact("model.parameters")
     facts = [
         f"{kind} of {base}" if kind and base else kind,
         f"{short_count(parameters)} parameters" if parameters else None,
@@ -166,7 +166,7 @@ def _base_name(data: RunData) -> str | None:
     """Return the run or model whose weights this one began with."""
     if base := data.parent:
         return base.name
-    start = (data.recipe.get("model") or {}).get("start_from")
+    start = data.setting("model.start_from")
     return str(start) if start else None
 
 
@@ -212,9 +212,8 @@ def _benchmark(data: RunData) -> Figure | None:
         against = f"{_model_at(data, oldest.step)} {share(row['name'], earlier)}"
     elif of_base is not None:
         against = f"base model {share(row['name'], of_base.value)}"
-    detail = (
-        [f"{number(row['items'])} {'questions' if newest.suite == 'chat' else 'items'}"] if row.get("items") else []
-    )
+    unit = "questions" if newest.suite == "chat" else "items"
+    detail = [f"{number(row['items'])} {unit}"] if row.get("items") else []
     if row.get("low") is not None and row.get("high") is not None:
         detail.append(f"95 % interval {share(row['name'], row['low'])} to {share(row['name'], row['high'])}")
     return Figure(row["name"], share(row["name"], row["value"]), against, ", ".join(detail))
@@ -386,7 +385,7 @@ def _recipe(name: str) -> str:
 def _typed_path(data: RunData) -> str:
     """Return the run's directory as run.directory and its name have it: the report of a run's end is made in another folder."""
     path = data.run.path
-    named = Path(str((data.recipe.get("run") or {}).get("directory") or "runs")) / path.name
+    named = Path(str(data.setting("run.directory") or "runs")) / path.name
     if path.is_absolute() and not named.is_absolute() and path.parts[-len(named.parts) :] == named.parts:
         return str(named)
     return str(path)
