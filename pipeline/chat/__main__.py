@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from pipeline.chat.conversation import Conversation, Sampling, Speaker, open_speaker, terminal_text
 from pipeline.process.commands import program
 from pipeline.process.errors import TandemError
+from pipeline.process.storage import cache_dir
 from pipeline.run_dir.failures import exit_with_status
 
 # A conversation in the terminal or through a pipe: lines in, answers out.
@@ -168,8 +169,6 @@ def open_history() -> Callable[[], None]:
         import readline
     except ImportError:
         return lambda: None
-    from pipeline.process.storage import cache_dir
-
     try:
         path = cache_dir() / "chat_history"
         path.parent.mkdir(parents=True, exist_ok=True)

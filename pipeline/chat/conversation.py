@@ -7,8 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.process.errors import readable
+from pipeline.process.errors import DataError, readable
 from pipeline.process.progress import short_count
+from pipeline.process.storage import read_json
+from pipeline.run_dir.rows import read_rows
 
 # Ids to text while they arrive: a character of several tokens is shown when its last byte is there.
 
@@ -105,7 +107,6 @@ class Speaker:
     @cached_property
     def takes_system(self) -> bool:
         """Return whether the chat template writes a system message, which some leave out or refuse."""
-        from pipeline.process.errors import DataError
         from pipeline.tokenizer.chat import prompt_ids
 
         question = {"role": "user", "content": "x"}
@@ -177,19 +178,14 @@ def _value(record: Any, *keys: str) -> Any:
 
 def _examples(run: Any) -> tuple[str, ...]:
     """Return the prompts of the run's samples."""
-    from pipeline.run_dir.rows import read_rows
-
     prompts = [row.get("prompt") for row in read_rows(run.samples)] if run else []
-    return tuple(dict.fromkeys(prompt for prompt in prompts if isinstance(prompt, str) and prompt.strip()))[
-        :MOST_EXAMPLES
-    ]
+    texts = dict.fromkeys(prompt for prompt in prompts if isinstance(prompt, str) and prompt.strip())
+    return tuple(texts)[:MOST_EXAMPLES]
 
 
 def _published_manifest(path: str, revision: str | None) -> dict:
     """Return the manifest that is published beside a model; empty for a model that no run of ours made."""
     from transformers.utils import cached_file
-
-    from pipeline.process.storage import read_json
 
     manifest = cached_file(
         path,

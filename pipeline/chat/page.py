@@ -250,9 +250,7 @@ POLICY = (
     "default-src 'self' data: blob:; frame-ancestors 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
     "object-src 'none'; base-uri 'self'; form-action 'self'"
 )
-MOST_MESSAGE_CHARS = (
-    50_000  # many times what a small model can read; a message of 20 MB took 2 GB and all others waited
-)
+MOST_MESSAGE_CHARS = 50_000  # many times what a small model reads; a message of 20 MB took 2 GB and all others waited
 MOST_REQUEST_BYTES = 2**20
 STYLE = """
 .gradio-container { width: 100% !important; max-width: min(100%, 56rem) !important; margin: 0 auto !important; }

@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pipeline.evals.subject import Subject
+from pipeline.evals.subject import Subject, find_subject, load, refuse_nonfinite_model, trusts_model_code
 from pipeline.process.errors import DataError, InputMissingError, Interrupted, RecipeError, first_line
 from pipeline.run_dir.failures import exit_with_status
 
@@ -25,8 +25,6 @@ def main(argv: list[str]) -> int:
         "--trust-code", action="store_true", help="run code files that come with models, which may do anything"
     )
     arguments, options = parser.parse_known_args(argv)
-    from pipeline.evals.subject import find_subject
-
     subject = find_subject(arguments.model, trust_code=arguments.trust_code)
     _refuse_unservable(subject)
     import transformers
@@ -71,7 +69,6 @@ def _serve(app: Any, words: list[str], *, path: str) -> int:
 
 def _refuse_unservable(subject: Subject) -> None:
     """Raise what a chat with the model would: every request would end in an error otherwise. Of a Hub id, only its code is looked at."""
-    from pipeline.evals.subject import load, refuse_nonfinite_model, trusts_model_code
     from pipeline.model.build import first_nonfinite_of_files
 
     folder = Path(subject.path)

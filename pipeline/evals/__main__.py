@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.evals.core_bundle import TASKS as CORE_TASKS
-from pipeline.evals.subject import Subject, code_of_command, find_subject
+from pipeline.evals.core_bundle import open_bundle
+from pipeline.evals.subject import Subject, code_of_command, find_subject, load
 from pipeline.process.commands import program
 from pipeline.process.errors import DataError, RecipeError
-from pipeline.process.storage import cache_of_run
+from pipeline.process.progress import progress
+from pipeline.process.storage import cache_of_run, write_json
+from pipeline.process.user_code import allow_task_folder
+from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.failures import exit_with_status
 
 # The command line of `python -m pipeline.evals`; nothing here imports torch.
@@ -84,17 +88,17 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def _own_tasks(texts: list[str]) -> dict[str, str]:
-    named = [_own_task(text) for text in texts]
-    if len(dict(named)) < len(named):
-        raise RecipeError("command line: two of --own-task have the same name. Give each a name of its own.")
-    return dict(named)
-
-
-def _own_task(text: str) -> tuple[str, str]:
-    name, _, file = text.partition("=")
-    if not (name and file):
-        raise RecipeError(f"command line: --own-task {text} names no file, so it cannot be scored. Write NAME=FILE.")
-    return name, file
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, file = text.partition("=")
+        if not (name and file):
+            raise RecipeError(
+                f"command line: --own-task {text} names no file, so it cannot be scored. Write NAME=FILE."
+            )
+        if name in found:
+            raise RecipeError("command line: two of --own-task have the same name. Give each a name of its own.")
+        found[name] = file
+    return found
 
 
 def _tasks(names: list[str]) -> dict[str, list[str] | None]:
@@ -135,7 +139,6 @@ def main(argv: list[str]) -> int:
     command = EvalsCommand(arguments, subject)
     command.open_inputs()  # before the model: what is wrong with them is reported at once
 
-    from pipeline.evals.subject import load
     from pipeline.evals.tasks import entry_of
     from pipeline.hardware import device_info, initialize_vector_functions
 
@@ -184,7 +187,8 @@ class EvalsCommand:
         self.arguments, self.subject, self.tasks = arguments, subject, arguments.tasks
         if arguments.defaults and subject.run is None and not (arguments.text or arguments.chat):
             del self.tasks["bpb"]  # a folder or Hub id has no text of its own
-        self.recipe = _recipe_of(subject)
+        run = subject.run
+        self.recipe = load_mapping(run.recipe) if run is not None and run.recipe.exists() else {}
         self.own = [task for task in self.tasks if task not in (*BUILT_IN, "lm_eval")]
         self.results: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
@@ -201,8 +205,6 @@ class EvalsCommand:
             from pipeline.evals.harness import require_harness
 
             if self.arguments.include_path:
-                from pipeline.process.user_code import allow_task_folder
-
                 code = code_of_command(self.arguments)
                 allow_task_folder(self.arguments.include_path, code=code, where="command line: --include-path")
             require_harness()
@@ -212,8 +214,6 @@ class EvalsCommand:
             self.functions = load_tasks(self.own, folder=code_of_command(self.arguments), where="command line")
         cache = str(cache_of_run((self.recipe.get("data") or {}).get("cache_dir")))
         if "core" in self.tasks:
-            from pipeline.evals.core_bundle import open_bundle
-
             path = self.arguments.bundle or self._of_recipe("core").get("bundle")
             self.bundle = open_bundle(path, wanted=self.tasks["core"], cache=cache).only(self.tasks["core"])
         if "chat" in self.tasks:
@@ -227,7 +227,6 @@ class EvalsCommand:
     def _search_text(self) -> None:
         """Search the training text, before the ranks join and the model is loaded: it can take long."""
         from pipeline.evals.contamination import search_text, watched_bundle, watched_chat
-        from pipeline.process.errors import RecipeError
 
         if self.subject.run is None:
             raise RecipeError(
@@ -286,7 +285,6 @@ class EvalsCommand:
     def record(self, entry: dict[str, Any]) -> None:
         """Keep the entry in the run's evals.json, and where --output says."""
         from pipeline.evals.tasks import append_entry
-        from pipeline.process.storage import write_json
 
         if self.subject.run is not None:
             append_entry(self.subject.run, entry)
@@ -297,7 +295,6 @@ class EvalsCommand:
 
     def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> list[dict[str, Any]]:
         from pipeline.evals.core import closing_lines, core_results, heading, score_core, task_line
-        from pipeline.process.progress import progress
 
         print(heading())
         score = score_core(
@@ -348,24 +345,11 @@ class EvalsCommand:
     def _samples(self, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
         from pipeline.evals.texts import sample_texts
 
-        samples = sample_texts(
-            model,
-            tokenizer,
-            chat=self._as_chat(),
-            prompts=(self.recipe.get("samples") or {}).get("prompts"),
-        )
+        prompts = (self.recipe.get("samples") or {}).get("prompts")
+        samples = sample_texts(model, tokenizer, chat=self._as_chat(), prompts=prompts)
         for row in samples:
             print(f"[{'greedy' if row['temperature'] == 0 else 'sampled'}] {row['prompt']!r} -> {row['text']!r}")
         return samples
-
-
-def _recipe_of(subject: Subject) -> dict[str, Any]:
-    """Return the run's own recipe as it stands in the file, {} when there is none."""
-    from pipeline.recipe.located_yaml import load_mapping
-
-    if subject.run is None or not subject.run.recipe.exists():
-        return {}
-    return load_mapping(subject.run.recipe)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ Letters: B rows, T positions, V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,18 @@ TARGETS_AT_ONCE = 2048
 
 class EvaluationInterrupted(Exception):
     """A signal came in the middle of an evaluation or of sampling, which is given up."""
+
+
+@contextmanager
+def evaluating(model) -> Iterator[None]:
+    """Keep the model in evaluation mode and without gradients, and leave it in the mode that it was in."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,27 +88,22 @@ def bits_per_byte(
     nats_S2 = torch.zeros(max(sources, 1), 2, dtype=torch.float64, device=sums_device)  # of text, of every target
     counts_S2 = torch.zeros(max(sources, 1), 2, dtype=torch.int64, device=sums_device)  # bytes, targets
     number_S1 = torch.arange(max(sources, 1), device=sums_device)[:, None]
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            for batch in batches:
-                beat()
-                batch = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
-                nll_BT = (nll or per_token_nll)(model, batch, autocast_dtype=autocast_dtype)
-                is_target_BT = batch["shift_labels"] != IGNORED
-                bytes_BT, is_text_BT = target_bytes(batch, lengths_V)
-                # where, not a product: 0 x inf at a target that does not count would be nan.
-                nll_BT = nll_BT.to(sums_device).double()
-                is_text_BT, is_target_BT = is_text_BT.to(sums_device), is_target_BT.to(sums_device)
-                nats_2B = torch.stack([torch.where(mask, nll_BT, 0.0).sum(-1) for mask in (is_text_BT, is_target_BT)])
-                counts_2B = torch.stack([bytes_BT.to(sums_device).sum(-1), is_target_BT.sum(-1)])
-                source_B = batch["source"].to(sums_device) if sources else number_S1.new_zeros(len(nll_BT))
-                is_of_S1B = (number_S1 == source_B)[:, None]
-                nats_S2 += torch.where(is_of_S1B, nats_2B, 0.0).sum(-1)
-                counts_S2 += torch.where(is_of_S1B, counts_2B, 0).sum(-1)
-    finally:
-        model.train(training)
+    with evaluating(model):
+        for batch in batches:
+            beat()
+            batch = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+            nll_BT = (nll or per_token_nll)(model, batch, autocast_dtype=autocast_dtype)
+            is_target_BT = batch["shift_labels"] != IGNORED
+            bytes_BT, is_text_BT = target_bytes(batch, lengths_V)
+            # where, not a product: 0 x inf at a target that does not count would be nan.
+            nll_BT = nll_BT.to(sums_device).double()
+            is_text_BT, is_target_BT = is_text_BT.to(sums_device), is_target_BT.to(sums_device)
+            nats_2B = torch.stack([torch.where(mask, nll_BT, 0.0).sum(-1) for mask in (is_text_BT, is_target_BT)])
+            counts_2B = torch.stack([bytes_BT.to(sums_device).sum(-1), is_target_BT.sum(-1)])
+            source_B = batch["source"].to(sums_device) if sources else number_S1.new_zeros(len(nll_BT))
+            is_of_S1B = (number_S1 == source_B)[:, None]
+            nats_S2 += torch.where(is_of_S1B, nats_2B, 0.0).sum(-1)
+            counts_S2 += torch.where(is_of_S1B, counts_2B, 0).sum(-1)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(nats_S2)
         torch.distributed.all_reduce(counts_S2)

@@ -1,18 +1,17 @@
 """Chat tasks scored: letters compared, answers generated, programs run, and the table."""
 
 import argparse
-import dataclasses
-import inspect
 import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pipeline.evals.bpb import evaluating
 from pipeline.evals.chat_tasks import (
     BUILT_IN,
     ChatItem,
@@ -23,8 +22,9 @@ from pipeline.evals.chat_tasks import (
     load_chat_tasks,
 )
 from pipeline.evals.contamination import Findings, chat_texts, clean_mean, clean_scores, contamination_of, watched_chat
+from pipeline.evals.core import forward_at
 from pipeline.evals.intervals import mean_interval, share_interval
-from pipeline.evals.sandbox import Isolation, choose_isolation
+from pipeline.evals.sandbox import Isolation, choose_isolation, run_programs
 from pipeline.evals.subject import code_of_command
 from pipeline.evals.tasks import broadcast_bool, gathered_over_ranks
 from pipeline.generation.texts import continuations, positions
@@ -80,14 +80,18 @@ def chosen_letters(
     The same for any batch_rows: rows are padded on the right, where a causal model does not look. watched: what the
     batches go through.
     """
-    # Longest first: what does not fit into memory is known at once, and a batch is padded little.
-    order = sorted(range(len(prompts)), key=lambda n: -len(prompts[n]))
     chosen = [0] * len(prompts)
-    for some in watched([order[first : first + batch_rows] for first in range(0, len(order), batch_rows)]):
+    for some in watched(_longest_first(prompts, batch_rows)):
         logits_BV = _last_logits(model, [prompts[n] for n in some], pad=pad)
         for n, logits_V in zip(some, logits_BV, strict=True):
             chosen[n] = int(logits_V[list(letters[n])].argmax())
     return chosen
+
+
+def _longest_first(prompts: Sequence[list[int]], batch_rows: int) -> list[list[int]]:
+    """Return the prompts' places in batches: what does not fit into memory is known at once, and a batch is padded little."""
+    order = sorted(range(len(prompts)), key=lambda n: -len(prompts[n]))
+    return [order[first : first + batch_rows] for first in range(0, len(order), batch_rows)]
 
 
 def _last_logits(model, prompts: list[list[int]], *, pad: int) -> torch.Tensor:
@@ -96,47 +100,10 @@ def _last_logits(model, prompts: list[list[int]], *, pad: int) -> torch.Tensor:
     width = max(map(len, prompts))
     ids_BT = torch.tensor([ids + [pad] * (width - len(ids)) for ids in prompts], device=model.device)
     last_B = torch.tensor([len(ids) - 1 for ids in prompts], device=model.device)
+    kept_K, place_B = last_B.unique(return_inverse=True)  # Few: the prompts are sorted by length.
     with torch.no_grad():
-        if "logits_to_keep" in inspect.signature(model.forward).parameters:
-            kept_K, place_B = last_B.unique(return_inverse=True)  # Few: the prompts are sorted by length.
-            logits_BKV = model(input_ids=ids_BT, use_cache=False, logits_to_keep=kept_K).logits
-        else:
-            logits_BKV, place_B = model(input_ids=ids_BT, use_cache=False).logits, last_B
+        logits_BKV = forward_at(model, ids_BT, kept_K).logits
         return logits_BKV[torch.arange(len(prompts), device=model.device), place_B].float().cpu()
-
-
-# What the assistant writes to each prompt: greedy, in batches, up to the end of its turn.
-
-
-def written_answers(
-    model,
-    tokenizer,
-    prompts: Sequence[list[int]],
-    *,
-    max_new_tokens: int,
-    batch_rows: int,
-    watched: Callable[[Iterable], Iterable] = iter,
-) -> list[list[int]]:
-    """Return the ids of each answer, without the token that ended it; the calculator answers its tool calls.
-
-    watched: what the batches, a list, and the steps of each go through.
-    """
-    # Longest first: what does not fit into memory is known at once, and a batch is padded little.
-    order = sorted(range(len(prompts)), key=lambda n: -len(prompts[n]))
-    answers: list[list[int]] = [[] for _ in prompts]
-    for some in watched([order[first : first + batch_rows] for first in range(0, len(order), batch_rows)]):
-        found = continuations(
-            model,
-            tokenizer,
-            [prompts[n] for n in some],
-            batch_size=batch_rows,
-            watched=watched,
-            max_new_tokens=max_new_tokens,
-            calculator=True,
-        )
-        for n, ids in zip(some, found, strict=True):
-            answers[n] = ids
-    return answers
 
 
 # One rank's share of a task: its questions put to the model, its answers judged.
@@ -184,14 +151,7 @@ class ChatScorer:
         if task.kind == "letters":
             right = self._right_letters(list(asked.values()), fitting)
         else:
-            answers = written_answers(
-                self.model,
-                self.tokenizer,
-                fitting,
-                max_new_tokens=task.max_new_tokens,
-                batch_rows=self.batch_rows,
-                watched=self.watched,
-            )
+            answers = self._written_answers(fitting, max_new_tokens=task.max_new_tokens)
             share.tokens_generated = sum(map(len, answers))
             right = self._right_texts(task, list(asked.values()), answers)
         share.correct |= dict(zip(asked, right, strict=True))
@@ -209,13 +169,22 @@ class ChatScorer:
         )
         return [item.letters[place] == item.answer for item, place in zip(items, chosen, strict=True)]
 
+    def _written_answers(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
+        """Return the ids of each greedy answer, without the token that ended it; the calculator answers its tool calls."""
+        answers: list[list[int]] = [[] for _ in prompts]
+        settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "calculator": True, "watched": self.watched}
+        for some in self.watched(_longest_first(prompts, self.batch_rows)):
+            own = [prompts[n] for n in some]
+            found = continuations(self.model, self.tokenizer, own, batch_size=len(own), **settings)
+            for n, ids in zip(some, found, strict=True):
+                answers[n] = ids
+        return answers
+
     def _right_texts(self, task: ChatTask, items: list[ChatItem], answers: list[list[int]]) -> list[bool]:
         texts = [self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in answers]
         pairs = list(zip(items, texts, strict=True))
         if task.check is not None:
             return [task.check(item, text) for item, text in pairs]
-        from pipeline.evals.sandbox import run_programs
-
         assert task.program is not None, f"{task.name} has neither check nor program"
         programs = [task.program(item, text) for item, text in pairs]
         right: list[bool] = []
@@ -305,9 +274,7 @@ def score_chat_tasks(
         workers=max(1, usable_cores() // world_size),
     )
     scores: list[TaskScore] = []
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for loaded in tasks:
             items = dict(list(enumerate(loaded.items[:max_per_task]))[rank::world_size])
             share, error = None, None
@@ -322,8 +289,6 @@ def score_chat_tasks(
                 report(scores[-1])
             if max_s is not None and broadcast_bool(time.monotonic() - started > max_s, model.device):
                 break
-    finally:
-        model.train(training)
     return scores
 
 
@@ -352,19 +317,16 @@ def chat_interval(scores: list[TaskScore], name: str, value: float) -> tuple[flo
 
 
 def require_ready(
-    tasks: list[LoadedTask],
-    tokenizer,
-    *,
-    execute: bool,
-    unsafe_exec: bool,
-    where: str = "chat tasks",
+    tasks: list[LoadedTask], tokenizer, *, execute: bool, unsafe_exec: bool, where: str
 ) -> Isolation | None:
     """Return what isolates the model's programs, where a task has any.
 
     Raises all that would stop the scoring later: RecipeError for programs that may not be run, DataError for a tokenizer
     without chat template or without the letters as tokens.
     """
-    isolation = require_execution([loaded.task for loaded in tasks], execute, unsafe_exec, where=where)
+    isolation = require_execution(
+        [loaded.task for loaded in tasks], execute=execute, unsafe_exec=unsafe_exec, where=where
+    )
     if not tokenizer.chat_template:
         raise DataError(
             f"{where}: the tokenizer has no chat template, so questions cannot be put to the model. Score a model tuned for chat."
@@ -373,7 +335,7 @@ def require_ready(
     return isolation
 
 
-def require_execution(tasks: list[ChatTask], execute: bool, unsafe_exec: bool, *, where: str) -> Isolation | None:
+def require_execution(tasks: list[ChatTask], *, execute: bool, unsafe_exec: bool, where: str) -> Isolation | None:
     """Return what isolates the model's programs, where a task has any; RecipeError where they may not be run."""
     programs = [task.name for task in tasks if task.program]
     if not programs:
@@ -386,9 +348,8 @@ def require_execution(tasks: list[ChatTask], execute: bool, unsafe_exec: bool, *
 
 
 def _ids_of_letters(tasks: list[LoadedTask], tokenizer) -> dict[str, int]:
-    return letter_ids(
-        tokenizer, sorted({letter for loaded in tasks for item in loaded.items for letter in item.letters})
-    )
+    letters = {letter for loaded in tasks for item in loaded.items for letter in item.letters}
+    return letter_ids(tokenizer, sorted(letters))
 
 
 def _texts(item: ChatItem) -> Iterator[str]:
@@ -446,9 +407,8 @@ def chat_results(
     """
     loaded_by_name = {loaded.task.name: loaded for loaded in tasks}
     numbers = chat_numbers(scores)
-    cleaned = clean_scores(
-        findings, ((f"chat/{s.name}", chat_texts(loaded_by_name[s.name]), s.correct) for s in scores)
-    )
+    scored = ((f"chat/{s.name}", chat_texts(loaded_by_name[s.name]), s.correct) for s in scores)
+    cleaned = clean_scores(findings, scored)
     protocols = {score.name: chat_protocol(loaded_by_name[score.name], score) for score in scores}
     rows = []
     for score in scores:
@@ -493,7 +453,7 @@ def _subject_rows(score: TaskScore, row: dict[str, Any]) -> list[dict[str, Any]]
     found = []
     for name, (right, n) in score.subjects.items():
         low, high = share_interval(right, n)
-        about: dict[str, Any] = {key: row[key] for key in ("protocol", "protocol_parts") if key in row}
+        about: dict[str, Any] = {key: row[key] for key in ("protocol", "protocol_parts")}
         about |= {"name": f"{row['name']}/{name}", "value": right / n, "low": low, "high": high, "items": n}
         found.append(about)
     return found
@@ -556,22 +516,17 @@ def closing_lines(scores: list[TaskScore]) -> list[str]:
 WHERE = "command line: chat"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ChatCommand:
     """Tasks with their items, and how they are to be scored."""
 
     tasks: list[LoadedTask]
     arguments: argparse.Namespace
+    programs: dict[str, Any]  # whether they may be run, and who asks
 
     def require_ready(self, tokenizer: Any) -> None:
         """Raise what would stop the scoring later: no chat template, no letters, programs that may not be run."""
-        require_ready(
-            self.tasks,
-            tokenizer,
-            execute=self.arguments.execute,
-            unsafe_exec=self.arguments.unsafe_exec,
-            where=WHERE,
-        )
+        require_ready(self.tasks, tokenizer, **self.programs)
 
     def score(
         self, model: Any, tokenizer: Any, *, findings: Findings | None, rank: int, world_size: int
@@ -586,11 +541,9 @@ class ChatCommand:
             batch_rows=self.arguments.batch_rows,
             rank=rank,
             world_size=world_size,
-            execute=self.arguments.execute,
-            unsafe_exec=self.arguments.unsafe_exec,
             watched=lambda batches: progress(batches, name="chat", shown=rank == 0),
             report=lambda score: print(task_line(score), flush=True),
-            where=WHERE,
+            **self.programs,
         )
         print("\n".join(closing_lines(scores)))
         if self.arguments.tasks["chat"] is None and not self.arguments.execute:
@@ -611,7 +564,7 @@ def open_chat(
     if names is None:
         names = [name for name in (*CHAT_CORE, "spelling_bee") if name != "humaneval" or arguments.execute]
     longest = arguments.max_new_tokens or settings.get("max_new_tokens") or 512
-    tasks = [dataclasses.replace(task, max_new_tokens=longest) for task in built_in_tasks(names, where=WHERE)]
+    tasks = [replace(task, max_new_tokens=longest) for task in built_in_tasks(names, where=WHERE)]
     for name, file in arguments.own_task.items():
         tasks.append(
             custom_task(
@@ -623,10 +576,11 @@ def open_chat(
                 where=WHERE,
             )
         )
-    require_execution(tasks, arguments.execute, arguments.unsafe_exec, where=WHERE)
+    programs = {"execute": arguments.execute, "unsafe_exec": arguments.unsafe_exec, "where": WHERE}
+    require_execution(tasks, **programs)
     places = arguments.chat_data or ([settings["data"]] if settings.get("data") else None)
     loaded = load_chat_tasks(tasks, places=places, folder=str(Path.cwd()), cache=cache_dir(cache), where=WHERE)
-    return ChatCommand(loaded, arguments)
+    return ChatCommand(loaded, arguments, programs)
 
 
 class ChatBenchmark:
@@ -637,25 +591,24 @@ class ChatBenchmark:
     def __init__(self, recipe: Recipe):
         self.settings = recipe.evals.chat
         self.every_steps, self.at_start = self.settings.every_steps, self.settings.at_start
-        self.where = recipe.where("evals.chat")
-        self.programs: dict[str, Any] = {"execute": self.settings.execute, "unsafe_exec": recipe.evals.unsafe_exec}
+        execute, data, where = self.settings.execute, self.settings.data, recipe.where("evals.chat")
+        self.programs: dict[str, Any] = {"execute": execute, "unsafe_exec": recipe.evals.unsafe_exec, "where": where}
         tasks = [
-            dataclasses.replace(task, max_new_tokens=self.settings.max_new_tokens)
-            for task in (*built_in_tasks(self.settings.tasks, where=self.where), *_own_tasks(recipe, where=self.where))
+            replace(task, max_new_tokens=self.settings.max_new_tokens)
+            for task in (*built_in_tasks(self.settings.tasks, where=where), *_own_tasks(recipe, where=where))
         ]
-        require_execution(tasks, where=self.where, **self.programs)
-        data = self.settings.data
+        require_execution(tasks, **self.programs)
         self.tasks: list[LoadedTask] = load_chat_tasks(
             tasks,
             places=None if data is None else [data],
             folder=str(Path(recipe.path).parent) if recipe.path else None,
             cache=cache_dir(recipe.data.cache_dir),
-            where=self.where,
+            where=where,
         )
 
     def require_ready(self, tokenizer: Any) -> None:
         """Raise DataError for a tokenizer that cannot put a question."""
-        require_ready(self.tasks, tokenizer, where=self.where, **self.programs)
+        require_ready(self.tasks, tokenizer, **self.programs)
 
     def watched_texts(self) -> dict[str, list[str]]:
         """Return what the training text is searched for."""
@@ -683,16 +636,12 @@ class ChatBenchmark:
             rank=rank,
             world_size=world_size,
             watched=watched,
-            where=self.where,
             **self.programs,
         )
         left_out = [loaded.task.name for loaded in self.tasks[len(scores) :]]
         if left_out and rank == 0:
-            print(
-                f"chat: {', '.join(left_out)} not begun within evals.chat.max_s ({self.settings.max_s:g} s)",
-                file=sys.stderr,
-                flush=True,
-            )
+            late = f"chat: {', '.join(left_out)} not begun within evals.chat.max_s ({self.settings.max_s:g} s)"
+            print(late, file=sys.stderr, flush=True)
         return chat_results(self.tasks, scores, findings)
 
 

@@ -16,7 +16,7 @@ from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import Source
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import Format, format_of
-from pipeline.sources.quickstart import SPELLED_LETTERS, SPELLED_NUMBERS, is_held_out, word_conversation
+from pipeline.sources.quickstart import SPELLED_LETTERS, SPELLED_NUMBERS, built_in_files, is_held_out, word_conversation
 from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
 from pipeline.sources.verify import FactsOfFiles, row_name, verified
 
@@ -41,11 +41,8 @@ class ChatItem:
 # Whether a written answer is right. Texts come as the model wrote them, its control tokens included.
 
 MessagesChecker = Callable[[list[dict], str], Any]  # (messages with the right answer last, text) -> right or not
-NUMBER_WORDS = {word: str(number) for number, word in enumerate(SPELLED_NUMBERS)} | {
-    "once": "1",
-    "twice": "2",
-    "zero": "0",
-}
+NUMBER_WORDS = {word: str(number) for number, word in enumerate(SPELLED_NUMBERS)}
+NUMBER_WORDS |= {"once": "1", "twice": "2", "zero": "0"}
 
 
 def number_after_marks(text: str) -> str | None:
@@ -420,8 +417,6 @@ def _files_of(
     if spec.id is None:
         return None, local_files(spec.files or [], where=where, folder=folder)
     if spec.id.startswith("tandem:"):
-        from pipeline.sources.quickstart import built_in_files
-
         return None, built_in_files(spec, kind="chat", where=where, cache=cache)
     from pipeline.sources.hub_files import dataset_files
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from pipeline.evals.bpb import TARGETS_AT_ONCE, evaluating
 from pipeline.evals.contamination import (
     Findings,
     clean_mean,
@@ -20,7 +21,7 @@ from pipeline.evals.contamination import (
 )
 from pipeline.evals.core_bundle import TASKS, Bundle, CoreTask, open_bundle, why_partial
 from pipeline.evals.intervals import bootstrap_means, interval, share_interval
-from pipeline.evals.tasks import broadcast_bool, summed_over_ranks
+from pipeline.evals.tasks import broadcast_bool, gathered_over_ranks
 from pipeline.metrics import Protocol
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
@@ -174,8 +175,6 @@ def _cropped(ids: np.ndarray, start: int, positions: int | None, *, keep_bos: bo
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 # What another forward pass costs beside its positions, counted in positions.
 PASS_TOKENS = 128
-# Targets whose logits are turned to fp32 together, so that bf16 logits are never copied whole.
-TARGETS_AT_ONCE = 2048
 # Rows that go on from one kept prefix, and the memory of all of a batch's copies of kept keys and values.
 ROWS_OF_A_PREFIX = 16
 CACHE_BYTES = 2**30
@@ -231,41 +230,25 @@ def score_rows(
     The model is left in the mode it was in. watched: what this rank's batches go through; it may raise EvaluationInterrupted.
     """
     device = torch.device(device)
-    nats_R = torch.zeros(len(rows), dtype=torch.float64)
-    misses_R = torch.zeros(len(rows), dtype=torch.float64)
-    forwarded = 0
-    error: Exception | None = None
-    training = model.training
-    model.eval()
+    nats_R, misses_R = torch.zeros(2, len(rows), dtype=torch.float64)
+    forwarded, error = 0, None
     try:
-        batches = _planned(model, rows, batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]))
-        for batch in watched(batches[rank::world_size]):
-            beat()
-            with torch.no_grad():
+        with evaluating(model):
+            cached = _bytes_of_a_position(model)
+            batches = batches_of(
+                groups_of(rows, share=cached > 0),
+                batch_tokens=batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]),
+                cached_tokens=CACHE_BYTES / cached if cached else 0,
+            )
+            for batch in watched(batches[rank::world_size]):
+                beat()
                 forwarded += _score_batch(model, batch, device, nats_R, misses_R)
     except Exception as problem:  # raised below, on every rank
         error = problem
-    finally:
-        model.train(training)
-    counts = torch.tensor([forwarded], dtype=torch.float64)
-    nats_R, misses_R, counts = summed_over_ranks(
-        [nats_R, misses_R, counts], world_size=world_size, device=device, error=error
-    )
-    return Scores(
-        nats=nats_R.numpy(),
-        greedy=(misses_R == 0).numpy(),
-        forwarded=int(counts[0]),
-        given=sum(len(ids) for ids, _ in rows),
-    )
-
-
-def _planned(model, rows: list[tuple[np.ndarray, int]], batch_tokens: int) -> list[list[Group]]:
-    cached = _bytes_of_a_position(model)
-    return batches_of(
-        groups_of(rows, share=cached > 0),
-        batch_tokens=batch_tokens,
-        cached_tokens=CACHE_BYTES / cached if cached else 0,
-    )
+    shares = gathered_over_ranks((nats_R, misses_R, forwarded), world_size=world_size, error=error)
+    nats_R, misses_R, forwarded = (sum(of_ranks) for of_ranks in zip(*shares, strict=True))
+    given = sum(len(ids) for ids, _ in rows)
+    return Scores(nats=nats_R.numpy(), greedy=(misses_R == 0).numpy(), forwarded=forwarded, given=given)
 
 
 def groups_of(rows: list[tuple[np.ndarray, int]], *, share: bool = True) -> list[Group]:
@@ -297,10 +280,8 @@ def _shared_with(group: Group, sequence: Sequence) -> int:
     if len(group.sequences) == ROWS_OF_A_PREFIX:
         return 0
     last = group.sequences[-1]
-    length = min(len(last.ids), len(sequence.ids))
-    differ = last.ids[:length] != sequence.ids[:length]
     # One token less than all before the first target: the logits of a target are those of the position before it.
-    shared = min(int(differ.argmax()) if differ.any() else length, last.start - 1, sequence.start - 1)
+    shared = min(common_length([last.ids, sequence.ids]), last.start - 1, sequence.start - 1)
     if len(group.sequences) > 1:
         shared = min(shared, group.shared)
     kept, saved = group.shared * (len(group.sequences) - 1), shared * len(group.sequences)
@@ -361,7 +342,7 @@ def _score_batch(model, batch: list[Group], device: torch.device, nats_R, misses
     cache = None
     if kept:
         prefix_BT = torch.from_numpy(np.stack([group.sequences[0].ids[:kept] for group in batch])).to(device)
-        cache = _forward(model, prefix_BT, torch.tensor([kept - 1], device=device), use_cache=True).past_key_values
+        cache = forward_at(model, prefix_BT, torch.tensor([kept - 1], device=device), use_cache=True).past_key_values
         numbers = [n for n, group in enumerate(batch) for _ in group.sequences]
         # reorder_cache, not batch_select_indices: the latter forgets the states of layers that keep more than keys.
         cache.reorder_cache(torch.tensor(numbers, device=device))
@@ -376,13 +357,8 @@ def _score_batch(model, batch: list[Group], device: torch.device, nats_R, misses
             owners += [row] * (end - first)
     row_N, position_N = torch.tensor(places, dtype=torch.int64, device=device).reshape(-1, 2).T
     wanted, position_N = position_N.unique(return_inverse=True)
-    output = _forward(
-        model,
-        torch.from_numpy(rows_BT).to(device),
-        wanted,
-        past_key_values=cache,
-        use_cache=cache is not None,
-    )
+    rest_BT = torch.from_numpy(rows_BT).to(device)
+    output = forward_at(model, rest_BT, wanted, past_key_values=cache, use_cache=cache is not None)
     target_N, owner_N = torch.from_numpy(np.concatenate(targets)).to(device), torch.tensor(owners)
     for some in torch.arange(len(owner_N)).split(TARGETS_AT_ONCE):
         logits_NV = output.logits[row_N[some], position_N[some]].float()
@@ -392,7 +368,7 @@ def _score_batch(model, batch: list[Group], device: torch.device, nats_R, misses
     return rows_BT.size + kept * len(batch)
 
 
-def _forward(
+def forward_at(
     model, input_ids_BT: torch.Tensor, wanted_N: torch.Tensor, *, past_key_values=None, use_cache=False
 ) -> Any:
     """Return the model's output with the logits of these positions alone: the head for all others is most of a small model."""
@@ -411,8 +387,7 @@ def _bytes_of_a_position(model) -> int:
     """Return the bytes that the model caches for one position; 0 when a prefix's states cannot be kept and dealt out to rows."""
     if not {"past_key_values", "use_cache"} <= set(inspect.signature(model.forward).parameters):
         return 0
-    with torch.no_grad():
-        output = model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True)
+    output = model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True)
     cache: Any = getattr(output, "past_key_values", None)
     if not hasattr(cache, "reorder_cache"):
         return 0
@@ -459,7 +434,7 @@ class CoreScore:
     seconds: float
     forwarded: int
     given: int
-    cut_short: bool = field(default=False)
+    cut_short: bool = False
 
     @property
     def whole(self) -> bool:
@@ -492,7 +467,6 @@ def score_core(
     long_prompts: LongPrompts = "fewer_shots",
     rank: int = 0,
     world_size: int = 1,
-    batch_tokens: int | None = None,
     watched: Callable[[Iterable], Iterable] = iter,
     report: Callable[[TaskScore], None] | None = None,
 ) -> CoreScore:
@@ -527,7 +501,6 @@ def score_core(
             device=device,
             rank=rank,
             world_size=world_size,
-            batch_tokens=batch_tokens,
             watched=watched,
         )
         if np.isnan(scores.nats).any():
@@ -539,9 +512,8 @@ def score_core(
         forwarded, given = forwarded + scores.forwarded, given + scores.given
         for task, some in wanted.items():
             numbers = [n for n, (of, _) in enumerate(rows) if of is task]
-            chosen = _correct(
-                task, items[task], [rows[n][1] for n in numbers], scores.nats[numbers], scores.greedy[numbers]
-            )
+            own = [rows[n][1] for n in numbers]
+            chosen = _correct(task, items[task], own, scores.nats[numbers], scores.greedy[numbers])
             correct[task] += [chosen[index] for index in some]
 
     cut_short = False
@@ -635,14 +607,9 @@ def core_results(score: CoreScore, findings: Findings | None = None) -> list[dic
     findings: of the training text of the run that is scored; rows then tell of contaminated items too.
     """
     rows = []
-    cleaned = clean_scores(
-        findings,
-        (
-            (f"core/{s.task.name}", core_texts(s.task, score.bundle.items[s.task.file]), s.correct.tolist())
-            for s in score.tasks
-        ),
-        in_order=lambda flags: in_order(flags, None),
-    )
+    items = score.bundle.items
+    scored = ((f"core/{s.task.name}", core_texts(s.task, items[s.task.file]), s.correct.tolist()) for s in score.tasks)
+    cleaned = clean_scores(findings, scored, in_order=lambda flags: in_order(flags, None))
     for version in VERSIONS:
         low, high = score.interval(version)
         rows.append(
@@ -661,23 +628,23 @@ def core_results(score: CoreScore, findings: Findings | None = None) -> list[dic
                 **contamination_of(_clean_mean(score, cleaned, version)),
             }
         )
-    for scored in score.tasks:
-        low, high = scored.interval()
+    for found in score.tasks:
+        task, (low, high) = found.task, found.interval()
         rows.append(
             {
-                "name": f"core/{scored.task.name}",
-                "value": scored.accuracy,
+                "name": f"core/{task.name}",
+                "value": found.accuracy,
                 "low": low,
                 "high": high,
                 **score.protocol.row(),
-                "centred": {version: scored.task.centred(scored.accuracy, version) for version in VERSIONS},
-                "items": len(scored.correct),
-                "of": scored.of,
-                "shots": scored.task.shots,
-                "shortened": scored.shortened,
-                "sha256": score.bundle.sha256[scored.task.file],
-                "published": score.bundle.published(scored.task),
-                **contamination_of(cleaned.get(scored.task.name)),
+                "centred": {version: task.centred(found.accuracy, version) for version in VERSIONS},
+                "items": len(found.correct),
+                "of": found.of,
+                "shots": task.shots,
+                "shortened": found.shortened,
+                "sha256": score.bundle.sha256[task.file],
+                "published": score.bundle.published(task),
+                **contamination_of(cleaned.get(task.name)),
             }
         )
     return rows
@@ -743,16 +710,5 @@ class CoreBenchmark:
     ) -> list[dict[str, Any]]:
         """Return rows for evals.json; their values are the same on every rank. findings: of the run's training text, on the rank
         that writes. where: device, rank ... as score_core takes them."""
-        settings = self.settings
-        return core_results(
-            score_core(
-                self.bundle,
-                model,
-                tokenizer,
-                max_per_task=settings.max_per_task,
-                max_s=settings.max_s,
-                long_prompts=settings.long_prompts,
-                **where,
-            ),
-            findings,
-        )
+        limits = {name: getattr(self.settings, name) for name in ("max_per_task", "max_s", "long_prompts")}
+        return core_results(score_core(self.bundle, model, tokenizer, **limits, **where), findings)

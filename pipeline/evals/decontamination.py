@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save
 
 from pipeline.data.preparation import open_stream
 from pipeline.data.stream import read_seal, seen_path
@@ -208,8 +210,6 @@ class Watchlist:
         return hashlib.sha256(self.content()).hexdigest()[:16]
 
     def content(self) -> bytes:
-        from safetensors.numpy import save
-
         about = {"tasks": json.dumps(self.tasks, sort_keys=True)}
         return save({"ngrams": self.ngrams.numbers, "runs": self.runs.numbers}, metadata=about)
 
@@ -223,8 +223,6 @@ class Watchlist:
     @classmethod
     def load(cls, path: str | Path) -> "Watchlist":
         """Return what `save` wrote. Raises DataError when the file is no longer that."""
-        from safetensors import SafetensorError, safe_open
-
         path = Path(path)
         try:
             with safe_open(path, framework="numpy") as file:
@@ -317,8 +315,6 @@ def _differs(values: np.ndarray) -> np.ndarray:
 
 def read_seen(folder: Path, number: int, watchlist_id: str) -> np.ndarray | None:
     """Return the watched n-grams in a shard's text, or None when nobody looked."""
-    from safetensors.numpy import load_file
-
     path = seen_path(folder, number, watchlist_id)
     return load_file(path)["ngrams"] if path.exists() else None
 

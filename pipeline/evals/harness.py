@@ -113,14 +113,14 @@ def _manager(names: list[str], include_path: Path | None) -> Any:
         if set(names) <= set(manager.all_tasks):
             return manager  # Reading the harness's own 14,000 names takes some ten seconds.
     manager = TaskManager(include_path=None if include_path is None else str(include_path))
-    unknown = [name for name in names if name not in manager.all_tasks]
-    near = {name: difflib.get_close_matches(name, manager.all_tasks, 3) for name in unknown}
+    unknown = []
+    for name in names:
+        if name not in manager.all_tasks:
+            near = difflib.get_close_matches(name, manager.all_tasks, 3)
+            unknown.append(name + (f" (did you mean {' or '.join(near)}?)" if near else ""))
     if unknown:
-        listed = ", ".join(
-            name + (f" (did you mean {' or '.join(near[name])}?)" if near[name] else "") for name in unknown
-        )
         raise RecipeError(
-            f"command line: lm-evaluation-harness {_version()} has no task {listed}, so nothing was scored. Give the name of one, or the folder of your own with --include-path."
+            f"command line: lm-evaluation-harness {_version()} has no task {', '.join(unknown)}, so nothing was scored. Give the name of one, or the folder of your own with --include-path."
         )
     return manager
 
@@ -181,23 +181,21 @@ def _rows(
     rows = []
     for task, numbers in found["results"].items():
         version, num_fewshot = str(found["versions"].get(task)), found["n-shot"].get(task)
-        leaves = _leaves(task, found.get("group_subtasks", {}))
-        num_cut = sum(_num_cut(found["samples"].get(leaf, []), cut) for leaf in leaves)
+        samples = [found["samples"].get(leaf, []) for leaf in _leaves(task, found.get("group_subtasks", {}))]
+        num_cut = sum(_num_cut(of_leaf, cut) for of_leaf in samples)
         protocol = Protocol(
             {
                 "score": "lm_eval",
                 "task": task,
                 "version": version,
-                "texts": digest(sorted(_hashes(found["samples"].get(leaf, [])) for leaf in leaves)),
+                "texts": digest(sorted(map(_hashes, samples))),
                 "items": limit or "all",
                 "num_fewshot": num_fewshot,
                 "chat": chat,
                 **({"system": digest(system)} if system else {}),
                 "window": window if num_cut else "whole prompts",
                 "bos": "as the template" if chat else "each prompt",
-                "coverage": coverage(
-                    tokenizer, (text for leaf in leaves for text in _texts(found["samples"].get(leaf, [])))
-                ),
+                "coverage": coverage(tokenizer, (text for of_leaf in samples for text in _texts(of_leaf))),
                 "dtype": "float32",
                 "harness": _version(),
                 "rule": RULE,
@@ -207,16 +205,17 @@ def _rows(
             metric, _, chosen = key.partition(",")
             if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            stderr = numbers.get(f"{metric}_stderr,{chosen}")
+            given = numbers.get(f"{metric}_stderr,{chosen}")
+            stderr = float(given) if isinstance(given, int | float) else None
             n = numbers.get("sample_count", {}).get(key, numbers["sample_len"])
-            ends = interval_of_error(value, float(stderr), n) if isinstance(stderr, int | float) else None
+            low, high = (None if stderr is None else interval_of_error(value, stderr, n)) or (None, None)
             rows.append(
                 {
                     "name": f"{PREFIX}/{task}/{metric if chosen == 'none' else key}",
                     "value": float(value),
-                    "stderr": float(stderr) if isinstance(stderr, int | float) else None,
-                    "low": ends[0] if ends else None,
-                    "high": ends[1] if ends else None,
+                    "stderr": stderr,
+                    "low": low,
+                    "high": high,
                     "n": n,
                     "task_version": version,
                     "num_fewshot": num_fewshot,

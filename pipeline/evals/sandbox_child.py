@@ -23,7 +23,7 @@ import types
 from contextlib import suppress
 from typing import Any, NoReturn
 
-# Isolation of a program from the machine: limits, namespaces, Landlock; the filter of system calls is in seccomp.py.
+# Isolation of a program from the machine: a filter of system calls, limits, namespaces, Landlock.
 #
 # Each function changes the calling process for good and raises OSError where the kernel does not grant it.
 # Sources: setrlimit(2), namespaces(7), pivot_root(2), linux/landlock.h, linux/capability.h, linux/prctl.h.

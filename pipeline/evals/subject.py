@@ -10,6 +10,7 @@ from pipeline.process.errors import DataError, InputMissingError, TandemError, f
 from pipeline.process.network import limit_silence
 from pipeline.process.storage import read_json, refuse_endless_files
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
+from pipeline.recipe.resolve import refuse_odd_sizes
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, step_of
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 
@@ -47,8 +48,6 @@ def find_subject(name: str, *, trust_code: bool = False) -> Subject:
     """
     subject = _find(name)
     if Path(subject.path).is_dir():
-        from pipeline.recipe.resolve import refuse_odd_sizes
-
         refuse_endless_files(subject.path)
         if (Path(subject.path) / "config.json").is_file():
             refuse_odd_sizes(read_json(Path(subject.path) / "config.json"), subject.path)
@@ -176,7 +175,6 @@ def trusts_model_code(path: str, *, code: CodeFolder, where: str = "", revision:
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     from pipeline.model.build import needs_no_code
-    from pipeline.recipe.resolve import refuse_odd_sizes
 
     config, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
     refuse_odd_sizes(config, f"{where}: {path}" if where else path)

@@ -3,12 +3,14 @@
 import argparse
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from pipeline.data.losses import fit_conversation
 from pipeline.evals.bpb import IGNORED, bits_per_byte, by_source
@@ -56,11 +58,6 @@ def read_texts(patterns: list[str], *, max_bytes: int) -> tuple[list[str], list[
     return _items(patterns, kind="text", option="--text", limit=max_bytes, size=lambda text: len(text.encode()))
 
 
-def read_conversations(patterns: list[str], *, max_conversations: int) -> tuple[list[list[dict]], list[FilePart]]:
-    """Return the first conversations of the files in sorted order, as lists of messages; what was taken of each file."""
-    return _items(patterns, kind="chat", option="--chat", limit=max_conversations, size=lambda messages: 1)
-
-
 def lines_of_files(files: list[FilePart], *, limit: str) -> list[str]:
     """Return what is scored of each file, one line a file, where that is not all of every file. limit: the option that cuts."""
     if all(file.complete and file.items for file in files):
@@ -83,9 +80,9 @@ def _part_in_words(file: FilePart) -> str:
 def _items(
     patterns: list[str], *, kind: Any, option: str, limit: int, size: Callable[[Any], int]
 ) -> tuple[list[Any], list[FilePart]]:
-    spec = Source(files=patterns)
+    """Return the first items of the files in sorted order, and what was taken of each file."""
     files = local_files(patterns, where=option, folder=None)
-    form = format_of(spec, kind=kind, where=option, folder=None)
+    form = format_of(Source(files=patterns), kind=kind, where=option, folder=None)
     if found := recognise(looked_at_rows(files), kind=kind):
         if not found.format:
             raise DataError(f"{option}: {files[0].label} {found.refusal}")
@@ -140,7 +137,6 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
     from pipeline.data.prepare import Workshop
     from pipeline.data.rows import ValidationRows, held_out_coverage
     from pipeline.evals.contamination import own_sources
-    from pipeline.process.errors import InputMissingError
 
     if not run.recipe.exists():
         raise InputMissingError(
@@ -182,7 +178,7 @@ def documents_protocol(
 
 
 def document_batches(tokenizer, texts: list[str], *, window: int, rows: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield batches of up to `rows` pieces of at most `window` targets, longest first, with `target_bytes`.
+    """Return batches of up to `rows` pieces of at most `window` targets, longest first, with `target_bytes`.
 
     A document longer than the window is cut, and every piece begins with BOS as in training, so that no text token is
     lost as a first input. Raises DataError when the tokenizer has no token to begin with.
@@ -192,14 +188,13 @@ def document_batches(tokenizer, texts: list[str], *, window: int, rows: int) -> 
         raise DataError(
             "the tokenizer has neither a BOS nor an EOS token, so the first token of a text cannot be scored. Set bos_token in its tokenizer_config.json."
         )
-    pieces = [
-        (ids[first : first + window], lengths[first : first + window])
-        for ids, lengths in _encoded(tokenizer, texts)
-        for first in range(0, len(ids), window)
-    ]
-    pieces.sort(key=lambda piece: -len(piece[0]))  # Rows of a batch are about equally long: little padding.
-    for first in range(0, len(pieces), rows):
-        yield _batch(pieces[first : first + rows], start)
+    pieces = []
+    for ids, lengths in _encoded(tokenizer, texts):
+        for first in range(0, len(ids), window):
+            own = slice(first, first + window)
+            inputs = np.insert(ids[own][:-1], 0, start)
+            pieces.append({"input_ids": inputs, "shift_labels": ids[own], "target_bytes": lengths[own]})
+    return _batches(pieces, rows=rows, padding={"input_ids": start, "shift_labels": IGNORED, "target_bytes": -1})
 
 
 def _encoded(tokenizer, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -214,17 +209,17 @@ def _encoded(tokenizer, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarr
             yield np.array(spans[0], np.int64), np.array(spans[1], np.int64)
 
 
-def _batch(pieces: list[tuple[np.ndarray, np.ndarray]], start: int) -> dict[str, torch.Tensor]:
-    width = len(pieces[0][0])
-    input_ids_BT = np.full((len(pieces), width), start, np.int64)
-    labels_BT = np.full((len(pieces), width), IGNORED, np.int64)
-    bytes_BT = np.full((len(pieces), width), -1, np.int64)
-    for row, (ids, lengths) in enumerate(pieces):
-        input_ids_BT[row, 1 : len(ids)] = ids[:-1]
-        labels_BT[row, : len(ids)] = ids
-        bytes_BT[row, : len(ids)] = lengths
-    arrays = {"input_ids": input_ids_BT, "shift_labels": labels_BT, "target_bytes": bytes_BT}
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+def _batches(
+    pieces: list[dict[str, np.ndarray]], *, rows: int, padding: dict[str, int]
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the pieces, arrays of (T,) by name, longest first: rows of a batch are about equally long, with little padding."""
+    pieces.sort(key=lambda piece: -len(piece["input_ids"]))
+    for first in range(0, len(pieces), rows):
+        some = [{name: torch.from_numpy(row) for name, row in piece.items()} for piece in pieces[first : first + rows]]
+        yield {
+            name: pad_sequence([piece[name] for piece in some], batch_first=True, padding_value=value)
+            for name, value in padding.items()
+        }
 
 
 # What the assistant says, scored on held-out conversations: the same text for a base model and for what SFT made of
@@ -259,7 +254,7 @@ def conversations_protocol(
 def conversation_batches(
     tokenizer, conversations: list[list[dict]], *, window: int, rows: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield batches of up to `rows` conversations, one a row, longest first; targets are what the assistant writes.
+    """Return batches of up to `rows` conversations, one a row, longest first; targets are what the assistant writes.
 
     A conversation longer than the window is cut at its last whole turn that fits, else left out, as in training. Raises
     DataError when the tokenizer has no chat template or no conversation fits.
@@ -275,7 +270,8 @@ def conversation_batches(
         )
         outcomes.add(outcome)
         if ids is not None:
-            fitted.append((np.array(ids, np.int64), np.array(trained, bool)))
+            targets = np.where(trained[1:], ids[1:], IGNORED)
+            fitted.append({"input_ids": np.array(ids[:-1], np.int64), "shift_labels": targets.astype(np.int64)})
     if outcomes == {"no_target"}:
         raise DataError(
             f"nothing in the {len(conversations)} conversations is the assistant's by the tokenizer's chat template, which marks it with "
@@ -285,16 +281,7 @@ def conversation_batches(
         raise DataError(
             f"none of the {len(conversations)} conversations has an answer within {window} tokens, so nothing can be scored. Give shorter ones."
         )
-    fitted.sort(key=lambda pair: -len(pair[0]))
-    for first in range(0, len(fitted), rows):
-        some = fitted[first : first + rows]
-        width = len(some[0][0]) - 1
-        input_ids_BT = np.zeros((len(some), width), np.int64)
-        labels_BT = np.full((len(some), width), IGNORED, np.int64)
-        for row, (ids, trained) in enumerate(some):
-            input_ids_BT[row, : len(ids) - 1] = ids[:-1]
-            labels_BT[row, : len(ids) - 1] = np.where(trained[1:], ids[1:], IGNORED)
-        yield {"input_ids": torch.from_numpy(input_ids_BT), "shift_labels": torch.from_numpy(labels_BT)}
+    return _batches(fitted, rows=rows, padding={"input_ids": 0, "shift_labels": IGNORED})
 
 
 # Continuations of fixed prompts: the likeliest ones, and sampled ones that show the spread.
@@ -350,32 +337,22 @@ def bpb_results(
         dtype = arguments.dtype or "float32"
         window = _window(model, arguments.window)
         if arguments.text:
-            figures.append(_of_texts(tokenizer, arguments, window=window, dtype=dtype))
+            figures.append(_of_texts(tokenizer, arguments, window=window))
         if arguments.chat:
-            figures.append(_of_conversations(tokenizer, arguments, window=window, dtype=dtype))
+            figures.append(_of_conversations(tokenizer, arguments, window=window))
     elif subject.run is not None:
         dtype = arguments.dtype or dtype_of_run(subject.run)
-        figures = _of_validation(subject.run, subject.stage, tokenizer, dtype=dtype, trust_code=subject.trust_code)
+        figures = _of_validation(subject.run, subject.stage, tokenizer, trust_code=subject.trust_code)
 
     results: list[dict[str, Any]] = []
     for name, protocol, lengths, batches, more in figures:
         names = more.pop("sources", [])
-        mine = islice(batches(rows), rank, None, world_size)
+        mine = islice(batches(rows=rows), rank, None, world_size)
         autocast_dtype = None if dtype == "float32" else getattr(torch, dtype)
         score = bits_per_byte(model, mine, lengths, device=device, autocast_dtype=autocast_dtype, sources=len(names))
-        scored_on = protocol(score.bytes)
-        results.append(
-            {
-                "name": name,
-                "value": score.bpb,
-                **scored_on.row(),
-                "loss": score.loss,
-                "bytes": score.bytes,
-                "tokens": score.tokens,
-                "dtype": dtype,
-                **more,
-            }
-        )
+        scored_on = protocol(scored_bytes=score.bytes, dtype=dtype)
+        sums = {"loss": score.loss, "bytes": score.bytes, "tokens": score.tokens}
+        results.append({"name": name, "value": score.bpb, **scored_on.row(), **sums, "dtype": dtype, **more})
         results += [
             {"name": of_source, "value": bpb, **scored_on.having(source=of_source.rpartition("/")[2]).row()}
             for of_source, bpb in by_source(name, score, names).items()
@@ -383,11 +360,11 @@ def bpb_results(
     return results
 
 
-# Name, protocol by the bytes scored, bytes per id, batches of that many rows, more to record.
-Figure = tuple[str, Callable[[int], Protocol], Any, Callable[[int], Any], dict[str, Any]]
+# Name, protocol by scored_bytes and dtype, bytes per id, batches by rows, more to record.
+Figure = tuple[str, Callable[..., Protocol], Any, Callable[..., Any], dict[str, Any]]
 
 
-def _of_texts(tokenizer, arguments: argparse.Namespace, *, window: int, dtype: str) -> Figure:
+def _of_texts(tokenizer, arguments: argparse.Namespace, *, window: int) -> Figure:
     texts, files = read_texts(arguments.text, max_bytes=arguments.max_bytes)
     kept = coverage(tokenizer, texts)
     require_coverage(kept, where="--text")
@@ -395,57 +372,42 @@ def _of_texts(tokenizer, arguments: argparse.Namespace, *, window: int, dtype: s
         print(line)
     return (
         "text/bpb_documents",
-        lambda scored: documents_protocol(texts, window=window, scored_bytes=scored, coverage=kept, dtype=dtype),
+        partial(documents_protocol, texts, window=window, coverage=kept),
         None,
-        lambda rows: document_batches(tokenizer, texts, window=window, rows=rows),
+        partial(document_batches, tokenizer, texts, window=window),
         {"window": window, "documents": len(texts), "files": [asdict(file) for file in files]},
     )
 
 
-def _of_conversations(tokenizer, arguments: argparse.Namespace, *, window: int, dtype: str) -> Figure:
-    conversations, files = read_conversations(arguments.chat, max_conversations=arguments.max_conversations)
+def _of_conversations(tokenizer, arguments: argparse.Namespace, *, window: int) -> Figure:
+    limit = arguments.max_conversations
+    conversations, files = _items(arguments.chat, kind="chat", option="--chat", limit=limit, size=lambda messages: 1)
     kept = coverage(tokenizer, (str(m.get("content") or "") for messages in conversations for m in messages))
     require_coverage(kept, where="--chat")
-    for line in lines_of_files(files, limit=f"--max-conversations {arguments.max_conversations}"):
+    for line in lines_of_files(files, limit=f"--max-conversations {limit}"):
         print(line)
     return (
         "text/assistant_bpb",
-        lambda scored: conversations_protocol(
-            tokenizer, conversations, window=window, scored_bytes=scored, coverage=kept, dtype=dtype
-        ),
+        partial(conversations_protocol, tokenizer, conversations, window=window, coverage=kept),
         _byte_lengths(tokenizer),
-        lambda rows: conversation_batches(tokenizer, conversations, window=window, rows=rows),
+        partial(conversation_batches, tokenizer, conversations, window=window),
         {"window": window, "conversations": len(conversations), "files": [asdict(file) for file in files]},
     )
 
 
-def _of_validation(run: RunDirectory, stage: str | None, tokenizer, *, dtype: str, trust_code: bool) -> list[Figure]:
+def _of_validation(run: RunDirectory, stage: str | None, tokenizer, *, trust_code: bool) -> list[Figure]:
     held_out = held_out_rows(run, tokenizer, trust_code=trust_code)
     require_coverage(held_out.coverage, where=f"{run.path}: its validation text")
     is_chat = stage == "sft"
     # Rows of text carry their targets' bytes where ids have no fixed ones.
     lengths = _byte_lengths(tokenizer) if is_chat or is_byte_level(tokenizer) else None
-    name = SFT_BPB if is_chat else VAL_BPB
-    figures: list[Figure] = [
-        (
-            name,
-            lambda scored: held_out.protocol(name, scored_bytes=scored, dtype=dtype),
-            lengths,
-            lambda rows: held_out.batches(rows=rows),
-            {"sources": held_out.sources},
-        )
-    ]
+    batches = {SFT_BPB if is_chat else VAL_BPB: held_out.batches}
     if held_out.has_documents:
-        figures.append(
-            (
-                VAL_BPB_DOCUMENTS,
-                lambda scored: held_out.protocol(VAL_BPB_DOCUMENTS, scored_bytes=scored, dtype=dtype),
-                lengths,
-                lambda rows: held_out.document_batches(rows=rows),
-                {"sources": held_out.sources},
-            )
-        )
-    return figures
+        batches[VAL_BPB_DOCUMENTS] = held_out.document_batches
+    return [
+        (name, partial(held_out.protocol, name), lengths, of_rows, {"sources": held_out.sources})
+        for name, of_rows in batches.items()
+    ]
 
 
 def dtype_of_run(run: RunDirectory) -> str:
@@ -455,7 +417,6 @@ def dtype_of_run(run: RunDirectory) -> str:
 
 
 def _byte_lengths(tokenizer) -> Any:
-
     try:
         return byte_lengths(tokenizer)
     except ValueError as error:

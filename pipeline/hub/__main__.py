@@ -1,9 +1,12 @@
 """python -m pipeline.hub push RUN | pull ID | export RUN | space RUN: publish a finished run, restore one, write its model for others, make its page."""
 
 import argparse
+from pathlib import Path
 
 from pipeline.process.commands import program
+from pipeline.report.run_data import read_run
 from pipeline.run_dir.failures import exit_with_status
+from pipeline.run_dir.run_directory import RunDirectory
 
 
 # fmt: off
@@ -43,7 +46,6 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.command == "beside":
         from pipeline.hub.push import publish_while_training
-        from pipeline.run_dir.run_directory import RunDirectory
 
         publish_while_training(RunDirectory(arguments.run), trainer=arguments.trainer)
         return 0
@@ -57,20 +59,10 @@ def main(argv: list[str]) -> int:
     if arguments.command == "export":
         from pipeline.hub.export import export
 
-        size = arguments.max_shard_size
-        print(
-            export(
-                arguments.model,
-                to=arguments.to,
-                output=arguments.output,
-                dtype=arguments.type,
-                max_shard_size=size,
-                trust_code=arguments.trust_code,
-            )
-        )
+        how = {"dtype": arguments.type, "max_shard_size": arguments.max_shard_size, "trust_code": arguments.trust_code}
+        print(export(arguments.model, to=arguments.to, output=arguments.output, **how))
         return 0
     from pipeline.hub.push import push
-    from pipeline.report.run_data import read_run
 
     push(
         read_run(arguments.run).run,
@@ -84,10 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 def _write_space(arguments: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from pipeline.hub.export import write_space
-    from pipeline.report.run_data import read_run
 
     write_space([read_run(name).run for name in arguments.runs], output=Path(arguments.output))
     print(

@@ -9,10 +9,13 @@ import shlex
 import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import yaml
+from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from pipeline.evals.chat_tasks import BUILT_IN
 from pipeline.evals.core_bundle import TASKS
@@ -28,21 +31,19 @@ from pipeline.report.run_data import (
     cell,
     code,
     date,
+    facts_table,
     filled_table,
+    joined,
     number,
     percent,
     read_run,
     series_of,
-    table,
     task_name,
     visible,
 )
 from pipeline.report.sections import DATA_HEAD, data_rows, spent, tokenizer_text, total_kwh
 from pipeline.run_dir.checkpoints import SEAL, read_seal
 from pipeline.run_dir.run_directory import forked_run, name_of_model
-
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
 
 # The base model and where it is on the Hub: a base model and those made from it link to each other.
 
@@ -75,9 +76,6 @@ def no_formula(text: str) -> str:
 
 def is_repo_id(name: Any) -> bool:
     """Return whether the Hub would take it for a model's or data set's id; it refuses a card that names another."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
     if not isinstance(name, str) or not name.isascii():
         return False
     try:
@@ -88,7 +86,7 @@ def is_repo_id(name: Any) -> bool:
 
 
 def _started(data: RunData) -> Parent | None:
-    begun = (data.manifest.get("inputs") or {}).get("start_from") or {}
+    begun = data.fact("inputs.start_from", {})
     if not (start := begun.get("from")):
         return None
     if run := data.parent:
@@ -99,7 +97,7 @@ def _started(data: RunData) -> Parent | None:
 
 
 def _forked(data: RunData) -> Parent | None:
-    if not (name := (data.manifest.get("forked_from") or {}).get("run")):
+    if not (name := data.fact("forked_from.run")):
         return None
     parent = forked_run(data.run.path, data.manifest)
     return Parent(name=Path(name).name) if parent is None else _published(read_run(str(parent.path)))
@@ -141,11 +139,16 @@ class Published:
 
     @property
     def parameters(self) -> int | None:
-        return (self.data.manifest.get("model") or {}).get("parameters")
+        return self.data.fact("model.parameters")
 
     @property
     def sources(self) -> list[dict[str, Any]]:
         return self.recipe("data").get("sources") or []
+
+    @property
+    def inputs(self) -> list[dict[str, Any]]:
+        """Return the same sources as the manifest recorded them."""
+        return self.data.fact("inputs.sources", [])
 
     @property
     def datasets(self) -> list[str]:
@@ -172,8 +175,7 @@ class Published:
     @property
     def weights(self) -> dict[str, str]:
         """Return the sha256 of the files that it began with."""
-        begun = (self.data.manifest.get("inputs") or {}).get("start_from") or {}
-        return {name: value for name, value in begun.items() if name != "from"}
+        return {name: value for name, value in self.data.fact("inputs.start_from", {}).items() if name != "from"}
 
     @property
     def made_from(self) -> list[str]:
@@ -183,15 +185,11 @@ class Published:
 
     @property
     def unpublished_sources(self) -> list[Any]:
-        return [source.get("name") for source in self._inputs if not source.get("id")]
+        return [source.get("name") for source in self.inputs if not source.get("id")]
 
     @property
     def generated_sources(self) -> list[Any]:
-        return [source.get("name") for source in self._inputs if str(source.get("id")).startswith("tandem:")]
-
-    @property
-    def _inputs(self) -> list[dict[str, Any]]:
-        return (self.data.manifest.get("inputs") or {}).get("sources") or []
+        return [source.get("name") for source in self.inputs if str(source.get("id")).startswith("tandem:")]
 
     @property
     def command(self) -> str | None:
@@ -199,7 +197,7 @@ class Published:
         right to write to the repository."""
         if not self.data.run.recipe.exists():
             return None
-        processes = (self.data.manifest.get("shape") or {}).get("processes") or 1
+        processes = self.data.fact("shape.processes") or 1
         launch = ["accelerate launch", *([f"--num_processes {processes}"] if processes > 1 else [])]
         start, parent = self.recipe("model").get("start_from"), self.parent.repo_id if self.parent else None
         changed = {}
@@ -266,12 +264,12 @@ def bpb_of_model(card: Published) -> list[Score]:
 
 
 def bpb_text(card: Published) -> str:
-    rows = [[s.name, TEXTS.get(s.name), f"{s.value:.6f}", s.protocol] for s in bpb_of_model(card)]
-    if not rows:
+    if not (scores := bpb_of_model(card)):
         return ""
+    rows = [[s.name, TEXTS.get(s.name), f"{s.value:.6f}", s.protocol] for s in scores]
     intro = f"{str(METRICS[VAL_BPB].better).capitalize()} is better. A protocol names what was scored and how: compare figures of equal protocol only.\n\n"
     shown = filled_table(["metric", "of held-out text", "value", "protocol"], rows)
-    return "\n".join(part for part in (intro + shown, protocols_text(bpb_of_model(card))) if part)
+    return joined(intro + shown, protocols_text(scores))
 
 
 # Benchmarks of the published model on its card, for readers and for the Hub's index.
@@ -300,11 +298,10 @@ def benchmarks_text(card: Published) -> str:
     for benchmark in benchmarks:
         protocols = benchmark.protocols()
         part = f", first {benchmark.first_items:,} items of each task" if benchmark.first_items else ""
-        parts += [f"### {suite_name(benchmark)}{part}\n", scores_text(benchmark)]
-        parts += ["".join(f"{line}\n" for line in benchmark.protocol_lines())] if benchmark.protocol_lines() else []
+        parts += [f"### {suite_name(benchmark)}{part}\n", scores_text(benchmark), benchmark.protocols_text()]
         parts.append((f"Protocol {cell(protocols[0])}. " if len(protocols) == 1 else "") + "To repeat it:\n")
         parts.append(code(repeat_command(benchmark, card.repo_id), "bash"))
-    return "\n".join(parts)
+    return joined(*parts)
 
 
 def repeat_command(benchmark: Benchmark, repo_id: str) -> str:
@@ -324,9 +321,7 @@ def _core_words(benchmark: Benchmark) -> list[str]:
 
 
 def _chat_words(benchmark: Benchmark) -> list[str]:
-    names = list(
-        dict.fromkeys(task_name(task).partition("/")[0] for task in benchmark.tasks)
-    )  # of a task and its subjects
+    names = list(dict.fromkeys(task_name(task).partition("/")[0] for task in benchmark.tasks))  # not of their subjects
     words = [f"chat:{','.join(name for name in names if name in BUILT_IN)}"] if set(names) & set(BUILT_IN) else []
     for name in names:
         if name not in BUILT_IN:
@@ -352,10 +347,8 @@ def _harness_words(benchmark: Benchmark) -> list[str]:
 SUITES = {"core": "tasks of CORE", "chat": "chat task", "lm_eval": "lm-evaluation-harness"}
 
 
-def eval_results(card: Published) -> "list[EvalResult]":
+def eval_results(card: Published) -> list[EvalResult]:
     """Return what model-index holds. The protocol, which tells two figures of one metric apart, is the configuration."""
-    from huggingface_hub import EvalResult
-
     task: dict[str, Any] = {"task_type": "text-generation", "task_name": "Text generation"}
     found = [
         EvalResult(
@@ -397,8 +390,6 @@ def _type(benchmark: Benchmark, row: dict[str, Any]) -> str:
 
 def metadata(card: Published) -> str:
     """Return the YAML. Unknown fields are left out: an empty list would be shown as one."""
-    from huggingface_hub import ModelCardData
-
     results, base = eval_results(card), card.parent.repo_id if card.parent else None
     data = ModelCardData(
         license=card.recipe("hub").get("license"),
@@ -502,8 +493,8 @@ def training_text(card: Published) -> str:
         ["recipe", manifest.get("recipe_name")],
         ["text", _text_read(card)],
         ["optimizer steps", number(card.step)],
-        ["tokens (row positions)", number(data.tokens()) if data.tokens() else None],
-        ["tokens of a step", number((manifest.get("inputs") or {}).get("batch_tokens"))],
+        ["tokens (row positions)", number(data.tokens() or None)],
+        ["tokens of a step", number(data.fact("inputs.batch_tokens"))],
         ["optimizer", card.recipe("optimizer").get("type")],
         ["precision and hardware", trained_on(data)],
         *spent(data),
@@ -512,9 +503,7 @@ def training_text(card: Published) -> str:
         ["training loss at the end, smoothed, nats per token", number(data.last("train/loss_ema"), 5)],
     ]
     picture = card.finished and (data.run.report / "curves.png").exists()
-    return table(["what", "value"], [row for row in rows if row[1] is not None]) + (
-        "\n![The run's curves over its steps](curves.png)\n" if picture else ""
-    )
+    return joined(facts_table("what", rows), "![The run's curves over its steps](curves.png)\n" if picture else "")
 
 
 def _sampled_energy(card: Published) -> str | None:
@@ -526,7 +515,7 @@ def _sampled_energy(card: Published) -> str | None:
 def _text_read(card: Published) -> str | None:
     """Return the sources, each with its share of the rows where there are several."""
     shares = card.data.manifest.get("shares") or {}
-    named = [source.get("name") for source in (card.data.manifest.get("inputs") or {}).get("sources") or []]
+    named = [source.get("name") for source in card.inputs]
     texts = []
     for place, source in enumerate(card.sources):
         files = source.get("files")

@@ -9,18 +9,20 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 import pipeline
-from pipeline.evals.subject import Subject, find_subject, open_model
+from pipeline.evals.subject import Subject, find_subject, load, open_model
 from pipeline.process.commands import command
-from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError, first_line
+from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError, TandemError, first_line
 from pipeline.process.storage import new_folder, read_json, write_text
+from pipeline.recipe.sizes import LLAMA_NAMES
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.tokenizer.encode import GPT2_PATTERN, split_pattern
+from pipeline.tokenizer.encode import GPT2_PATTERN, byte_lengths, control_strings, split_pattern
 from pipeline.tokenizer.train import SPLIT_PATTERNS
 
 # GGUF, the file that llama.cpp and Ollama run: of models whose architecture and tokenizer both have.
@@ -78,17 +80,12 @@ ARCHITECTURES = {
 GEMMA3_PERIOD, GEMMA3_LOCAL_THETA = 6, 10_000.0  # every sixth layer sees all; the others turn by this base
 # llama.cpp's names (tokenizer.ggml.pre) of the patterns that cut text. Its llama-bpe also takes whole words that have an id
 # without merging (ignore_merges); smaug-bpe is the same pattern without that.
-PATTERNS = {
-    GPT2_PATTERN: "gpt-2",
-    SPLIT_PATTERNS["qwen2"]: "qwen2",
-    SPLIT_PATTERNS["llama3"]: "smaug-bpe",
-}
+PATTERNS = {GPT2_PATTERN: "gpt-2", SPLIT_PATTERNS["qwen2"]: "qwen2", SPLIT_PATTERNS["llama3"]: "smaug-bpe"}
 # The same as the models of that name write them: alike but for U+017F, the long s, after an apostrophe.
-WRITTEN_BY_OTHERS = {
+PATTERNS |= {
     pattern.replace(r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"): name
     for pattern, name in PATTERNS.items()
 }
-PATTERNS |= WRITTEN_BY_OTHERS
 
 
 def write_gguf(model: Path, target: Path, *, name: str, dtype: str = "f16") -> None:
@@ -172,24 +169,18 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, int]:
-    if config["model_type"] == "gpt2":
-        width = config["n_embd"]
-        return {
-            "layers": config["n_layer"],
-            "positions": config["n_positions"],
-            "width": width,
-            "inner": config.get("n_inner") or 4 * width,
-            "heads": config["n_head"],
-        }
-    heads = config["num_attention_heads"]
+    def size(name: str) -> Any:
+        return config.get(name) or config.get(LLAMA_NAMES[name])
+
+    width, heads = size("n_embd"), size("n_head")
     return {
-        "layers": config["num_hidden_layers"],
-        "positions": config["max_position_embeddings"],
-        "width": config["hidden_size"],
-        "inner": config["intermediate_size"],
+        "layers": size("n_layer"),
+        "positions": size("n_positions"),
+        "width": width,
+        "inner": size("n_inner") or 4 * width,  # GPT-2's own default
         "heads": heads,
-        "kv_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "kv_heads": size("n_kv_head") or heads,
+        "head_dim": config.get("head_dim") or width // heads,
     }
 
 
@@ -222,7 +213,7 @@ def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: 
     from transformers import AutoTokenizer
 
     special = {token["id"]: token["special"] for token in tokenizer["added_tokens"]}
-    tokens = {**{i: token for token, i in tokenizer["model"]["vocab"].items()}}
+    tokens = {i: token for token, i in tokenizer["model"]["vocab"].items()}
     tokens |= {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     kinds = {i: TokenType.CONTROL if special[i] else TokenType.USER_DEFINED for i in special}
     cut = PATTERNS[split_pattern(tokenizer["pre_tokenizer"]) or ""]
@@ -298,7 +289,7 @@ def _names(config: dict[str, Any]) -> Any:
 
 def _turned_heads(name: str, sizes: dict[str, int]) -> int:
     """Return how many heads the tensor turns by RoPE; 0 for one that is not turned."""
-    return {"q_proj": sizes["heads"], "k_proj": sizes.get("kv_heads", 0)}.get(name.split(".")[-2], 0)
+    return {"q_proj": sizes["heads"], "k_proj": sizes["kv_heads"]}.get(name.split(".")[-2], 0)
 
 
 # Quantized by llama.cpp itself, and what that costs.
@@ -380,7 +371,6 @@ def modelfile(gguf: str, *, model: Path) -> str:
     from transformers import AutoTokenizer
 
     from pipeline.tokenizer.chat import built_in_template
-    from pipeline.tokenizer.encode import control_strings
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     lines = [f"FROM ./{gguf}"]
@@ -427,9 +417,8 @@ def write_onnx(model: Path, folder: Path, *, loaded: Any) -> None:
         with redirect_stdout(sys.stderr):  # torch prints its stages; standard output is for what was written
             exported = exporter.export(loaded, taken, config=OnnxConfig(dynamic=True))
     except Exception as error:  # whatever tracing another architecture ends in
-        reason = first_line(error)
         raise RecipeError(
-            f"{model}: transformers cannot write this model as ONNX: {reason}. The folder itself runs in transformers."
+            f"{model}: transformers cannot write this model as ONNX: {first_line(error)}. The folder itself runs in transformers."
         ) from error
     exported.config = None  # the folder's own is copied: the model is loaded as ours also where it is written as GPT-2
     exported.save_pretrained(folder)
@@ -603,13 +592,8 @@ SCORED_TOKENS, SCORED_ROWS = 65_536, 8  # of the run's held-out rows, and rows o
 
 def _cost_of_quantizing(subject: Subject, gguf: Path, *, dtype: str) -> str:
     """Return a line with the bits per byte of the model and of its quantized weights, on the run's first held-out rows."""
-    from itertools import islice
-
     from pipeline.evals.bpb import bits_per_byte
-    from pipeline.evals.subject import load
     from pipeline.evals.texts import held_out_rows
-    from pipeline.process.errors import TandemError
-    from pipeline.tokenizer.encode import byte_lengths
 
     if subject.run is None:
         return f"{dtype}: what it costs in bits per byte is not known, since a folder has no held-out text"
@@ -625,19 +609,15 @@ def _cost_of_quantizing(subject: Subject, gguf: Path, *, dtype: str) -> str:
         return bits_per_byte(model, batches, byte_lengths(tokenizer), device="cpu")
 
     before = score()
-    model.load_state_dict(_in_this_form(model, weights_of_gguf(gguf, Path(subject.path))), strict=False)
+    weights = weights_of_gguf(gguf, Path(subject.path))  # a GPT-2 is loaded as Tandem, which has the same names
+    unknown = weights.keys() - model.state_dict().keys()
+    assert not unknown, f"{sorted(unknown)[:3]} are no weights of a {type(model).__name__}"
+    model.load_state_dict(weights, strict=False)
     after = score()
     return (
         f"{dtype}: {after.bpb:.4f} bits per byte, {after.bpb - before.bpb:+.4f} beside the model's own {before.bpb:.4f} "
         f"(of {before.tokens:,} held-out tokens; weights alone)"
     )
-
-
-def _in_this_form(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors under the names of the model in memory: a GPT-2 is loaded as Tandem, which has the same."""
-    unknown = weights.keys() - model.state_dict().keys()
-    assert not unknown, f"{sorted(unknown)[:3]} are no weights of a {type(model).__name__}"
-    return weights
 
 
 def _folder(subject: Subject, target: Path, *, to: str, dtype: str | None, max_shard_size: str) -> None:

@@ -29,8 +29,6 @@ from pipeline.recipe import Recipe
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files
 from pipeline.run_dir.run_directory import RunDirectory, read_manifest
 
-# The HTTP client of who publishes: a Hub that is silent, asks to wait, or is not the Hub at all ends a request.
-
 # Asking the Hub again when it is away, and not when it refuses.
 
 ATTEMPTS = 5
@@ -43,10 +41,9 @@ T = TypeVar("T")
 
 def retried(action: Callable[[], T], *, what: str) -> T:
     """Return the action's value; a Hub that is away is asked again with growing waits, one that refuses is not."""
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import HFValidationError, HTTPError
 
     wait = FIRST_WAIT_S
-    failures: tuple[type[BaseException], ...] = (RuntimeError, OSError, *_transport_errors())
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return action()
@@ -56,7 +53,7 @@ def retried(action: Callable[[], T], *, what: str) -> T:
             if isinstance(error, TandemError) or not _is_of_library(error):
                 raise
             raise _odd_answer(what, error) from None
-        except failures as error:
+        except (RuntimeError, OSError, HTTPError) as error:
             answer = _answer_of(error)
             if answer is None and getattr(error, "errno", None) in NAMES and _is_of_library(error):
                 raise _odd_answer(what, error) from None
@@ -90,45 +87,46 @@ def _odd_answer(what: str, error: BaseException) -> ServiceError:
 
 def _is_of_library(error: BaseException) -> bool:
     """Return whether it was raised below a call of huggingface_hub: by its reading of an answer."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    modules = [frame.f_globals.get("__name__", "") for frame in frames]
-    # BoundedAnswer (process/network.py) is called by the library.
-    ours = [
-        name.startswith("pipeline.") and "BoundedAnswer" not in frame.f_code.co_qualname
-        for name, frame in zip(modules, frames, strict=True)
-    ]
-    last_of_ours = max(n for n, is_ours in enumerate(ours) if is_ours)
-    return any(name.startswith("huggingface_hub.") for name in modules[last_of_ours + 1 :])
+    is_below = False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+        # BoundedAnswer (process/network.py) is called by the library.
+        if module.startswith("pipeline.") and "BoundedAnswer" not in frame.f_code.co_qualname:
+            is_below = False
+        elif module.startswith("huggingface_hub."):
+            is_below = True
+    return is_below
 
 
-def _transport_errors() -> tuple[type[BaseException], ...]:
-    # The HTTP client of huggingface_hub changes its name between versions; its errors share this base.
-    from huggingface_hub.errors import HTTPError
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and what is behind it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
-    return (HTTPError,)
 
-
-def _answer_of(error: BaseException | None) -> tuple[int | None, str] | None:
+def _answer_of(failed: BaseException) -> tuple[int | None, str] | None:
     """Return status (None when nobody answered) and text of the failed request, also when it is behind a RuntimeError.
 
     None for an error that is none of the Hub's.
     """
-    while error is not None:
-        if isinstance(error, (*_transport_errors(), ConnectionError, TimeoutError)):
+    # The HTTP client of huggingface_hub changes its name between versions; its errors share this base.
+    from huggingface_hub.errors import HTTPError
+
+    for error in _causes(failed):
+        if isinstance(error, (HTTPError, ConnectionError, TimeoutError)):
             whole = redacted(" ".join(str(error).split()))  # before it is cut: a secret cut short is not known
             text = whole[:200] or type(error).__name__
             return getattr(getattr(error, "response", None), "status_code", None), text
-        error = error.__cause__ or error.__context__
     return None
 
 
-def _asked_to_wait(error: BaseException | None) -> float:
+def _asked_to_wait(failed: BaseException) -> float:
     """Return seconds of the answer's Retry-After; 0 where there is none, or a date."""
-    while error is not None:
+    for error in _causes(failed):
         value = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
         if value.strip().isdigit():
             return float(value)
-        error = error.__cause__ or error.__context__
     return 0.0
 
 
@@ -159,9 +157,7 @@ def _look_at(response: Any) -> None:
         raise HTTPError(f"{response.url}: a web page came instead of an answer; a proxy or a login page stands between")
     if response.status_code in (429, 503) and "Retry-After" in response.headers:
         response.read()
-        hf_raise_for_status(
-            response
-        )  # else the library sleeps for as long as the answer asks for, however long that is
+        hf_raise_for_status(response)  # else the library sleeps for as long as the answer asks for
 
 
 MOST_FILES = 10_000  # of a repository; a run of some hundred shards has as many
@@ -195,7 +191,9 @@ def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> Ru
         with new_folder(target) as restored:
             run = RunDirectory(restored)
             place_records(snapshot, run)
-            _place_model(snapshot, run, repo_id)
+            run.model.mkdir()
+            _move_sealed_files(snapshot, run.model, repo_id)
+            _refuse_damaged(run.model, repo_id)
             place_state(snapshot, run, repo_id)
             facts: dict[str, Any] = {"pulled_from": {"id": repo_id, "commit": commit}}
             manifest = run.read_manifest()
@@ -251,12 +249,6 @@ def place_records(snapshot: Path, run: RunDirectory) -> None:
         if (snapshot / target.name).exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(snapshot / target.name, target)
-
-
-def _place_model(snapshot: Path, run: RunDirectory, repo_id: str) -> None:
-    run.model.mkdir()
-    _move_sealed_files(snapshot, run.model, repo_id)
-    _refuse_damaged(run.model, repo_id)
 
 
 def _move_sealed_files(source: Path, target: Path, repo_id: str) -> None:

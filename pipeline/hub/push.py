@@ -14,6 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+)
+from huggingface_hub.errors import BadRequestError, HfHubHTTPError, RemoteEntryNotFoundError, RevisionNotFoundError
+
 from pipeline.evals.core_bundle import git_blob
 from pipeline.hub.card import model_card
 from pipeline.hub.pull import STATE, bound_waits, retried
@@ -52,8 +63,6 @@ def verify(
     model: the local folder of the model. within: where the download is kept meanwhile; in the queue, what a killed process
     leaves behind is cleared away.
     """
-    from huggingface_hub import hf_hub_download
-
     wrong = []
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=within) as folder:
         for name, expected in sums.items():
@@ -91,8 +100,6 @@ def _classes_elsewhere(file: Path) -> list[str]:
 
 def compare_sums(files: dict[str, Path], *, repo_id: str, commit: str) -> None:
     """Compare as verify does, by the hashes that the Hub states: a checkpoint is too large to fetch again at every save."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
     wrong = []
     for name, path in files.items():
         url = hf_hub_url(repo_id, name, revision=commit)
@@ -236,14 +243,10 @@ class Upload:
     """A branch of a repository that takes commits. Every request is asked again while the Hub is away."""
 
     def __init__(self, repo_id: str, *, branch: str, private: bool):
-        from huggingface_hub import HfApi
-
         self.api, self.repo_id, self.branch, self.private = HfApi(), repo_id, branch, private
 
     def open(self) -> None:
         """Create the repository and the branch where they are missing; ServiceError when it is public and must not be."""
-        from huggingface_hub.errors import RevisionNotFoundError
-
         api = self.api
         create = lambda: api.create_repo(self.repo_id, private=self.private, exist_ok=True)  # noqa: E731
         self.repo_id = retried(create, what=f"creating {self.repo_id}").repo_id
@@ -275,9 +278,6 @@ class Upload:
 
         Gives the commit, and whether it was found there: the answer to an earlier attempt may have been lost.
         """
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-        from huggingface_hub.errors import BadRequestError
-
         there = {sibling.rfilename for sibling in self.head.siblings or []}
         left = {name for name in there - set(files) if name in replaces or self.ours(name)}
         before = item.before
@@ -308,9 +308,6 @@ class Upload:
 
     def _made_since(self, before: str, seal: Path) -> str | None:
         """Return the newest commit when it is not `before` and holds the model that `seal` seals."""
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import RemoteEntryNotFoundError
-
         newest = self.api.model_info(self.repo_id, revision=self.branch).sha
         if newest is None or newest == before:
             return None
@@ -323,8 +320,6 @@ class Upload:
 
     def tag(self, step: int, commit: str) -> None:
         """Tag the commit step-<n>, which from_pretrained takes as a revision; on another branch than main <branch>-step-<n>. A later one replaces it."""
-        from huggingface_hub.errors import HfHubHTTPError
-
         name = f"step-{step}" if self.branch == "main" else f"{self.branch}-step-{step}"
 
         def tag() -> None:
@@ -408,8 +403,6 @@ def publish(
 
     An upload that an earlier process had finished, and did not live to write down, is not repeated.
     """
-    from huggingface_hub import constants
-
     model = queue.folder(item)
     hub = data.recipe.get("hub") or {}
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=queue.path) as folder:

@@ -9,24 +9,20 @@ from pipeline.report.comparison import comparison, write_comparison
 from pipeline.report.curves import fit_runs
 from pipeline.report.imported_logs import is_imported, lost_lines, read_runs
 from pipeline.report.run_data import write_csv
-from pipeline.report.single import report, write_report
+from pipeline.report.single import report, serve, write_report
 from pipeline.run_dir.failures import exit_with_status
 
 
 def main(argv: list[str]) -> int:
     options = _options(argv)
     if options.serve:
-        from pipeline.report.single import serve
-
         serve(options.runs[0], port=options.port)
         return 0
     runs = read_runs(options.runs)
     for data in runs:
         for number, line in lost_lines(data):
-            print(
-                f"{data.run.path}:{number}: looks like a measured step and cannot be read: {line[:120]!r}",
-                file=sys.stderr,
-            )
+            lost = f"{data.run.path}:{number}: looks like a measured step and cannot be read: {line[:120]!r}"
+            print(lost, file=sys.stderr)
     if options.csv:
         write_csv(runs, options.csv)
     if options.fit:

@@ -7,13 +7,14 @@ from pipeline.evals.core_bundle import why_partial
 from pipeline.metrics import why_not_compared
 from pipeline.report.run_data import (
     Benchmark,
-    Key,
     RunData,
     Score,
     cell,
     code,
     date,
+    facts_table,
     filled_table,
+    joined,
     number,
     percent,
     series_of,
@@ -23,7 +24,6 @@ from pipeline.report.run_data import (
 )
 
 # Figures of evaluations side by side, only where the same was scored.
-
 SHOWN = 3  # other runs against which a figure that is not compared is named
 
 
@@ -51,7 +51,8 @@ def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
                 _against(newest[own][key], other, runs[n])
                 for n, scores in enumerate(newest)
                 if n != own
-                for other in _named(name, scores)
+                for other in scores.values()
+                if other.name == name and other.protocol is not None
             ]
             refused.append(
                 f"{name} of {having[0]} is not compared: no other of these runs was scored{on_these} under its protocol {protocol}."
@@ -77,10 +78,6 @@ def protocols_text(scores: Sequence[Score]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _named(name: str, scores: dict[Key, Score]) -> list[Score]:
-    return [score for score in scores.values() if score.name == name and score.protocol is not None]
-
-
 def _against(own: Score, other: Score, run: RunData) -> str:
     """Say in which parts of its protocol, or else in which items, the figure of another run is another measurement."""
     why = (
@@ -100,15 +97,14 @@ STEPS_OF_A_SERIES = 16
 
 def benchmarks_text(data: RunData) -> str:
     """Return each series of equal measurements by its newest entry, and its means over steps; then what could not be scored."""
-    parts = [_series(series) for series in series_of(data.benchmarks())]
-    return "\n".join(part for part in (*parts, _failures(data)) if part)
+    return joined(*map(_series, series_of(data.benchmarks())), _failures(data))
 
 
 def _series(series: list[Benchmark]) -> str:
     newest = series[-1]
     history = _history(series) if len(series) > 1 else ""
     title = f"### {suite_name(newest)}: {_of(newest)}\n"
-    return "\n".join(part for part in (title, scores_text(newest), history, _facts(newest)) if part)
+    return joined(title, scores_text(newest), history, _facts(newest))
 
 
 def suite_name(benchmark: Benchmark) -> str:
@@ -129,8 +125,7 @@ def scores_text(benchmark: Benchmark) -> str:
     lines = partial_lines(benchmark)
     if benchmark.first_items:
         lines.append(f"At most the first {benchmark.first_items:,} items of each task were scored.")
-    parts = [_means(benchmark), *(f"{line}\n" for line in lines), _tasks(benchmark), _looked(benchmark)]
-    return "\n".join(part for part in parts if part)
+    return joined(_means(benchmark), *(f"{line}\n" for line in lines), _tasks(benchmark), _looked(benchmark))
 
 
 def _means(benchmark: Benchmark) -> str:
@@ -234,22 +229,18 @@ def _contaminated(row: dict[str, Any]) -> str | None:
 
 
 def _notes(task: dict[str, Any]) -> list[str]:
-    notes = []
-    if task.get("shortened"):
-        notes.append(f"prompts shortened: {number(task['shortened'])}")
-    if task.get("too_long"):
-        notes.append(f"questions too long, counted as wrong: {number(task['too_long'])}")
-    if task.get("cut"):
-        notes.append(f"items whose prompt was cut: {number(task['cut'])}")
-    if unjudged := _contamination(task).get("unjudged"):
-        notes.append(f"items too short to look for: {number(unjudged)}")
-    if task.get("published") is False:
-        notes.append("not the published file")
-    if task.get("complete") is False:
-        notes.append("not the whole test set")
-    if task.get("isolation"):
-        notes.append(f"programs run behind {task['isolation']}")
-    return notes
+    unjudged, isolation = _contamination(task).get("unjudged"), task.get("isolation")
+    shortened, too_long, cut = (task.get(name) for name in ("shortened", "too_long", "cut"))
+    notes = (
+        (shortened, f"prompts shortened: {number(shortened)}"),
+        (too_long, f"questions too long, counted as wrong: {number(too_long)}"),
+        (cut, f"items whose prompt was cut: {number(cut)}"),
+        (unjudged, f"items too short to look for: {number(unjudged)}"),
+        (task.get("published") is False, "not the published file"),
+        (task.get("complete") is False, "not the whole test set"),
+        (isolation, f"programs run behind {isolation}"),
+    )
+    return [note for holds, note in notes if holds]
 
 
 def _looked(benchmark: Benchmark) -> str:
@@ -299,13 +290,12 @@ def _facts(benchmark: Benchmark) -> str:
         for task in benchmark.tasks
         for file in task.get("files") or []
     ]
-    parts = [
+    return joined(
         code(entry["command"], "bash") if entry.get("command") else "",
-        table(["what", "value"], [fact for fact in facts if fact[1] is not None]),
-        "".join(f"{line}\n" for line in benchmark.protocol_lines()),
+        facts_table("what", facts),
+        benchmark.protocols_text(),
         filled_table(["task", "file", "bytes", "sha256", "revision"], files),
-    ]
-    return "\n".join(part for part in parts if part)
+    )
 
 
 # Recorded cost, and its name for people.

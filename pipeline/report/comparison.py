@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.evals.intervals import student_t, two_sided
 from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
-from pipeline.process.storage import sum_of, write_bytes, write_text
+from pipeline.process.storage import sum_of, write_text
 from pipeline.report.benchmarks import score_rows
 from pipeline.report.curves import (
     COMPARED_AXES,
@@ -30,9 +30,9 @@ from pipeline.report.curves import (
     trained_on,
 )
 from pipeline.report.imported_logs import is_imported, lost_lines, meaning_of
-from pipeline.report.run_data import Key, RunData, cell, filled_table, number, table
+from pipeline.report.run_data import Key, RunData, cell, filled_table, joined, number, table
 from pipeline.report.sections import last_texts, leaves, paid, wall_s
-from pipeline.report.single import duration, share, shortened
+from pipeline.report.single import duration, place_picture, share, shortened
 
 # Speed, memory and energy of runs as ratios to the first one.
 
@@ -71,8 +71,6 @@ def ratios_text(runs: Sequence[RunData]) -> str:
         ]
         others = zip(values[1:], meanings[1:], strict=True)
         rows.append([name, how, *cells, *(_ratio(v, values[0], same=m == meanings[0]) for v, m in others)])
-    if not rows:
-        return ""
     head = ["", "of the run", *(data.name for data in runs), *(f"{data.name} / {runs[0].name}" for data in runs[1:])]
     marked = any(cell.endswith(" *") for row in rows for cell in row if isinstance(cell, str))
     return table(head, rows) + ("\n\\* another number by that name: see the imported logs below.\n" if marked else "")
@@ -126,7 +124,7 @@ NAMES_OF_RUNS = ("run.name", "run.note", "run.tags", "run.directory", "run.code_
 def differences_text(runs: Sequence[RunData]) -> str:
     """Return what the figures show where one major variable differs or none, and a table for each group in which something does."""
     of_runs = [{**settings_of(data), **facts_of(data), **code_of(data)} for data in runs]
-    parts = [*_verdict(runs), *_unknown(runs)]
+    parts = [_verdict(runs), _unknown(runs)]
     names = dict.fromkeys(name for values in of_runs for name in values)
     groups: dict[str, list[list[Any]]] = {}
     for name in names:
@@ -137,7 +135,7 @@ def differences_text(runs: Sequence[RunData]) -> str:
     for group in (*MAJOR, CODE, OTHER):
         if group in groups:
             parts.append(f"### Differs: {group}\n\n" + table(["", *(data.name for data in runs)], groups[group]))
-    return "\n".join(parts)
+    return joined(*parts)
 
 
 def differing_majors(one: RunData, other: RunData) -> list[str]:
@@ -147,13 +145,13 @@ def differing_majors(one: RunData, other: RunData) -> list[str]:
     both = [name for name in facts[0] if name in facts[1]]
     decided = [pattern for name in both for pattern in DECIDES.get(name, ())]
     found = {group_of(name) for name in both if facts[0][name] != facts[1][name]}
-    for name in settings[0].keys() | settings[1].keys():
-        if any(fnmatch(name, pattern) for pattern in decided):
-            continue
+    differing = [n for n in settings[0].keys() | settings[1].keys() if settings[0].get(n) != settings[1].get(n)]
+    for name in differing:
         known = [name in values or not is_imported(data) for values, data in zip(settings, (one, other), strict=True)]
-        if all(known) and settings[0].get(name) != settings[1].get(name):
+        if all(known) and not any(fnmatch(name, pattern) for pattern in decided):
             found.add(group_of(name))
-    if {"seed", "tokenizer"} <= found and "data" not in found and _same_tokenizer_settings(*settings):
+    is_same_setting = not any(name.startswith("tokenizer.") for name in differing)
+    if {"seed", "tokenizer"} <= found and "data" not in found and is_same_setting:
         found.remove("tokenizer")  # it was trained on the same text in the order of another seed
     return [group for group in MAJOR if group in found]
 
@@ -164,7 +162,7 @@ def repeats(runs: Sequence[RunData]) -> list[list[RunData]]:
     for data in runs:
         for group in groups:
             if _repeats(group[0], data):
-                if all(_seed_of(data) != _seed_of(other) for other in group):
+                if all(data.setting("train.seed") != other.setting("train.seed") for other in group):
                     group.append(data)
                 break
         else:
@@ -179,27 +177,25 @@ def settings_of(data: RunData) -> dict[str, Any]:
 
 def facts_of(data: RunData) -> dict[str, Any]:
     """Return what the manifest holds beside the recipe, of what is a major variable."""
-    inputs, shape = data.manifest.get("inputs") or {}, data.manifest.get("shape") or {}
+    inputs, shape = data.fact("inputs", {}), data.fact("shape", {})
     found = {f"fact: {name}": shape.get(name) for name in ("device", "processes", "dtype", "compiled", "attention")}
     found["fact: steps"] = data.max_steps()
     found["fact: tokens of a step"] = inputs.get("batch_tokens")
-    found["fact: tokenizer"] = (inputs.get("tokenizer") or {}).get("identity")
-    weights = {name: value for name, value in (inputs.get("start_from") or {}).items() if name != "from"}
+    found["fact: tokenizer"] = data.fact("inputs.tokenizer.identity")
+    weights = {name: value for name, value in data.fact("inputs.start_from", {}).items() if name != "from"}
     found["fact: started from"] = sum_of(weights) if weights else None  # several files of a large model; a commit
-    recipe = data.recipe.get("data") or {}
     for name, key in (("sources", "training"), ("validation", "validation")):
         if inputs.get(name):
-            found[f"fact: {key} files"] = [
-                _source(source, spec)
-                for source, spec in zip(inputs[name], _specs(recipe.get(name), len(inputs[name])), strict=True)
-            ]
+            specs, count = data.setting(f"data.{name}"), len(inputs[name])
+            specs = specs if isinstance(specs, list) and len(specs) == count else [{}] * count
+            found[f"fact: {key} files"] = list(map(_source, inputs[name], specs))
     return {name: value for name, value in found.items() if value is not None}
 
 
 def code_of(data: RunData) -> dict[str, Any]:
     """Commit and versions."""
-    found = {f"git.{name}": value for name, value in (data.manifest.get("git") or {}).items()}
-    return found | {f"version.{name}": value for name, value in (data.manifest.get("versions") or {}).items()}
+    found = {f"git.{name}": value for name, value in data.fact("git", {}).items()}
+    return found | {f"version.{name}": value for name, value in data.fact("versions", {}).items()}
 
 
 def group_of(name: str) -> str:
@@ -231,44 +227,32 @@ def _majors(runs: Sequence[RunData]) -> dict[str, list[str]]:
 
 
 def _repeats(one: RunData, other: RunData) -> bool:
-    if is_imported(one) or is_imported(other) or _seed_of(one) is None or _seed_of(other) is None:
+    if any(is_imported(data) or data.setting("train.seed") is None for data in (one, other)):
         return False  # a log does not tell its seed
     same_code = code_of(one).get("git.commit") == code_of(other).get("git.commit")
     return same_code and one.stage == other.stage and not set(differing_majors(one, other)) - {"seed"}
 
 
-def _seed_of(data: RunData) -> Any:
-    return (data.recipe.get("train") or {}).get("seed")
-
-
-def _verdict(runs: Sequence[RunData]) -> list[str]:
+def _verdict(runs: Sequence[RunData]) -> str:
     by_run = _majors(runs)
     if any(len(majors) > 1 for majors in by_run.values()):
-        return []
+        return ""
     if not any(by_run.values()):
-        return [
-            "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, precision and kernels, hardware and seed are the same, as far as they are known.\n"
-        ]
+        return "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, precision and kernels, hardware and seed are the same, as far as they are known.\n"
     shown = {name: majors[0] for name, majors in by_run.items() if majors}
     shown = {name: major for name, major in shown.items() if major != "seed"} or shown
     listed = "; ".join(f"{cell(name)}: {major}" for name, major in shown.items())
     line = f"One major variable differs from {cell(runs[0].name)} ({listed})"
     if not any(set(majors) - {"seed"} for majors in by_run.values()):
-        return [f"{line}: how far the figures lie apart is what another seed does.\n"]
+        return f"{line}: how far the figures lie apart is what another seed does.\n"
     if all(len(group) > 1 for group in repeats(runs)):
-        return [f"{line}: what the figures show beyond the noise of the seed is its effect.\n"]
-    return [
-        f"{line}. Not every recipe has repeats with other seeds here: one run of each cannot tell the variable's effect from the seed's.\n"
-    ]
+        return f"{line}: what the figures show beyond the noise of the seed is its effect.\n"
+    return f"{line}. Not every recipe has repeats with other seeds here: one run of each cannot tell the variable's effect from the seed's.\n"
 
 
-def _unknown(runs: Sequence[RunData]) -> list[str]:
-    names = [cell(data.name) for data in runs if is_imported(data)]
-    return (
-        [f"Imported: {', '.join(names)}. What their logs do not tell stands as - and counts as equal.\n"]
-        if names
-        else []
-    )
+def _unknown(runs: Sequence[RunData]) -> str:
+    names = ", ".join(cell(data.name) for data in runs if is_imported(data))
+    return f"Imported: {names}. What their logs do not tell stands as - and counts as equal.\n" if names else ""
 
 
 def _source(source: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
@@ -278,14 +262,6 @@ def _source(source: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     if any(len(file) == 64 for file in files) or not source.get("fingerprint"):
         return {"files": [file[:16] for file in files], "format": source.get("format"), **taken}
     return {"fingerprint": source["fingerprint"][:16], **taken}
-
-
-def _specs(specs: Any, count: int) -> list[dict[str, Any]]:
-    return specs if isinstance(specs, list) and len(specs) == count else [{}] * count
-
-
-def _same_tokenizer_settings(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(one.get(n) == other.get(n) for n in one.keys() | other.keys() if n.startswith("tokenizer."))
 
 
 def _short(value: Any) -> Any:
@@ -340,7 +316,8 @@ def seed_noise_text(runs: Sequence[RunData]) -> str:
     for key, having in figures.items():
         for n, (group, found) in enumerate(having):
             against = verdict(having[0][1], found, comparisons=judged) if n else "the first"
-            rows.append([_what(key), _names(group), *_spread(found), against])
+            names, deviation = ", ".join(data.name for data in group), f"{stdev(found):.6f}" if len(found) > 1 else None
+            rows.append([_what(key), names, len(found), f"{mean(found):.6f}", deviation, against])
     text = table(["figure", "runs", "n", "mean", "standard deviation", "against the first"], rows)
     if judged > 1:
         text += (
@@ -394,16 +371,8 @@ def judge(first: Sequence[float], other: Sequence[float], *, comparisons: int = 
     )
 
 
-def _names(group: Sequence[RunData]) -> str:
-    return ", ".join(data.name for data in group)
-
-
 def _what(key: Key) -> str:
     return f"{key[0]} (protocol {key[1]})"
-
-
-def _spread(values: Sequence[float]) -> list[Any]:
-    return [len(values), f"{mean(values):.6f}", f"{stdev(values):.6f}" if len(values) > 1 else None]
 
 
 # Which curves of several runs are drawn over each other: one panel a metric, one look a run, on the axes of
@@ -505,16 +474,11 @@ NOTHING_ALIGNED = "No loss of two runs has a common stretch on any axis.\n"
 
 def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
     """Write comparison.md, comparison.html and their picture into the folder; returns the Markdown."""
-    from pipeline.report.page import (
-        comparison_picture,  # these two cost a second of imports,
-        page,  # which a comparison that is only printed need not pay
-    )
+    # A second of imports, which a comparison that is only printed need not pay.
+    from pipeline.report.page import comparison_picture, page
 
     picture = comparison_picture(runs)
-    if picture:
-        write_bytes(folder / PICTURE, picture)
-    else:
-        (folder / PICTURE).unlink(missing_ok=True)
+    place_picture(picture, folder / PICTURE)
     sections, head = sections_of(runs), results_text(runs)
     panels, axes = comparison_panels(runs)
     html = page(
@@ -570,8 +534,7 @@ SHOWN_FIGURES, SHOWN_CHANGES, SHOWN_PROMPTS, SHOWN_RUNS = 3, 3, 2, 4
 def results_text(runs: Sequence[RunData]) -> str:
     """Return what won and whether it is shown, a table of the results, and the runs' samples."""
     figures = judged_figures(runs)
-    parts = [warning(runs), _winners(figures), _results(runs, list(figures)[:SHOWN_FIGURES]), _side_by_side(runs)]
-    return "\n".join(part for part in parts if part)
+    return joined(warning(runs), _winners(figures), _results(runs, list(figures)[:SHOWN_FIGURES]), _side_by_side(runs))
 
 
 def _winners(figures: dict[Key, Groups]) -> str:
@@ -655,18 +618,10 @@ def _results(runs: Sequence[RunData], keys: list[Key]) -> str:
 def changes(first: RunData, data: RunData) -> list[str]:
     """Return what the run has where the first has something else: major variables before others, at most SHOWN_CHANGES of them."""
     one, other = ({**settings_of(run), **facts_of(run)} for run in (first, data))
-    known = [
-        name
-        for name in one.keys() | other.keys()
-        if not (is_imported(first) or is_imported(data)) or name in one.keys() & other.keys()
-    ]
+    is_import = is_imported(first) or is_imported(data)
+    known = one.keys() & other.keys() if is_import else one.keys() | other.keys()
     found = [name for name in known if one.get(name) != other.get(name)]
-    equal = [
-        pattern
-        for fact, patterns in DECIDES.items()
-        if fact in one and one[fact] == other.get(fact)
-        for pattern in patterns
-    ]
+    equal = [p for fact, patterns in DECIDES.items() if fact in one and one[fact] == other.get(fact) for p in patterns]
     differing = [name for name in found if not any(fnmatch(name, pattern) for pattern in equal)]
     differing = [name for name in differing if not any(fnmatch(s, p) for p in DECIDES.get(name, ()) for s in differing)]
     order = [*MAJOR, CODE, OTHER]
@@ -688,7 +643,7 @@ def _side_by_side(runs: Sequence[RunData]) -> str:
     texts = [last_texts(data) for data in runs[:SHOWN_RUNS]]
     prompts = [prompt for prompt in texts[0] if all(prompt in of for of in texts)][:SHOWN_PROMPTS]
     rows = [[shortened(prompt), *(shortened(of[prompt]) for of in texts)] for prompt in prompts]
-    return table(["prompt", *(data.name for data in runs[:SHOWN_RUNS])], rows) if rows else ""
+    return table(["prompt", *(data.name for data in runs[:SHOWN_RUNS])], rows)
 
 
 def _title(runs: Sequence[RunData]) -> str:
@@ -705,25 +660,17 @@ def _runs(runs: Sequence[RunData]) -> str:
         ["trained on", *(trained_on(data) for data in runs)],
         ["tokens (row positions)", *(number(data.tokens() or None) for data in runs)],
     ]
-    for name in ("train/loss", "train/loss_ema", "val/loss", "perf/tok_per_s", "perf/mfu_pct", "perf/total_s"):
-        values = [data.last(name) for data in runs]
-        if (
-            name == "val/loss"
-            and len({data.protocol(name) for data in runs if data.last(name) is not None} - {None}) > 1
-        ):
-            continue  # of other text, or in other tokens: another measure
-        if any(value is not None for value in values):
-            rows.append([f"{name} (last)", *(number(value, 5) for value in values)])
-    return table(
-        ["", *(data.name for data in runs)], [row for row in rows if any(cell is not None for cell in row[1:])]
-    )
+    names = ["train/loss", "train/loss_ema", "val/loss", "perf/tok_per_s", "perf/mfu_pct", "perf/total_s"]
+    if len({data.protocol("val/loss") for data in runs if data.last("val/loss") is not None} - {None}) > 1:
+        names.remove("val/loss")  # of other text, or in other tokens: another measure
+    rows += [[f"{name} (last)", *(number(data.last(name), 5) for data in runs)] for name in names]
+    known = [row for row in rows if any(value is not None for value in row[1:])]
+    return table(["", *(data.name for data in runs)], known)
 
 
 def _evaluations(runs: Sequence[RunData]) -> str:
     rows, refused = score_rows(runs)
-    return (table(["", *(data.name for data in runs)], rows) if rows else "") + "".join(
-        f"\n{line}\n" for line in refused
-    )
+    return table(["", *(data.name for data in runs)], rows) + "".join(f"\n{line}\n" for line in refused)
 
 
 def _imports(runs: Sequence[RunData]) -> str:

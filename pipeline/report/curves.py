@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +22,8 @@ from pipeline.recipe.counted_sizes import CountedSizes
 from pipeline.recipe.resolve import differences, must_match
 from pipeline.recipe.sizes import Sizes
 from pipeline.report.imported_logs import meaning_of
-from pipeline.report.run_data import MEANS, RunData, number, table
+from pipeline.report.run_data import MEANS, RunData, joined, number, table
 from pipeline.run_dir.run_directory import fit_file
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 # Curves: of one run, thinned for drawing in panels by step, tokens or time, and of several on a common axis.
 
@@ -150,7 +146,7 @@ def _drawn(data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: i
         if name == "train/loss" and "train/loss_ema" in names:
             style = "light"
         curves.append(Curve(name, axes.of(steps), values, place, style))
-    limit = (data.recipe.get("train") or {}).get("max_grad_norm")
+    limit = data.setting("train.max_grad_norm")
     if kind.title == "Gradient norm before clipping" and isinstance(limit, (int, float)) and limit > 0:
         ends = {axis: x[[0, -1]] for axis, x in curves[0].x.items()}
         curves.append(Curve("train.max_grad_norm", ends, np.array([limit, limit]), len(curves), "level"))
@@ -278,10 +274,10 @@ def flops_per_token(data: RunData) -> float | None:
         rated, measured = _in_both(at[rates != 0], steps)
         if len(measured):
             return float(tflops[measured[0]] * 1e12 / rates[rates != 0][rated[0]])
-    plan = data.manifest.get("plan") or {}
-    if isinstance(plan.get("flops"), (int, float)) and plan.get("tokens"):
-        return plan["flops"] / plan["tokens"]
-    return (data.manifest.get("imported") or {}).get("flops_per_token")
+    flops, tokens = data.fact("plan.flops"), data.fact("plan.tokens")
+    if isinstance(flops, (int, float)) and tokens:
+        return flops / tokens
+    return data.fact("imported.flops_per_token")
 
 
 def legends(runs: Sequence[RunData]) -> list[str]:
@@ -291,9 +287,8 @@ def legends(runs: Sequence[RunData]) -> list[str]:
 
 def trained_on(data: RunData) -> str | None:
     """Return dtype and hardware, as far as they are known."""
-    shape = data.manifest.get("shape") or {}
-    count, device = shape.get("processes"), shape.get("device")
-    facts = [shape.get("dtype"), f"{count} x {device}" if device and count else device]
+    count, device = data.fact("shape.processes"), data.fact("shape.device")
+    facts = [data.fact("shape.dtype"), f"{count} x {device}" if device and count else device]
     return ", ".join(str(fact) for fact in facts if fact) or None
 
 
@@ -301,12 +296,12 @@ def aligned_text(runs: Sequence[RunData]) -> str:
     """Return tables of the losses at common points of each axis, interpolated linearly, with differences from the first run."""
     parts = [table_of(runs, x, name) for name in _losses(runs) for x in COMPARED_AXES]
     parts += [table_of(runs, "tokens", name) for name in COMPARED_BPB if one_protocol(runs, name)]
-    tokenizers = {((data.manifest.get("inputs") or {}).get("tokenizer") or {}).get("identity") for data in runs}
+    tokenizers = {data.fact("inputs.tokenizer.identity") for data in runs}
     if len(tokenizers - {None}) > 1:
         parts.append(
             "The tokenizers differ: a loss per token is not the same measure in these runs; bits per byte of whole documents are.\n"
         )
-    return "\n".join(part for part in parts if part)
+    return joined(*parts)
 
 
 def one_protocol(runs: Sequence[RunData], name: str) -> bool:
@@ -365,14 +360,14 @@ class PowerLaw:
     floors, a, b, middle, a_variance, b_variance: (F,), variances in units of the noise's. noises: (N,). weights: (F, N), of sum 1.
     """
 
-    floors: "np.ndarray"
-    a: "np.ndarray"
-    b: "np.ndarray"
-    middle: "np.ndarray"
-    a_variance: "np.ndarray"
-    b_variance: "np.ndarray"
-    noises: "np.ndarray"
-    weights: "np.ndarray"
+    floors: np.ndarray
+    a: np.ndarray
+    b: np.ndarray
+    middle: np.ndarray
+    a_variance: np.ndarray
+    b_variance: np.ndarray
+    noises: np.ndarray
+    weights: np.ndarray
 
     def predict(self, x: float) -> tuple[float, float, float]:
         """Return the median at x, and the 95 % prediction interval of one further run there (its own noise included)."""
@@ -389,17 +384,15 @@ class PowerLaw:
         """Return the floor that 97.5 % of the weight do not exceed."""
         return float(self.floors[int((self.weights.sum(axis=1).cumsum() < 0.975).sum())])
 
-    def _further_run(self, x: float) -> "tuple[np.ndarray, np.ndarray]":
+    def _further_run(self, x: float) -> tuple[np.ndarray, np.ndarray]:
         """Return (F, 1) ln y at x, and (F, N) its standard deviation."""
-        import numpy as np
-
         away = math.log(x) - self.middle
         power = np.exp(self.a + self.b * away)
         y = self.floors + power
         spread = 1 + (power / y) ** 2 * (self.a_variance + away**2 * self.b_variance)
         return np.log(y)[:, None], np.sqrt(spread)[:, None] * self.noises
 
-    def _chance_below(self, log_y: float, means: "np.ndarray", errors: "np.ndarray") -> float:
+    def _chance_below(self, log_y: float, means: np.ndarray, errors: np.ndarray) -> float:
         return float((self.weights * _normal_below((log_y - means) / errors)).sum())
 
     def _quantile(self, x: float, chance: float) -> float:
@@ -413,8 +406,6 @@ class PowerLaw:
 
 def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
     """Return the laws through the points. Raises ValueError for fewer than three different x, and where y does not fall."""
-    import numpy as np
-
     if len(set(x)) < LEAST:
         raise ValueError(f"{len(set(x))} different x, and a law with an interval takes {LEAST}")
     u, ys = np.log(np.array(x)), np.array(y)
@@ -445,10 +436,8 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
     return PowerLaw(floors, a, b, middle, 1 / total, 1 / across, noises, weights / weights.sum())
 
 
-def _normal_below(z: "np.ndarray") -> "np.ndarray":
+def _normal_below(z: np.ndarray) -> np.ndarray:
     """Return the normal distribution's chance below z."""
-    import numpy as np
-
     return np.vectorize(math.erfc)(-z / math.sqrt(2)) / 2
 
 
@@ -512,10 +501,8 @@ def expected_bpb(recipe: Recipe, sizes: Sizes | CountedSizes | None, *, tokens: 
     if not flops or sizes.scaling is None:
         return None
     found = read_json(path)
-    (rule, value), own = (
-        next(iter(found["rule"].items())),
-        {"tokens": tokens, "tokens_per_param": tokens / sizes.scaling},
-    )
+    ((rule, value),) = found["rule"].items()
+    own = {"tokens": tokens, "tokens_per_param": tokens / sizes.scaling}
     if abs(own[rule] / value - 1) > SAME_RULE:
         return None
     largest = found["points"][-1]["flops"]
@@ -523,12 +510,7 @@ def expected_bpb(recipe: Recipe, sizes: Sizes | CountedSizes | None, *, tokens: 
         law = _law(found["points"])
     except ValueError:
         return None  # an earlier version drew a line through anything
-    return Expected(
-        *law.predict(flops),
-        fit=path.name,
-        runs=len(found["points"]),
-        beyond=flops / largest,
-    )
+    return Expected(*law.predict(flops), fit=path.name, runs=len(found["points"]), beyond=flops / largest)
 
 
 def family_of(keys: dict[str, Any]) -> str:
@@ -580,22 +562,21 @@ def _refuse_unlike(runs: list[RunData]) -> None:
 
 
 def _facts(data: RunData) -> dict[str, Any]:
-    inputs = data.manifest.get("inputs") or {}
-    return _shared(data.manifest.get("must_match") or {}) | {
-        "content of data.sources": [source.get("fingerprint") for source in inputs.get("sources") or []],
-        "tokenizer": (inputs.get("tokenizer") or {}).get("identity"),
+    return _shared(data.fact("must_match", {})) | {
+        "content of data.sources": [source.get("fingerprint") for source in data.fact("inputs.sources", [])],
+        "tokenizer": data.fact("inputs.tokenizer.identity"),
     }
 
 
 def _point(data: RunData) -> dict[str, Any]:
-    tokens, scaling = data.tokens(), (data.manifest.get("plan") or {}).get("scaling_parameters")
+    tokens, scaling = data.tokens(), data.fact("plan.scaling_parameters")
     return {
         "run": data.name,
         "parameters": data.manifest["model"]["parameters"],
         "flops": data.manifest["model"]["flops_per_token"] * tokens,
         "tokens": tokens,
         "steps": data.series(VAL_BPB)[-1][0],
-        "step_share": ((data.manifest.get("inputs") or {}).get("batch_tokens") or 0) / max(1, tokens),
+        "step_share": data.fact("inputs.batch_tokens", 0) / max(1, tokens),
         "tokens_per_param": tokens / scaling if scaling else None,
         "val_bpb": data.last(VAL_BPB),
     }

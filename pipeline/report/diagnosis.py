@@ -2,20 +2,16 @@
 
 from pathlib import Path
 
-from pipeline.report import diagnosis_invariants, diagnosis_learning, diagnosis_run
+from pipeline.report import diagnosis_invariants, diagnosis_learning, diagnosis_machine, diagnosis_run
 from pipeline.report.diagnosis_finding import Figures, Finding, Rule, median
-from pipeline.report.run_data import RunData, cell, number, table
+from pipeline.report.run_data import RunData, cell, joined, number, table
 
-# The table of rules, in the order in which a run is read: its input, the run, rates, losses, gradients, then the
-# system.
-
+# The table of rules, in the order in which they are written: that in which a run is read.
 RULES: list[Rule] = [
-    *diagnosis_invariants.RULES,
-    *diagnosis_run.RULES,
-    *diagnosis_learning.RULES,
-    *diagnosis_learning.VALIDATION_RULES,
-    *diagnosis_learning.STABILITY_RULES,
-    *diagnosis_run.SYSTEM_RULES,
+    rule
+    for module in (diagnosis_invariants, diagnosis_run, diagnosis_learning, diagnosis_machine)
+    for rule in vars(module).values()
+    if isinstance(rule, Rule)
 ]
 
 
@@ -148,23 +144,22 @@ def page() -> str:
 def diagnosis_text(data: RunData) -> str:
     """Return Markdown without its heading; "" when no rule can say anything."""
     findings = diagnose(data)
-    by_level = {
-        level: [finding for finding in findings if finding.level == level]
+    contradictions, troubles, notes, healthy, unknown = (
+        [finding for finding in findings if finding.level == level]
         for level in ("contradiction", "trouble", "note", "healthy", "unknown")
-    }
-    if len(by_level["unknown"]) == len(RULES):
+    )
+    if len(unknown) == len(RULES):
         return ""
-    reading = reading_text(data)
-    parts = [
+    signs, reading = table(["sign", "evidence"], [[f.title, f.evidence] for f in healthy]), reading_text(data)
+    return joined(
         verdict(findings) + "\n",
-        _to_look_at("Contradictions", by_level["contradiction"]),
-        _to_look_at("Trouble", by_level["trouble"]),
-        _to_look_at("Notes", by_level["note"]),
-        _healthy(by_level["healthy"]),
-        _unknown(by_level["unknown"]),
+        _to_look_at("Contradictions", contradictions),
+        _to_look_at("Trouble", troubles),
+        _to_look_at("Notes", notes),
+        f"### Healthy\n\n{signs}" if signs else "",
+        f"Unknown, for want of numbers: {'; '.join(f'{f.rule} ({f.title})' for f in unknown)}.\n" if unknown else "",
         f"### How to read these numbers\n\n{reading}" if reading else "",
-    ]
-    return "\n".join(part for part in parts if part)
+    )
 
 
 def verdict(findings: list[Finding]) -> str:
@@ -191,17 +186,6 @@ def _to_look_at(title: str, findings: list[Finding]) -> str:
         for f in findings
     ]
     return f"### {title}\n\n{''.join(lines)}" if lines else ""
-
-
-def _healthy(findings: list[Finding]) -> str:
-    rows = [[finding.title, finding.evidence] for finding in findings]
-    return f"### Healthy\n\n{table(['sign', 'evidence'], rows)}" if rows else ""
-
-
-def _unknown(findings: list[Finding]) -> str:
-    if not findings:
-        return ""
-    return "Unknown, for want of numbers: " + "; ".join(f"{f.rule} ({f.title})" for f in findings) + ".\n"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class Figures:
     """A run as rules read it: series, recipe and manifest by dotted path. Imported runs may lack any of it."""
 
     def __init__(self, data: RunData):
-        self.data = data
+        self.data, self.recipe, self.manifest = data, data.setting, data.fact
         self._series: dict[str, Series] = {}
 
     def series(self, name: str) -> Series:
@@ -118,12 +118,6 @@ class Figures:
             total = float(np.median(self.timed("perf/step_s").values)) * self.step()
         return total
 
-    def recipe(self, path: str, default: Any = None) -> Any:
-        return _at(self.data.recipe, path, default)
-
-    def manifest(self, path: str, default: Any = None) -> Any:
-        return _at(self.data.manifest, path, default)
-
     def is_watched(self) -> bool:
         """Return whether our own alarm looked at every logged value as it came: then its events tell the spikes."""
         return not self.manifest("imported") and bool(self.data.events("attempt"))
@@ -178,39 +172,30 @@ class Figures:
         return None if steps is None else math.ceil(warmup * steps)
 
 
-def _at(tree: Any, path: str, default: Any) -> Any:
-    for name in path.split("."):
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return default if tree is None else tree
-
-
 LONG_ENOUGH_S = 600.0  # shorter runs: start-up, saves and evaluations are a large share of any, and cost little
 Level = Literal["healthy", "note", "trouble", "contradiction", "unknown"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Result of one rule for one run.
+@dataclass(frozen=True)
+class Verdict:
+    """A rule's judgement.
 
     level: contradiction: two numbers cannot both be right; trouble asks for an investigation, a note is worth knowing,
     unknown: the numbers that the rule needs are not there. evidence: numbers and steps, "" when unknown.
     """
 
-    rule: str
     level: Level
     title: str
     evidence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding(Verdict):
+    """Result of one rule for one run."""
+
+    rule: str
     threshold: str
     advice: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A rule's judgement."""
-
-    level: Level
-    title: str
-    evidence: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,14 +214,7 @@ class Rule:
 
     def finding(self, figures: Figures) -> Finding:
         verdict = self.judge(figures) or Verdict("unknown", self.needs, "")
-        return Finding(
-            rule=self.name,
-            level=verdict.level,
-            title=verdict.title,
-            evidence=verdict.evidence,
-            threshold=self.threshold,
-            advice=self.advice,
-        )
+        return Finding(**vars(verdict), rule=self.name, threshold=self.threshold, advice=self.advice)
 
 
 def rule(

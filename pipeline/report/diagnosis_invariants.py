@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VALIDATION
 from pipeline.recipe.resolve import MATRIX_GROUP
-from pipeline.report.diagnosis_finding import Figures, Rule, Series, Verdict, median, rule
+from pipeline.report.diagnosis_finding import Figures, Series, Verdict, median, rule
 from pipeline.report.run_data import RunData, number
 from pipeline.run_dir.rows import first_start
 
 EXACT = 1e-6  # relative: both numbers were made of the same ones
 STAND = 10  # times as long as ever before the data's position may stay where it is
 STANDS = 5  # changes of the position before that is asked
-BPB_DRIFT = {
-    VAL_BPB: 0.05,
-    SFT_BPB: 0.15,
-}  # special targets are in val/loss alone: a few of text, an end of every answer
+# Special targets are in val/loss alone: a few of text, an end of every answer.
+BPB_DRIFT = {VAL_BPB: 0.05, SFT_BPB: 0.15}
 BPB_AGAINST_TRAINING = 1.35  # as far as drawn text differs in bytes a token
 TIME_SHARE, TIME_S = 0.02, 2.0  # rows are written a moment after what they measure
 GOODPUT_SHARE = 0.02
@@ -453,8 +452,6 @@ def parameters_are_the_models(figures: Figures) -> Verdict | None:
 
 def _saved_shapes(folder: Path) -> list[list[int]] | None:
     """Return the shapes of a folder's weights by the heads of their files; None where there are none that can be read."""
-    from safetensors import SafetensorError, safe_open
-
     shapes: list[list[int]] = []
     files = sorted(folder.glob("model*.safetensors")) if folder.is_dir() else []
     for path in files:
@@ -510,16 +507,3 @@ def _results_differ(data: RunData, results: dict[str, Any], step: int) -> Iterab
             yield f"{name} ended at {_shown(value)} by the manifest, and no row has it"
         elif abs(found - value) > EXACT * abs(value):
             yield f"{name} ended at {_shown(value)} by the manifest and at {_shown(found)} by the rows"
-
-
-RULES: list[Rule] = [
-    tokens_are_counted,
-    counters_grow,
-    data_moves,
-    rates_are_the_recipes,
-    bpb_follows_loss,
-    derived_numbers_agree,
-    times_add_up,
-    parameters_are_the_models,
-    manifest_agrees,
-]

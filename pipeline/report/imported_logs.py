@@ -89,12 +89,12 @@ def is_imported(data: RunData) -> bool:
 
 def meaning_of(data: RunData, name: str) -> str | None:
     """Return what the run's number of that name is, where it is another one than ours."""
-    return (data.manifest.get("imported") or {}).get("meanings", {}).get(name)
+    return data.fact("imported.meanings", {}).get(name)
 
 
 def lost_lines(data: RunData) -> list[tuple[int, str]]:
     """Return number and text of the log's lines that look like a measured step and could not be read."""
-    return (data.manifest.get("imported") or {}).get("lost", [])
+    return data.fact("imported.lost", [])
 
 
 # What a console log says before its first step, and the tokens of a step where it does not say them.
@@ -409,22 +409,17 @@ def _json_cells(text: str) -> list[tuple[int, Cells]]:
 
 def _by_run(table: list[tuple[int, Cells]], stem: str) -> dict[str, list[tuple[int, Cells]]]:
     """Return the table by run: a chart's columns `<run> - <metric>` and our own column `run` make several runs of one table."""
+    found: dict[str, list[tuple[int, Cells]]] = {}
     names = dict.fromkeys(name for _, cells in table for name in cells)
     charts = {name: tuple(name.rsplit(" - ", 1)) for name in names if " - " in name}
     if charts:
         step = next((name for name in names if name.lower() in STEPS), None)
-        runs = dict.fromkeys(run for run, _ in charts.values())
-        return {
-            run: [
-                (
-                    number,
-                    {"step": cells.get(step or ""), **{m: cells.get(c) for c, (r, m) in charts.items() if r == run}},
-                )
-                for number, cells in table
-            ]
-            for run in runs
-        }
-    found: dict[str, list[tuple[int, Cells]]] = {}
+        found = {run: [] for run, _ in charts.values()}
+        for number, cells in table:
+            for run, own in found.items():
+                metrics = {metric: cells.get(name) for name, (of, metric) in charts.items() if of == run}
+                own.append((number, {"step": cells.get(step or ""), **metrics}))
+        return found
     for number, cells in table:
         found.setdefault(str(cells["run"]) if "run" in names and cells.get("run") else stem, []).append((number, cells))
     return found

@@ -29,15 +29,25 @@ HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a Markdown table. None becomes a dash; no text inside a cell can break it."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines) + "\n"
+    """Return a Markdown table, "" without rows. None becomes a dash; no text inside a cell can break it."""
+    lines = [head, ["---"] * len(head), *rows] if rows else []
+    return "".join("| " + " | ".join(cell(value) for value in line) + " |\n" for line in lines)
 
 
 def filled_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return the table without the columns that are None in every row; "" without rows."""
     kept = [n for n in range(len(head)) if any(row[n] is not None for row in rows)]
-    return table([head[n] for n in kept], [[row[n] for n in kept] for row in rows]) if rows else ""
+    return table([head[n] for n in kept], [[row[n] for n in kept] for row in rows])
+
+
+def facts_table(what: str, facts: Sequence[Sequence[Any]]) -> str:
+    """Return the table of (name, value), without those that are not known; "" when none is."""
+    return table([what, "value"], [fact for fact in facts if fact[1] is not None])
+
+
+def joined(*parts: str) -> str:
+    """Return the parts that say something, a blank line between them."""
+    return "\n".join(part for part in parts if part)
 
 
 def cell(value: Any) -> str:
@@ -143,14 +153,9 @@ def read_manifest(run: RunDirectory) -> tuple[dict[str, Any], list[str]]:
 
 def _source(source: dict[str, Any]) -> dict[str, Any]:
     """Return a source's facts, which sources/ describes and the manifest's own check does not look into."""
-    files = source.get("files")
-    texts = {
-        name: source[name] for name in ("name", "id", "fingerprint", "format") if isinstance(source.get(name), str)
-    }
-    rest = {
-        name: value for name, value in source.items() if name not in ("files", "name", "id", "fingerprint", "format")
-    }
-    return {**texts, **rest, "files": [f for f in files if isinstance(f, dict)] if isinstance(files, list) else []}
+    texts, files = ("name", "id", "fingerprint", "format"), source.get("files")
+    kept = {name: value for name, value in source.items() if name not in texts or is_text(value)}
+    return kept | {"files": [f for f in files if is_object(f)] if isinstance(files, list) else []}
 
 
 def read_recipe(run: RunDirectory) -> dict[str, Any]:
@@ -180,10 +185,9 @@ def read_samples(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict
     return [
         row
         for row in read_rows(run.samples)
-        if is_whole_number(row.get("step"))
+        if _is_sample(row)
+        and is_whole_number(row.get("step"))
         and is_whole_number(row.get("attempt", 0))
-        and is_text(row.get("prompt"))
-        and is_text(row.get("text"))
         and all(counts_beside(row, a) for a in attempts if a.get("attempt", 0) > row.get("attempt", 0))
     ]
 
@@ -214,7 +218,7 @@ def _entry(entry: dict[str, Any]) -> dict[str, Any]:
             kept[name] = None
     results, samples = entry.get("results"), entry.get("samples")
     kept["results"] = [r for r in results if _is_result(r)] if isinstance(results, list) else []
-    kept["samples"] = [s for s in samples if _is_text_by_command(s)] if isinstance(samples, list) else []
+    kept["samples"] = [s for s in samples if _is_sample(s)] if isinstance(samples, list) else []
     return kept
 
 
@@ -230,8 +234,8 @@ def _is_result(row: Any) -> bool:
     )
 
 
-def _is_text_by_command(row: Any) -> bool:
-    return isinstance(row, dict) and is_text(row.get("prompt")) and is_text(row.get("text"))
+def _is_sample(row: Any) -> bool:
+    return is_object(row) and is_text(row.get("prompt")) and is_text(row.get("text"))
 
 
 def read_json_or_none(path: Path) -> dict[str, Any] | None:
@@ -299,10 +303,10 @@ class Benchmark:
     def protocols(self) -> list[str]:
         return list(dict.fromkeys(row["protocol"] for row in [*self.means, *self.tasks]))
 
-    def protocol_lines(self) -> list[str]:
-        """Return what the protocol of each task is made of, as a list; that of a mean is made of theirs."""
+    def protocols_text(self) -> str:
+        """Return what the protocol of each task is made of; that of a mean is made of theirs. "" where none is known."""
         made_of = {row["protocol"]: Protocol.of(row) for row in self.tasks}
-        return [f"- protocol {cell(id_)}: {cell(str(made))}" for id_, made in made_of.items() if made is not None]
+        return "".join(f"- protocol {cell(id_)}: {cell(str(made))}\n" for id_, made in made_of.items() if made)
 
     @property
     def first_items(self) -> int | None:
@@ -417,6 +421,14 @@ class RunData:
     checkpoints: list[tuple[int, int, bool]]  # step, bytes, sealed
     manifest_problems: list[str] = field(default_factory=list)  # what of the manifest was left out, and why
 
+    def setting(self, path: str, default: Any = None) -> Any:
+        """Return the recipe's value of a dotted key, the default where it has none."""
+        return _at(self.recipe, path, default)
+
+    def fact(self, path: str, default: Any = None) -> Any:
+        """Return the same of the manifest."""
+        return _at(self.manifest, path, default)
+
     @property
     def name(self) -> str:
         return str(self.manifest.get("name") or self.run.path.resolve().name)
@@ -510,7 +522,7 @@ class RunData:
         )
 
     def max_steps(self) -> int | None:
-        return (self.manifest.get("inputs") or {}).get("max_steps") or (self.recipe.get("train") or {}).get("max_steps")
+        return self.fact("inputs.max_steps") or self.setting("train.max_steps")
 
     def protocol(self, name: str) -> str | None:
         """Return what the run's own validation numbers were scored on. In SFT all of them stand on the same rows."""
@@ -521,8 +533,7 @@ class RunData:
         return Protocol.of({"protocol_parts": self._of_validation("protocol_parts", name)})
 
     def _of_validation(self, key: str, name: str) -> Any:
-        of_rows = name in (SFT_BPB, VAL_LOSS)
-        return ((self.manifest.get("inputs") or {}).get(key) or {}).get(VAL_BPB if of_rows else name)
+        return self.fact(f"inputs.{key}", {}).get(VAL_BPB if name in (SFT_BPB, VAL_LOSS) else name)
 
     def scores(self) -> list[Score]:
         """Return BPB figures: those of the training itself by step, then those of `python -m pipeline.evals`."""
@@ -581,6 +592,12 @@ class RunData:
             for result in entry["results"]
             if "bpb" not in result["name"] and not is_benchmark(result)
         ]
+
+
+def _at(tree: Any, path: str, default: Any) -> Any:
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return default if tree is None else tree
 
 
 def read_run(name: str) -> RunData:

@@ -14,7 +14,19 @@ from pipeline.metrics import GIB, VAL_BPB, VALIDATION, is_of_machine
 from pipeline.monitor.sampler import EnergyMeter, GpuSeries, energy_of, is_throttled, kwh, read_gpus, usual_period_s
 from pipeline.process.storage import folder_bytes
 from pipeline.report.benchmarks import protocols_text
-from pipeline.report.run_data import RunData, code, date, filled_table, number, percent, spread, table
+from pipeline.report.run_data import (
+    RunData,
+    code,
+    date,
+    facts_table,
+    filled_table,
+    joined,
+    number,
+    percent,
+    spread,
+    suite_of,
+    table,
+)
 from pipeline.run_dir.columns import Columns, mean_step_s
 from pipeline.run_dir.run_directory import unknown_keys
 
@@ -23,7 +35,7 @@ from pipeline.run_dir.run_directory import unknown_keys
 
 def other_results_text(data: RunData) -> str:
     rows = [[name, step, number(value, 6), of] for name, step, value, of in data.other_results()]
-    return table(["metric", "step", "value", "of"], rows) if rows else ""
+    return table(["metric", "step", "value", "of"], rows)
 
 
 # How a run lived: its checkpoints, its attempts and what each lost.
@@ -37,7 +49,7 @@ def checkpoints_text(data: RunData) -> str:
     if data.run.model.is_dir():
         size = folder_bytes(data.run.model)
         rows.append(["model/", f"{size / 2**20:,.1f} MiB", "finished model"])
-    return table(["folder", "size", "sealed"], rows) if rows else ""
+    return table(["folder", "size", "sealed"], rows)
 
 
 def attempts_text(data: RunData) -> str:
@@ -76,33 +88,28 @@ def manifest_text(data: RunData) -> str:
 
 def data_shares_text(data: RunData) -> str:
     """Return where the text came from, and what of it became rows."""
-    inputs, shares = data.manifest.get("inputs") or {}, data.manifest.get("shares") or {}
-    rows = []
-    for use, key in (("training", "sources"), ("validation", "validation")):
-        for source in inputs.get(key) or []:
-            share = (shares.get(source.get("name")) or {}) if use == "training" else {}
-            rows.append(
-                [
-                    source.get("name"),
-                    use,
-                    number(len(source.get("files", []))),
-                    percent(share.get("share")),
-                    number(share.get("rows")),
-                    number(share.get("tokens")),
-                    number(share.get("epochs")),
-                    _lost(share),
-                ]
-            )
+    shares, rows = data.manifest.get("shares") or {}, []
+    for use, source in _sources(data):
+        share = (shares.get(source.get("name")) or {}) if use == "training" else {}
+        counts = [number(share.get(name)) for name in ("rows", "tokens", "epochs")]
+        files = number(len(source.get("files", [])))
+        rows.append([source.get("name"), use, files, percent(share.get("share")), *counts, _lost(share)])
     consumed = [
         [name.split("/", 2)[2], number(data.last(name))]
         for name in data.columns.names()
         if name.startswith("data/source/")
     ]
     head = ["source", "use", "files", "share of rows", "rows", "tokens", "epochs", "padded or lost"]
-    parts = [filled_table(head, rows), table(["consumed so far", "number"], consumed) if consumed else ""]
-    if inputs.get("batch_tokens"):
-        parts.insert(1, f"A step takes {number(inputs['batch_tokens'])} row positions.\n")
-    return "\n".join(part for part in parts if part)
+    batch = data.fact("inputs.batch_tokens")
+    step = f"A step takes {number(batch)} row positions.\n" if batch else ""
+    return joined(filled_table(head, rows), step, table(["consumed so far", "number"], consumed))
+
+
+def _sources(data: RunData) -> list[tuple[str, dict[str, Any]]]:
+    """Return (training or validation, source) of each source in the manifest."""
+    inputs = data.manifest.get("inputs") or {}
+    uses = (("training", "sources"), ("validation", "validation"))
+    return [(use, source) for use, key in uses for source in inputs.get(key) or []]
 
 
 def _lost(share: dict[str, Any]) -> str | None:
@@ -110,7 +117,7 @@ def _lost(share: dict[str, Any]) -> str | None:
 
 
 def tokenizer_text(data: RunData) -> str:
-    found = (data.manifest.get("inputs") or {}).get("tokenizer") or {}
+    found = data.fact("inputs.tokenizer", {})
     asked = data.recipe.get("tokenizer") or {}
     rows = [
         ["ids", number(found.get("size"))],
@@ -118,8 +125,7 @@ def tokenizer_text(data: RunData) -> str:
         *([name, asked.get(name)] for name in ("path", "revision", "split_pattern")),
         ["characters trained on", None if asked.get("path") else number(asked.get("train_chars"))],
     ]
-    known = [row for row in rows if row[1] is not None]
-    return table(["tokenizer", "value"], known) if known else ""
+    return facts_table("tokenizer", rows)
 
 
 # What a run is, before any curve: name, hardware, hyperparameters, data by identity, notes; and where else it is
@@ -127,19 +133,10 @@ def tokenizer_text(data: RunData) -> str:
 
 HARDWARE = ("shape", "host", "world_size", "hardware", "devices")
 # Manifest entries that have a place of their own in the report, or that only a machine reads.
-SHOWN_ELSEWHERE = {"must_match", "results", "versions", "inputs", "shares", "forked_from", "name", "stage", "note"}
-SHOWN_ELSEWHERE |= {
-    "wandb_id",
-    "wandb_url",
-    "plan",
-    "model",
-    "peak_memory_bytes",
-    "imported",
-    "created",
-    "ended",
-    "finished",
-    *HARDWARE,
-}
+SHOWN_ELSEWHERE = {
+    "must_match", "results", "versions", "inputs", "shares", "forked_from", "name", "stage", "note", "wandb_id", "wandb_url",
+    "plan", "model", "peak_memory_bytes", "imported", "created", "ended", "finished", *HARDWARE,
+}  # fmt: skip
 DATA_HEAD = ("data", "use", "id", "revision", "fingerprint")
 # Keys of the recipe that make a run what it is; all keys are in the section on the recipe.
 HYPERPARAMETERS = re.compile(
@@ -160,36 +157,24 @@ def metadata_text(data: RunData) -> str:
     if parent := manifest.get("forked_from"):
         rows.append(["forked from", f"{parent.get('run')} at step {parent.get('step')}"])
         rows += [["changed against it", line] for line in parent.get("differences", [])]
-    if start := (data.recipe.get("model") or {}).get("start_from"):
+    if start := data.setting("model.start_from"):
         rows.append(["weights started from", start])
     chosen = [[name, value] for name, value in flat(data.recipe) if HYPERPARAMETERS.match(name)]
-    parts = [
-        table(["what", "value"], [row for row in rows if row[1] is not None]),
-        table(["hyperparameter", "value"], chosen) if chosen else "",
-    ]
-    return "\n".join(part for part in parts if part)
+    return joined(facts_table("what", rows), facts_table("hyperparameter", chosen))
 
 
 def data_text(data: RunData) -> str:
     """Return each source by identity, as a table."""
-    rows = data_rows(data)
-    return table(DATA_HEAD, rows) if rows else ""
+    return table(DATA_HEAD, data_rows(data))
 
 
 def data_rows(data: RunData) -> list[list[Any]]:
     """Return each source of text by identity, under DATA_HEAD."""
-    inputs = data.manifest.get("inputs") or {}
-    return [
-        [
-            source.get("name"),
-            use,
-            source.get("id"),
-            source.get("revision"),
-            str(source.get("fingerprint") or "")[:16] or None,
-        ]
-        for use, key in (("training", "sources"), ("validation", "validation"))
-        for source in inputs.get(key) or []
-    ]
+    rows = []
+    for use, source in _sources(data):
+        fingerprint = str(source.get("fingerprint") or "")[:16] or None
+        rows.append([source.get("name"), use, source.get("id"), source.get("revision"), fingerprint])
+    return rows
 
 
 def flat(value: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -212,15 +197,14 @@ def leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 def links_text(data: RunData) -> str:
     """Return where else the run can be looked at: the Hub, W&B, TensorBoard."""
-    rows: list[list[Any]] = []
-    if repository := (data.recipe.get("hub") or {}).get("id"):
-        rows.append(["Hub", repository])
-    rows += [
-        ["W&B " + key, data.manifest[f"wandb_{key}"]] for key in ("id", "url") if data.manifest.get(f"wandb_{key}")
-    ]
+    places = {
+        "Hub": data.setting("hub.id"),
+        "W&B id": data.manifest.get("wandb_id"),
+        "W&B url": data.manifest.get("wandb_url"),
+    }
     if data.run.tensorboard.is_dir():
-        rows.append(["TensorBoard", f"tensorboard --logdir {shlex.quote(str(data.run.tensorboard))}"])
-    return table(["where", "what"], rows) if rows else ""
+        places["TensorBoard"] = f"tensorboard --logdir {shlex.quote(str(data.run.tensorboard))}"
+    return table(["where", "what"], [[name, place] for name, place in places.items() if place])
 
 
 def failure_text(data: RunData) -> str:
@@ -232,18 +216,15 @@ def recipe_text(data: RunData) -> str:
 
 
 def versions_text(data: RunData) -> str:
-    versions = data.manifest.get("versions") or {}
-    return table(["package", "version"], list(versions.items())) if versions else ""
+    return table(["package", "version"], list((data.manifest.get("versions") or {}).items()))
 
 
 def results_text(data: RunData) -> str:
     """Return the final numbers, but for the benchmarks, which have a section of their own."""
-    from pipeline.report.run_data import suite_of
-
     results = flat(data.manifest.get("results") or {})
     if data.benchmarks():
         results = [(name, value) for name, value in results if suite_of(name) is None]
-    return table(["what", "value"], [[name, number(value)] for name, value in results]) if results else ""
+    return table(["what", "value"], [[name, number(value)] for name, value in results])
 
 
 # How the training went, in numbers beside the plots: learning rate, losses, gradient norm, system.
@@ -254,12 +235,11 @@ ROWS_OF_A_TABLE = 16
 def learning_rate_text(data: RunData) -> str:
     """Return peak and last rate of each group, and where the peak was reached."""
     names = [name for name in data.columns.names() if name.startswith("optim/lr/")] or ["optim/lr"]
-    names = [name for name in names if len(data.curve(name)[0])]
-    if not names:
-        return ""
     rows = []
     for name in names:
         steps, rates = data.curve(name)
+        if not len(steps):
+            continue
         highest = int(rates.argmax())
         group = name.removeprefix("optim/lr").strip("/") or "all parameters"
         rows.append([group, f"{rates[highest]:.3g}", number(steps[highest].item()), f"{rates[-1]:.3g}"])
@@ -280,13 +260,9 @@ def losses_text(data: RunData) -> str:
     for name in VALIDATION:
         at, values = data.curve(name)
         if len(at):
-            facts.append(
-                [
-                    f"{name}, first, lowest, last",
-                    f"{values[0]:.4f}, {values.min():.4f} (step {at[values.argmin()]:,}), {values[-1]:.4f}",
-                ]
-            )
-    return "\n".join(part for part in (table(["what", "value"], facts), _history(data)) if part)
+            course = f"{values[0]:.4f}, {values.min():.4f} (step {at[values.argmin()]:,}), {values[-1]:.4f}"
+            facts.append([f"{name}, first, lowest, last", course])
+    return joined(table(["what", "value"], facts), _history(data))
 
 
 def _history(data: RunData) -> str:
@@ -317,7 +293,7 @@ def bpb_text(data: RunData) -> str:
     ]
     note = "Two figures compare only when their protocol is the same: it names what was scored and how.\n\n"
     table_of_scores = filled_table(["metric", "step", "value", "protocol", "bytes", "of"], rows)
-    return "\n".join(part for part in (note + table_of_scores, protocols_text(scores)) if part)
+    return joined(note + table_of_scores, protocols_text(scores))
 
 
 def gradient_norm_text(data: RunData) -> str:
@@ -326,22 +302,14 @@ def gradient_norm_text(data: RunData) -> str:
     if not len(steps):
         return ""
     highest = int(norms.argmax())
-    rows: list[list[Any]] = [
-        [
-            "gradient norm before clipping: median, largest",
-            f"{np.median(norms):.3g}, {norms[highest]:.3g} (step {steps[highest]:,})",
-        ]
-    ]
-    limit = (data.recipe.get("train") or {}).get("max_grad_norm")
+    figures = f"{np.median(norms):.3g}, {norms[highest]:.3g} (step {steps[highest]:,})"
+    rows: list[list[Any]] = [["gradient norm before clipping: median, largest", figures]]
+    limit = data.setting("train.max_grad_norm")
     if limit:
         rows.append(["clipped to (train.max_grad_norm)", number(limit)])
         rows.append(["logged steps above it", f"{number(int((norms > limit).sum()))} of {number(len(norms))}"])
-    rows += [
-        [name, number(data.last(name))]
-        for name in ("optim/clip_frac", "optim/skipped_steps", "optim/nonfinite_steps")
-        if data.last(name) is not None
-    ]
-    return table(["what", "value"], rows)
+    counts = ("optim/clip_frac", "optim/skipped_steps", "optim/nonfinite_steps")
+    return facts_table("what", [*rows, *([name, number(data.last(name))] for name in counts)])
 
 
 def system_text(data: RunData) -> str:
@@ -358,7 +326,7 @@ def system_text(data: RunData) -> str:
         if len(of_rates):
             figures = (float(np.median(of_rates)), of_rates.min().item(), of_rates.max().item(), values[-1].item())
             rows.append([name, *map(number, figures)])
-    return table(["number", "median", "lowest", "highest", "last"], rows) if rows else ""
+    return table(["number", "median", "lowest", "highest", "last"], rows)
 
 
 # Texts that the model wrote: before its fine-tuning where there was one, while training, and by command.
@@ -368,7 +336,7 @@ SHOWN_CHARS = 2000  # of a text; samples.jsonl has the whole
 
 def samples_text(data: RunData) -> str:
     """Return each prompt with its first and its last text of the training; then the newest texts by command of each model."""
-    return "\n".join(part for part in (_while_training(data), *_by_command(data.evals)) if part)
+    return joined(_while_training(data), *_by_command(data.evals))
 
 
 def _while_training(data: RunData) -> str:
@@ -441,7 +409,7 @@ def energy_text(data: RunData) -> str:
     if not sampled:
         return ""
     head = ["host", "GPU", "name", "power, mean and highest, W", "of its limit", "deg C, mean and highest", "busy", "memory, highest, GiB", "SM clock, mean, MHz", "throttled samples", "why"]  # fmt: skip
-    return "\n".join([filled_table(head, rows), table(["what", "value"], _facts(data, sampled))])
+    return joined(filled_table(head, rows), facts_table("what", _facts(data, sampled)))
 
 
 def total_kwh(data: RunData) -> float | None:
@@ -478,22 +446,21 @@ def _mean_and_highest(values: list[float]) -> str | None:
 
 def _facts(data: RunData, sampled: list[tuple[GpuSeries, EnergyMeter]]) -> list[list[Any]]:
     rates = sorted({f"{rate:.3g}" for gpu, _ in sampled if (rate := _rate_hz(gpu)) is not None}, key=float)
-    wanted = (data.recipe.get("monitor") or {}).get("gpu_hz")
-    facts: list[list[Any]] = []
-    if rates:
-        reached = rates[0] if len(rates) == 1 else f"{rates[0]} to {rates[-1]}"
-        facts.append(["samples of a GPU per second, reached", reached + (f", {wanted:g} asked for" if wanted else "")])
+    wanted, price = data.setting("monitor.gpu_hz"), data.setting("run.gpu_hour_cost")
+    reached = " to ".join(dict.fromkeys([*rates[:1], *rates[-1:]])) + (f", {wanted:g} asked for" if wanted else "")
     hours = sum(gpu.times[-1] - gpu.times[0] for gpu, _ in sampled) / 3600
-    facts.append(["GPU hours between first and last sample, all attempts", f"{hours:.4g}"])
     known = [(meter, joules) for _, meter in sampled if (joules := meter.best_j()) is not None]
     if len(known) < len(sampled):
-        facts.append(["energy", f"not known: {len(sampled) - len(known)} of {len(sampled)} records have no power"])
+        missing = f"not known: {len(sampled) - len(known)} of {len(sampled)} records have no power"
+        energy: list[list[Any]] = [["energy", missing]]
     else:
-        facts += _energy(data, [meter for meter, _ in known], sum(joules for _, joules in known))
-    price = (data.recipe.get("run") or {}).get("gpu_hour_cost")
-    if price is not None:
-        facts.append(["cost at run.gpu_hour_cost", f"{price * hours:,.2f}"])
-    return facts
+        energy = _energy(data, [meter for meter, _ in known], sum(joules for _, joules in known))
+    return [
+        ["samples of a GPU per second, reached", reached if rates else None],
+        ["GPU hours between first and last sample, all attempts", f"{hours:.4g}"],
+        *energy,
+        ["cost at run.gpu_hour_cost", None if price is None else f"{price * hours:,.2f}"],
+    ]
 
 
 def _energy(data: RunData, meters: list[EnergyMeter], joules: float) -> list[list[Any]]:
@@ -501,24 +468,22 @@ def _energy(data: RunData, meters: list[EnergyMeter], joules: float) -> list[lis
     how = {0: "trapezoids over the sampled power", len(meters): "the GPUs' own counters"}.get(
         counted, "counters where there are, else trapezoids"
     )
-    facts: list[list[Any]] = [["energy of the GPUs, all attempts", f"{kwh(joules):.4g} kWh, from {how}"]]
     both = [(meter.joules, meter.counted_j) for meter in meters if meter.counted_j and meter.covered_s]
-    if both:
-        integral, of_counters = (sum(column) for column in zip(*both, strict=True))
-        difference = f"{100 * (integral / of_counters - 1):+.2f} %"
-        facts.append(["trapezoids over the sampled power, against the counters", difference])
-    gaps = sum(meter.gaps for meter in meters)
-    if gaps:
-        seconds = sum(meter.gap_s for meter in meters)
-        facts.append(["gaps in the sampling, not bridged by trapezoids", f"{gaps}, {seconds:,.0f} s in all"])
-    if data.tokens():
-        facts.append(
-            ["energy per token, start-up, evaluations and lost steps included", f"{number(joules / data.tokens())} J"]
-        )
-    while_training = [value for _, value in data.series("perf/energy_j_per_token")]
-    if while_training:
-        facts.append(["energy per token in steps, median", f"{number(statistics.median(while_training))} J"])
-    return facts
+    integral, of_counters = (sum(column) for column in zip(*both, strict=True)) if both else (0.0, 0.0)
+    gaps, seconds = sum(meter.gaps for meter in meters), sum(meter.gap_s for meter in meters)
+    tokens, while_training = data.tokens(), data.curve("perf/energy_j_per_token")[1].tolist()
+    against = f"{100 * (integral / of_counters - 1):+.2f} %" if both else None
+    of_a_step = f"{number(statistics.median(while_training))} J" if while_training else None
+    return [
+        ["energy of the GPUs, all attempts", f"{kwh(joules):.4g} kWh, from {how}"],
+        ["trapezoids over the sampled power, against the counters", against],
+        ["gaps in the sampling, not bridged by trapezoids", f"{gaps}, {seconds:,.0f} s in all" if gaps else None],
+        [
+            "energy per token, start-up, evaluations and lost steps included",
+            f"{number(joules / tokens)} J" if tokens else None,
+        ],
+        ["energy per token in steps, median", of_a_step],
+    ]
 
 
 def _rate_hz(gpu: GpuSeries) -> float | None:
@@ -533,46 +498,39 @@ def _rate_hz(gpu: GpuSeries) -> float | None:
 
 def worth_text(data: RunData) -> str:
     """Return runtime, device hours, cost, energy, tokens, goodput, and the final numbers."""
-    rows = spent(data)
-    for name, what in (("perf/goodput_pct", "goodput, %"), ("perf/lost_steps", "steps lost")):
-        if (value := data.last(name)) is not None:
-            rows.append([what, number(value)])
-    if data.tokens():
-        rows.append(["tokens (row positions)", number(data.tokens())])
-    facts = table(["what it took", "value"], rows) if rows else ""
+    facts = [
+        *spent(data),
+        ["goodput, %", number(data.last("perf/goodput_pct"))],
+        ["steps lost", number(data.last("perf/lost_steps"))],
+        ["tokens (row positions)", number(data.tokens() or None)],
+    ]
     reached = results_text(data)
-    return "\n".join(part for part in (facts, f"Final numbers:\n\n{reached}" if reached else "") if part)
+    return joined(facts_table("what it took", facts), f"Final numbers:\n\n{reached}" if reached else "")
 
 
 def spent(data: RunData) -> list[list[Any]]:
-    """Return (what, value) of time, device hours, cost and energy, as far as they are known."""
-    running_s = wall_s(data)
-    rows: list[list[Any]] = []
-    if running_s:
-        rows.append(["time running, all attempts", _hours(running_s)])
-    if steps_s := data.last("perf/total_s"):
-        rows.append(["time in steps that count", _hours(steps_s)])
-    if running_s and (devices := data.manifest.get("world_size")):
-        rows.append(["processes", number(devices)])
-        rows.append(["device hours (time running x processes)", number(devices * running_s / 3600)])
-        if (cost := paid(data)) is not None:
-            rows.append(["cost (device hours x run.gpu_hour_cost)", number(cost)])
-    if (energy := data.last("perf/energy_kwh")) is not None:
-        rows.append(["energy of the GPUs, kWh", number(energy)])
-    return rows
+    """Return (what, value) of time, device hours, cost and energy; None for what is not known."""
+    running_s, devices = wall_s(data), data.fact("world_size")
+    hours = devices * running_s / 3600 if devices and running_s else None
+    return [
+        ["time running, all attempts", _hours(running_s)],
+        ["time in steps that count", _hours(data.last("perf/total_s"))],
+        ["processes", None if hours is None else number(devices)],
+        ["device hours (time running x processes)", number(hours)],
+        ["cost (device hours x run.gpu_hour_cost)", number(paid(data))],
+        ["energy of the GPUs, kWh", number(data.last("perf/energy_kwh"))],
+    ]
 
 
 def paid(data: RunData) -> float | None:
     """Return run.gpu_hour_cost times the device hours of all attempts; None where either is not known."""
-    price, devices, running_s = (
-        (data.recipe.get("run") or {}).get("gpu_hour_cost"),
-        data.manifest.get("world_size"),
-        wall_s(data),
-    )
+    price, devices, running_s = data.setting("run.gpu_hour_cost"), data.fact("world_size"), wall_s(data)
     return price * devices * running_s / 3600 if price and devices and running_s else None
 
 
-def _hours(seconds: float) -> str:
+def _hours(seconds: float | None) -> str | None:
+    if not seconds:
+        return None
     return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.2f} min"
 
 
@@ -594,32 +552,29 @@ def outcome_text(data: RunData) -> str:
 
 def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]]:
     """Return (name, unit, planned, found); None where a side is not known."""
-    model = data.manifest.get("model") or {}
-    probe = plan.get("probe") or {}
     step_s, (device_b, host_b) = mean_step_s(data.columns), _peaks(data)
     in_steps = None if step_s is None else step_s * data.step()
-    flops = model.get("flops_per_token")
+    flops = data.fact("model.flops_per_token")
     sealed = [size for _, size, whole in data.checkpoints if whole]
-    disk = sum(size for _, size, _ in data.checkpoints) + (
-        folder_bytes(data.run.model) if data.run.model.is_dir() else 0
-    )
-    bpb = plan.get("val_bpb") or {}
+    disk = sum(size for _, size, _ in data.checkpoints)
+    disk += folder_bytes(data.run.model) if data.run.model.is_dir() else 0
+    bpb = data.fact("plan.val_bpb.value")
     rows: list[tuple[str, str, Any, Any]] = [
-        ("parameters", "", plan.get("parameters"), model.get("parameters")),
+        ("parameters", "", plan.get("parameters"), data.fact("model.parameters")),
         ("steps", "", plan.get("steps"), data.step() or None),
         ("tokens (row positions)", "", plan.get("tokens"), data.tokens() or None),
         ("FLOPs, nanochat's formula", "", plan.get("flops"), flops * data.tokens() if flops and data.tokens() else None),
-        ("a step", "s", probe.get("step_s"), step_s),
+        ("a step", "s", data.fact("plan.probe.step_s"), step_s),
         ("time in steps, without first intervals' compilation", "s", plan.get("training_s"), in_steps),
         ("time in steps, all of it", "s", None, data.last("perf/total_s")),
-        ("wall time of all attempts, planned without preparing data", "s", ((plan.get("duration_s") or {}).get("total") or {}).get("value"), wall_s(data)),
+        ("wall time of all attempts, planned without preparing data", "s", data.fact("plan.duration_s.total.value"), wall_s(data)),
         ("memory of a process, as probed", "GiB", plan.get("process_bytes"), host_b if device_b is None else device_b),
-        ("memory of a process, by arithmetic", "GiB", (plan.get("memory_bytes") or {}).get("total"), host_b if device_b is None and "process" in (plan.get("memory_bytes") or {}) else device_b),
+        ("memory of a process, by arithmetic", "GiB", data.fact("plan.memory_bytes.total"), host_b if device_b is None and "process" in data.fact("plan.memory_bytes", {}) else device_b),
         ("a checkpoint", "GiB", plan.get("checkpoint_bytes"), max(sealed, default=None)),
         ("disk of checkpoints and model: planned at the fullest, found now", "GiB", plan.get("run_disk_bytes"), disk or None),
         ("cost, by the wall", "", plan.get("cost"), paid(data)),
         ("energy", "kWh", plan.get("energy_kwh"), data.last("perf/energy_kwh")),
-        (f"final {VAL_BPB}", "", bpb.get("value"), data.last(VAL_BPB) if bpb else None),
+        (f"final {VAL_BPB}", "", bpb, None if bpb is None else data.last(VAL_BPB)),
     ]  # fmt: skip
     return rows
 
@@ -635,7 +590,7 @@ def _planned_how(data: RunData, plan: dict[str, Any]) -> str:
         sentences.append(f"Hours were planned {plan['duration_source']}.")
     elif "assumed_mfu" in plan:
         sentences.append(f"Hours were planned at {plan['assumed_mfu']:.0%} of the peak, an assumption.")
-    if span := (plan.get("duration_s") or {}).get("total"):
+    if span := data.fact("plan.duration_s.total"):
         sentences.append(f"The whole was to take from {_cell(span['low'], 's')} to {_cell(span['high'], 's')}.")
     if bpb := plan.get("val_bpb"):
         sentences.append(

@@ -35,6 +35,7 @@ from pipeline.report.run_data import (
     cell,
     code,
     filled_table,
+    joined,
     number,
     read_run,
     series_of,
@@ -135,15 +136,14 @@ def summary_text(summary: Summary, *, picture: str = "") -> str:
     names = list(dict.fromkeys(name for sample in summary.samples for name, _ in sample.answers))
     samples = [[s.prompt, *(dict(s.answers).get(name) for name in names)] for s in summary.samples]
     commands = "\n".join(f"{command.line}  # {command.purpose}" for command in summary.commands)
-    parts = [
+    return joined(
         f"{cell(summary.about)}\n" if summary.about else "",
         *(f"{notice.text}\n" for notice in summary.notices),
         filled_table(["result", "value", "against", "of"], rows),
         picture,
-        table(["prompt", *names], samples) if samples else "",
+        table(["prompt", *names], samples),
         code(commands, "bash") if commands else "",
-    ]
-    return "\n".join(part for part in parts if part)
+    )
 
 
 # What it is, and its state.
@@ -151,7 +151,7 @@ def summary_text(summary: Summary, *, picture: str = "") -> str:
 
 def _about(data: RunData) -> str:
     base, kind = _base_name(data), STAGES.get(str(data.stage))
-    parameters = (data.manifest.get("model") or {}).get("parameters")
+    parameters = data.fact("model.parameters")
     facts = [
         f"{kind} of {base}" if kind and base else kind,
         f"{short_count(parameters)} parameters" if parameters else None,
@@ -166,7 +166,7 @@ def _base_name(data: RunData) -> str | None:
     """Return the run or model whose weights this one began with."""
     if base := data.parent:
         return base.name
-    start = (data.recipe.get("model") or {}).get("start_from")
+    start = data.setting("model.start_from")
     return str(start) if start else None
 
 
@@ -202,27 +202,21 @@ def _benchmark(data: RunData) -> Figure | None:
     series = sorted(series_of(data.benchmarks()), key=lambda found: (found[-1].suite == first, found[-1].age))
     if not series:
         return None
-    row = headline(series[-1][-1])
-    if row is None:
-        return None
     newest, oldest = series[-1][-1], series[-1][0]
+    if not (rows := [*newest.means, *newest.whole_tasks()]):
+        return None
+    row = rows[0]
     earlier = next((r["value"] for r in [*oldest.means, *oldest.tasks] if r["name"] == row["name"]), None)
     against, of_base = "", _of_base(data, row, newest)
     if oldest is not newest and earlier is not None:
         against = f"{_model_at(data, oldest.step)} {share(row['name'], earlier)}"
     elif of_base is not None:
         against = f"base model {share(row['name'], of_base.value)}"
-    detail = (
-        [f"{number(row['items'])} {'questions' if newest.suite == 'chat' else 'items'}"] if row.get("items") else []
-    )
+    unit = "questions" if newest.suite == "chat" else "items"
+    detail = [f"{number(row['items'])} {unit}"] if row.get("items") else []
     if row.get("low") is not None and row.get("high") is not None:
         detail.append(f"95 % interval {share(row['name'], row['low'])} to {share(row['name'], row['high'])}")
     return Figure(row["name"], share(row["name"], row["value"]), against, ", ".join(detail))
-
-
-def headline(benchmark: Benchmark) -> dict[str, Any] | None:
-    """Return the one row that stands for the benchmark."""
-    return next(iter([*benchmark.means, *benchmark.whole_tasks()]), None)
 
 
 def _of_base(data: RunData, row: dict[str, Any], benchmark: Benchmark) -> Score | None:
@@ -391,7 +385,7 @@ def _recipe(name: str) -> str:
 def _typed_path(data: RunData) -> str:
     """Return the run's directory as run.directory and its name have it: the report of a run's end is made in another folder."""
     path = data.run.path
-    named = Path(str((data.recipe.get("run") or {}).get("directory") or "runs")) / path.name
+    named = Path(str(data.setting("run.directory") or "runs")) / path.name
     if path.is_absolute() and not named.is_absolute() and path.parts[-len(named.parts) :] == named.parts:
         return str(named)
     return str(path)
@@ -432,13 +426,18 @@ def write_report(data: RunData) -> Path:
     data.run.refuse_links(data.run.report)
     run, panels = data.run, panels_of(data)
     drawn = picture(panels, title=data.name) if panels else None
-    if drawn:
-        write_bytes(run.report / "curves.png", drawn)
-    else:
-        (run.report / "curves.png").unlink(missing_ok=True)
+    place_picture(drawn, run.report / "curves.png")
     write_text(run.report / "report.md", markdown(data, picture=drawn is not None))
     write_text(run.report / "report.html", html_page(data, picture=drawn))
     return run.report / "report.html"
+
+
+def place_picture(picture: bytes | None, path: Path) -> None:
+    """Write the picture; None removes the one before, which shows other curves."""
+    if picture:
+        write_bytes(path, picture)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def html_page(data: RunData, *, picture: bytes | None = None, version: str | None = None) -> str:
@@ -471,7 +470,7 @@ def sections_of(data: RunData) -> dict[str, str]:
 
 def _section(data: RunData, parts: list[tuple[str, Callable[[RunData], str]]]) -> str:
     texts = [(title, text(data)) for title, text in parts]
-    return "\n".join(f"### {title}\n\n{text}" if title else text for title, text in texts if text)
+    return joined(*(f"### {title}\n\n{text}" if title and text else text for title, text in texts))
 
 
 def markdown(data: RunData, *, picture: bool) -> str:
@@ -510,9 +509,7 @@ class LivePage:
     def current(self) -> str:
         """Return the page; the one before where the files cannot be read just now, as while a crash tears them."""
         with self.lock:
-            version = (
-                self.current_version()
-            )  # taken first: what is written while the page is made belongs to the next one
+            version = self.current_version()  # first: what is written while the page is made belongs to the next one
             if version != self.version:
                 try:
                     data = read_run(self.name)

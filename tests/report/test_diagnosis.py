@@ -464,7 +464,7 @@ def test_a_sign_is_named_just_beyond_its_threshold_and_not_just_within(name):
 
 def test_every_rule_is_tried_on_a_sick_and_on_a_sound_run():
     # Those on the report's own input are tried in test_audit.py.
-    assert {rule.name for rule in RULES if rule not in diagnosis_invariants.RULES} == set(CASES)
+    assert {rule.name for rule in RULES if rule not in vars(diagnosis_invariants).values()} == set(CASES)
     for name, cases in CASES.items():
         levels = {level for _, level in cases}
         assert "healthy" in levels, name
