@@ -103,13 +103,9 @@ def _section(path: str, cls: Any, *, level: int) -> str:
         lines.append(
             f"| {f.name}{mark} | {_cell(_type(annotation))} | {_cell(_value(_default(f)))} | {_cell(f.metadata['doc'])} |"
         )
-    group = [n for n in nested if n[0].startswith("optimizer.groups.")]
-    lines.append("")
-    for name, inner in nested:
-        if group and name != group[0][0]:
-            continue  # the groups have the same keys
-        lines.append(_section("optimizer.groups.<group>" if group else name, inner, level=level + 1))
-    return "\n".join(lines)
+    if path == "optimizer.groups":  # they have the same keys
+        nested = [(f"{path}.<group>", nested[0][1])]
+    return "\n".join([*lines, "", *(_section(name, inner, level=level + 1) for name, inner in nested)])
 
 
 def _dataclass_in(annotation: Any) -> Any:

@@ -6,6 +6,7 @@ Loaded where model.type, or the model to start from, is such a one; of Tandem an
 import copy
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,11 +102,9 @@ def chosen_sizes(recipe: Recipe) -> dict[str, Any]:
         return {}
     given = {field_name(config_class, ours): getattr(model, ours) for ours in LLAMA_NAMES if getattr(model, ours)}
     given["vocab_size"] = recipe.tokenizer.vocab_size or 512
-    chosen = {**_open_sizes(recipe, config_class, given), **model.options}
-    counts = [name for name in _defaults(config_class) if "expert" in name and name not in chosen]
-    return {n: v for n, v in chosen.items() if n not in model.options} | {
-        n: v for n in counts if type(v := _defaults(config_class)[n]) is int and v
-    }
+    chosen = _open_sizes(recipe, config_class, given)
+    experts = {n: v for n, v in _defaults(config_class).items() if "expert" in n and type(v) is int and v}
+    return chosen | {n: v for n, v in experts.items() if n not in chosen and n not in model.options}
 
 
 def _open_sizes(recipe: Recipe, config_class: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +145,7 @@ def _defaults(config_class: Any) -> dict[str, Any]:
 def _is_gated(config_class: Any, fields: dict[str, Any], inner: str, width: int) -> bool:
     """Return whether the MLP has a third matrix, read off a model without weights.
 
-    Two matrices of one module, or one of twice the width, end in n_inner."""
+    Two matrices of one module, or one of twice the width, end in n_inner, and one begins with it."""
     key = (config_class, inner, json.dumps(fields, sort_keys=True, default=str))
     if key not in _gated:
         import torch
@@ -158,15 +157,9 @@ def _is_gated(config_class: Any, fields: dict[str, Any], inner: str, width: int)
                 model = AutoModelForCausalLM.from_config(config_class(**{**fields, inner: mark}))
         except Exception:  # training and plan build the same and say what is wrong with it
             return False
-        into: dict[str, int] = {}
-        for name, parameter in model.named_parameters():
-            if parameter.ndim >= 2:
-                module = name.removesuffix(".weight").rpartition(".")[0]
-                shape = parameter.shape[-2:]
-                into[module] = into.get(module, 0) + (2 if 2 * mark in shape else 1 if mark in shape else 0)
-        _gated[key] = max(into.values(), default=0) >= 3 or any(
-            2 * mark in parameter.shape[-2:] for parameter in model.parameters() if parameter.ndim >= 2
-        )
+        matrices = [(name, p.shape[-2:]) for name, p in model.named_parameters() if p.ndim >= 2]
+        ends = Counter(name.removesuffix(".weight").rpartition(".")[0] for name, shape in matrices if mark in shape)
+        _gated[key] = max(ends.values(), default=0) >= 3 or any(2 * mark in shape for _, shape in matrices)
     return _gated[key]
 
 

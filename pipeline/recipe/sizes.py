@@ -298,6 +298,7 @@ def sizes_from_model(model: Any, row_tokens: int) -> "Sizes | CountedSizes":
 def _sizes(options: dict[str, Any], model_type: str, row_tokens: int) -> Sizes:
     layers, width, heads = options["n_layer"], options["n_embd"], options["n_head"]
     gpt2_like = model_type in ("tandem", "gpt2")
+    learned = gpt2_like and options.get("position_embedding", "learned") == "learned"
     multiple = options.get("vocab_multiple") or 1
     vocab = options["vocab_size"]
     norm = {"layer_norm": 2, "rms_norm": 0}[options.get("normalization") or "layer_norm"] if gpt2_like else 0
@@ -314,9 +315,7 @@ def _sizes(options: dict[str, Any], model_type: str, row_tokens: int) -> Sizes:
         row_tokens=row_tokens,
         windows=layer_windows(options, layers, row_tokens),
         tied=options.get("tie_word_embeddings", gpt2_like),
-        learned_positions=options["n_positions"]
-        if gpt2_like and options.get("position_embedding", "learned") == "learned"
-        else 0,
+        learned_positions=options["n_positions"] if learned else 0,
         biases=gpt2_like and options.get("use_bias", True),
         norm_parameters=norm,
         value_embedding_layers=(layers + 1) // 2 if options.get("value_embeddings") else 0,

@@ -34,7 +34,6 @@ RENAMED = {
     "half_precision_backend": "train.bf16 or train.fp16",
     "fp16_backend": "train.fp16",
     "fp16_opt_level": "train.fp16",
-    "per_gpu_train_batch_size": "train.per_device_train_batch_size",
     "per_gpu_eval_batch_size": "train.per_device_eval_batch_size",
     "eval_batch_size": "train.per_device_eval_batch_size",
     "include_tokens_per_second": "-perf/tok_per_s is always logged; remove it",
@@ -52,20 +51,9 @@ RENAMED = {
     "adafactor": "train.optim: adafactor",
     "tpu_num_cores": "-the launcher says this; remove it",
     "dataset_name": "data.sources (id)",
-    "dataset": "data.sources",
-    "datasets": "data.sources",
-    "dataset_mixture": "data.sources",
     "dataset_text_field": "data.sources.0.text_column",
-    "block_size": "data.row_tokens",
-    "seq_len": "data.row_tokens",
-    "sequence_len": "data.row_tokens",
-    "max_seq_len": "data.row_tokens",
-    "max_seq_length": "data.row_tokens",
-    "max_length": "data.row_tokens",
     "batch_size": "data.batch_tokens (tokens of an optimizer step) or train.per_device_train_batch_size (rows of a micro-batch)",
     "total_batch_size": "data.batch_tokens",
-    "device_batch_size": "train.per_device_train_batch_size",
-    "micro_batch_size": "train.per_device_train_batch_size",
     "num_iterations": "train.max_steps",
     "target_flops": "run.flops",
     "target_param_data_ratio": "run.tokens_per_param",
@@ -79,6 +67,13 @@ RENAMED = {
     "chat_template_path": "tokenizer.chat_template",
     "packing_strategy": "data.packing",
     "wandb_project": "monitor.project",
+    **dict.fromkeys(("dataset", "datasets", "dataset_mixture"), "data.sources"),
+    **dict.fromkeys(
+        ("block_size", "seq_len", "sequence_len", "max_seq_len", "max_seq_length", "max_length"), "data.row_tokens"
+    ),
+    **dict.fromkeys(
+        ("device_batch_size", "micro_batch_size", "per_gpu_train_batch_size"), "train.per_device_train_batch_size"
+    ),
 }
 
 

@@ -58,8 +58,7 @@ def messages_of(value: Any) -> list[dict]:
         elif isinstance(role, str):
             messages.append({**turn, "role": ROLE_NAMES.get(role.lower(), role)})
         elif "input" in turn and "output" in turn:
-            messages.append({"role": "user", "content": turn["input"]})
-            messages.append({"role": "assistant", "content": turn["output"]})
+            messages += _turn(turn["input"], turn["output"])
         elif role is None and turn.get("from") is not None:
             role = ROLE_NAMES.get(str(turn["from"]).lower())
             if role is None:
@@ -69,6 +68,10 @@ def messages_of(value: Any) -> list[dict]:
         else:
             messages.append(turn)
     return plain_messages(messages)
+
+
+def _turn(question: Any, answer: Any) -> list[dict]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def is_tree(value: Any) -> bool:
@@ -274,11 +277,7 @@ class Format:
         answered = response if isinstance(response, list) else [{"role": "assistant", "content": response}]
         system = [] if _begins_with_system(asked) else self._texts(row, "system")[:1]
         history = row.get(named.get("history")) or []
-        earlier = [
-            message
-            for question, answer in history
-            for message in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
-        ]
+        earlier = [message for question, answer in history for message in _turn(question, answer)]
         return messages_of([*({"role": "system", "content": text} for text in system), *earlier, *asked, *answered])
 
     def _texts(self, row: dict, role: str) -> list[str]:
@@ -387,7 +386,7 @@ def _prompt_response(row: Any) -> list[dict]:
             text: Any = row[prompt]
             if context and isinstance(row.get(context), str) and row[context].strip() and isinstance(text, str):
                 text = f"{text}\n\n{row[context]}"
-            return messages_of([{"role": "user", "content": text}, {"role": "assistant", "content": row[response]}])
+            return messages_of(_turn(text, row[response]))
     pairs = ", ".join(f"{prompt} and {response}" for prompt, _, response in PROMPT_RESPONSE)
     raise ValueError(
         f"there is no pair of prompt and response columns ({pairs}); found: {', '.join(map(str, row)) or 'none'}"

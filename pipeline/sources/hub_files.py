@@ -288,10 +288,9 @@ def named_files(root: Path, patterns: str | list[str], *, name: str, where: str)
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if leads_outside(pattern):
             raise RecipeError(f"{where}.files: {pattern!r} leads out of {name}. Write a path or glob below it.")
-        name_itself = glob.escape(pattern.rstrip("/"))  # which may have brackets
-        inside = (
-            f"{name_itself}/**" if (root / pattern).is_dir() else name_itself if (root / pattern).exists() else pattern
-        )
+        inside = pattern
+        if (root / pattern).exists():  # a name, which may have brackets
+            inside = glob.escape(pattern.rstrip("/")) + ("/**" if (root / pattern).is_dir() else "")
         try:
             found.update((Path(path), None) for path in resolve_pattern(inside, str(root)))
         except FileNotFoundError as error:

@@ -281,10 +281,7 @@ def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = 
                 continue
             try:
                 for batch in file.iter_batches(batch_size=BLOCK_ROWS, row_groups=[group], columns=columns):
-                    if row + batch.num_rows <= first_row:
-                        row += batch.num_rows
-                        continue
-                    skip = max(0, first_row - row)
+                    skip = min(batch.num_rows, max(0, first_row - row))
                     row += skip
                     for value in _values(batch.slice(skip)):
                         yield group, row, value

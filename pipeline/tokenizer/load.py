@@ -113,7 +113,7 @@ def _completed(recipe, tokenizer) -> list[str]:
 
 def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where: str) -> Any:
     """Return a fast tokenizer from a folder (relative to the file `beside`, then to the working folder) or from the Hub."""
-    folder = _folder(path, beside)
+    folder = next(filter(Path.is_dir, _places(path, beside)), None)
     if folder is None and (path.startswith((".", "/", "~")) or path.count("/") > 1):
         raise InputMissingError(f"{where}: there is no folder {path}. Correct the path, or give a Hub id like gpt2.")
     if folder is not None:
@@ -151,18 +151,16 @@ def chosen_template(recipe, controls: list[str]) -> str:
     name = recipe.tokenizer.chat_template
     if name is None:
         return built_in_template(controls)
-    near = [Path(recipe.path).parent / name] if recipe.path else []
-    for file in [*near, Path(name).expanduser()]:
-        if file.is_file():
-            return file.read_text(encoding="utf-8")
+    if file := next(filter(Path.is_file, _places(name, recipe.path)), None):
+        return file.read_text(encoding="utf-8")
     raise InputMissingError(
         f"tokenizer.chat_template: there is no file {name}. Correct the path, or leave the key out."
     )
 
 
-def _folder(path: str, beside: str | None) -> Path | None:
-    near = [Path(beside).parent / path] if beside else []
-    return next((folder for folder in [*near, Path(path).expanduser()] if folder.is_dir()), None)
+def _places(path: str, beside: str | None) -> list[Path]:
+    """Return where a path is looked for: relative to the file `beside`, then to the working folder."""
+    return [*([Path(beside).parent / path] if beside else []), Path(path).expanduser()]
 
 
 def _add_missing(tokenizer, names) -> list[str]:

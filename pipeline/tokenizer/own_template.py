@@ -165,9 +165,8 @@ def _refuse(reason: str) -> None:
 
 def _largest(values: tuple) -> int:
     """Return the largest whole number, or length of a text, among them."""
-    return max(
-        (value if isinstance(value, int) else len(value) for value in values if isinstance(value, int | str)), default=0
-    )
+    sizes = [value if isinstance(value, int) else len(value) for value in values if isinstance(value, int | str)]
+    return max(sizes, default=0)
 
 
 def _widths(form: Any, values: tuple) -> int:
@@ -343,9 +342,7 @@ def _sandbox_class() -> type:
                 if isinstance(times, int):
                     meter.growing(times * meter.bound(repeated))
             if operator == "%" and not plain:
-                values = (
-                    right if isinstance(right, tuple) else (right.values() if isinstance(right, dict) else (right,))
-                )
+                values = right.values() if isinstance(right, dict) else right if isinstance(right, tuple) else (right,)
                 meter.before("%", left, (right,), {})
                 meter.growing(_widths(left, tuple(values)))
             return meter.made(super().call_binop(context, operator, left, right))
@@ -423,10 +420,8 @@ class OwnTemplate:
     def render(self, conversations: list[list[dict]]) -> list[tuple[list[int], list[bool]]]:
         """Return the ids of each conversation, and for each id whether it is trained."""
         rendered = [self._render(messages) for messages in conversations]
-        harmless = self._backend.encode_batch(
-            [text for text, _ in rendered if OPEN not in text], add_special_tokens=False
-        )
-        encodings = iter(harmless)
+        harmless = [text for text, _ in rendered if OPEN not in text]
+        encodings = iter(self._backend.encode_batch(harmless, add_special_tokens=False))
         found = []
         for text, spans in rendered:
             if OPEN in text:
@@ -629,10 +624,10 @@ def with_fixed_date(template: str) -> str:
     days = json.dumps({name: DATE.strftime(name) for name in sorted(formats)})
     unknown = "raise_exception('it asks for a date in a format that is no constant')"
     # The last expression writes nothing; it keeps a line's end behind it, which a block would take.
-    return (
+    macro = (
         f"{{%- macro strftime_now(format) -%}}{{{{- {days}[format] or {unknown} -}}}}{{%- endmacro -%}}{{{{- '' }}}}"
-        + template
     )
+    return macro + template
 
 
 def _offset_backend(tokenizer: Any) -> Any:
