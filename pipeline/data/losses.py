@@ -5,10 +5,11 @@ conversations were counted by length say how many were left out, and not which r
 before anything is prepared, a sample is rendered instead.
 """
 
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from pipeline.data.stream import Stream
@@ -293,17 +294,11 @@ def fit_conversation(messages: list[dict], rendered: Rendered, render: Render, *
     if overflow == "drop":
         return None, None, "too_long"
     ends = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
-    low, high, best = 0, len(ends), None
-    while low < high:  # lengths grow with the turns: the largest end that fits
-        middle = (low + high) // 2
-        ids, trained = render(messages[: ends[middle]])
-        if len(ids) <= capacity:
-            best, low = (ids, trained), middle + 1
-        else:
-            high = middle
-    if best is None or not any(best[1]):
+    up_to = cache(lambda end: render(messages[:end]))
+    fitting = bisect(ends, capacity, key=lambda end: len(up_to(end)[0]))  # lengths grow with the turns
+    if not fitting or not any(up_to(ends[fitting - 1])[1]):
         return None, None, "too_long"
-    return *best, "cut"
+    return *up_to(ends[fitting - 1]), "cut"
 
 
 READ_COUNTS = {

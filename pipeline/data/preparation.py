@@ -4,7 +4,6 @@ One sequence of shards per source and use, each under its cache key. A plan is J
 hands it to the other ranks and to the preparing child.
 """
 
-import hashlib
 import json
 import pickle
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.data.stream import FORMAT, Mixture, Part, Sequence, Stream, damaged_seals, is_damaged, shard_path
+from pipeline.metrics import digest
 from pipeline.monitor.heartbeat import beat
 from pipeline.process import commands, errors
 from pipeline.process.errors import DataError, RecipeError
@@ -39,6 +39,7 @@ from pipeline.tokenizer.encode import document_start, is_byte_level
 VALIDATION_BUFFER = 1000  # documents; part of the protocol, so no key of the recipe
 # Validation first: it is small, and the first thing that a run does is to score it.
 ROLES = ("validation", "documents", "train")
+KEY_LENGTH = 32  # hex digits of a cache key
 
 
 def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchlist: str | Path | None = None) -> dict:
@@ -137,7 +138,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
 def sequence_plan(source: Any, settings: dict) -> dict:
     """Return a sequence's cache key and everything that the key stands for, but for the files themselves."""
     settings = {**settings, "source": source.fingerprint, "files": [file.sha256 or file.label for file in source.files]}
-    key = digest(settings)
+    key = digest(settings, KEY_LENGTH)
     passes = {"passes": source.passes, "files_in_a_pass": len(source.once.files)} if source.passes > 1 else {}
     return {"name": source.name, "key": key, "settings": {k: v for k, v in settings.items() if k != "files"}, **passes}
 
@@ -159,10 +160,6 @@ def batch_warmup(rows: StepRows) -> dict[str, dict[str, int]]:
 def step_rows_of(plan: dict) -> StepRows:
     """Return the rows of the plan's steps."""
     return StepRows(plan["rows_per_step"], **plan.get("batch_warmup", {}))
-
-
-def digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def special_ids(tokenizer: Any) -> tuple[int, int]:
@@ -311,7 +308,7 @@ class Preparation:
 
     def __init__(self, plan: dict):
         self.plan, self.waited_s = plan, 0.0
-        self.folder = Path(plan["cache_dir"]) / "preparations" / digest(plan)
+        self.folder = Path(plan["cache_dir"]) / "preparations" / digest(plan, KEY_LENGTH)
         self.child: subprocess.Popen | None = None
         self.task: dict | None = None
         self.opened = time.monotonic()

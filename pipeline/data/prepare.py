@@ -18,13 +18,13 @@ from typing import Any
 
 from pipeline.data.packing import AHEAD, SequenceWriter
 from pipeline.data.preparation import (
+    KEY_LENGTH,
     RETRIES,
     ROLES,
     START_GRACE_S,
     USERS,
     Preparation,
     damaged_shards,
-    digest,
     discard_damaged,
     folders_of,
     locks,
@@ -66,6 +66,7 @@ from pipeline.data.workers import (
     remove_encoded,
 )
 from pipeline.hardware import keep_freed_memory
+from pipeline.metrics import digest
 from pipeline.process.commands import end_with, yield_to_training
 from pipeline.process.errors import DamagedFileError, DataError, InputMissingError, ServiceError, TandemError, of_panic
 from pipeline.process.network import HUB_DATASET, as_os_error, keep_retries_in, limit_silence, opened
@@ -537,7 +538,7 @@ def prepare_part(
 def parts_folder(plan: dict) -> Path:
     """Return where the parts that are done are noted: hosts may differ in all but the sequences, as in num_proc."""
     sequences = {role: plan[role] and plan[role]["sequences"] for role in ROLES}
-    return Path(plan["cache_dir"]) / "preparations" / digest(sequences)
+    return Path(plan["cache_dir"]) / "preparations" / digest(sequences, KEY_LENGTH)
 
 
 def missing_rows(stream: Stream, source: int) -> float:

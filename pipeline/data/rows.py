@@ -12,7 +12,6 @@ import numpy as np
 
 from pipeline.data.losses import Loss, loss_warnings, losses_of, nothing_left, shares_lost, with_samples
 from pipeline.data.preparation import (
-    ROLES,
     VALIDATION_BUFFER,
     Preparation,
     delete_used,
@@ -21,7 +20,7 @@ from pipeline.data.preparation import (
     step_rows_of,
     streams_of,
 )
-from pipeline.data.stream import RowPlace, Shard, Stream, documents_begun, shard_path
+from pipeline.data.stream import RowPlace, Sequence, Shard, Stream, documents_begun, shard_path
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, Protocol, digest
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
@@ -165,7 +164,7 @@ class ConsumedCounter:
             tokens=tokens,
             padded=padded,
             documents=documents if sequence.counts_documents else None,
-            bad_rows=sequence.num_bad_rows(shards_read),
+            bad_rows=len(sequence.bad_rows(shards_read)),
         )
 
     def _running_sums(self, source: int, epoch: int, number: int) -> np.ndarray:
@@ -204,6 +203,7 @@ class TrainingRows:
         assert stream is not None
         self.stream: Stream = stream
         self.step_rows = step_rows_of(self.plan)
+        self.names = [about["name"] for about in self.plan["train"]["sequences"]]
         self.row_tokens: int = self.plan["row_tokens"]
         self.reader = RowReader(
             row_tokens=self.row_tokens, bos=self.plan["bos"], pad=self.plan["pad"], isolated=self.plan["isolated"]
@@ -214,13 +214,15 @@ class TrainingRows:
         self._shards_used: list[int] | None = None
 
     @classmethod
-    def open(cls, recipe: Any = None, tokenizer: Any = None, *, preparation: Preparation) -> "TrainingRows":
+    def open(cls, *, preparation: Preparation) -> "TrainingRows":
         """Waits until the length of the run is known and its first step is sealed. Raises DataError when there is nothing
         to train on."""
         rows = cls(preparation)
-        rows._wait_for_the_end_where_it_matters()
+        # Epochs need the length of their source; a source that stops the run, all that the run might need of it.
+        known = "all rows, as a run in epochs is as long as they are"
+        preparation.wait_until(rows.stream.is_decided, what=known)
         rows._wait_for(1)
-        names = ", ".join(s["name"] for s in rows.plan["train"]["sequences"])
+        names = ", ".join(rows.names)
         if not rows.total_rows() and (there := sum(end or 0 for end in rows.stream.mixture.ends)):
             raise DataError(
                 f"data.sources ({names}): of {there:,} rows the epochs that the recipe asks for come to none, so there is no step to train. "
@@ -249,27 +251,11 @@ class TrainingRows:
     def total_steps(self) -> int:
         return self.step_rows.steps(self.total_rows())
 
-    def _wait_for_the_end_where_it_matters(self) -> None:
-        """Epochs need the length of their source; a source that stops the run, all that the run might need of it."""
-        stream = self.stream
-
-        def known() -> bool:
-            stream.refresh()
-            return stream.undecided() is None
-
-        self.preparation.wait_until(known, what="all rows, as a run in epochs is as long as they are")
-
     def _wait_for(self, steps: int) -> None:
         """Wait until the first `steps` steps are sealed."""
         rows = min(self.step_rows.before(steps), self.total_rows())
-        if self.stream.missing(rows) is None:
-            return
-
-        def there() -> bool:
-            self.stream.refresh()
-            return self.stream.missing(rows) is None
-
-        self.preparation.wait_until(there, what=f"the rows of step {steps - 1}")
+        if self.stream.missing(rows) is not None:
+            self.preparation.wait_until(lambda: self.stream.is_sealed(rows), what=f"the rows of step {steps - 1}")
 
     def _slide(self, step: int, places: list[RowPlace]) -> None:
         """data.keep_shards: delete what was used before this step, and wait for what was deleted and is needed again."""
@@ -322,7 +308,7 @@ class TrainingRows:
 
     def _origin(self, place: RowPlace) -> tuple[str, int, int, int]:
         pq, rg, row = self.stream.shard(place).origins[place.row].tolist()
-        return self.plan["train"]["sequences"][place.source]["name"], pq, rg, row
+        return self.names[place.source], pq, rg, row
 
     def position(self, step: int) -> dict:
         """Return where the data stands when `step` steps are done, for the checkpoint and the console line; JSON.
@@ -331,10 +317,9 @@ class TrainingRows:
         """
         rows = self.step_rows.before(step)
         used = self.stream.mixture.used(rows)
-        names = [s["name"] for s in self.plan["train"]["sequences"]]
         sources = {
             name: {"key": key, "k": k, "epoch": self._epoch(s, max(0, k - 1)) + 1}
-            for s, (name, key, k) in enumerate(zip(names, self.stream.keys, used, strict=True))
+            for s, (name, key, k) in enumerate(zip(self.names, self.stream.keys, used, strict=True))
         }
         position: dict = {"step": step, "rows": rows, "sources": sources}
         if step > 0:
@@ -345,8 +330,7 @@ class TrainingRows:
 
     def consumed(self, step: int) -> dict[str, Consumed | None]:
         """Return what the first `step` steps trained on, by source; they must be sealed."""
-        names = [s["name"] for s in self.plan["train"]["sequences"]]
-        return dict(zip(names, self.counter.consumed(self.step_rows.before(step)), strict=True))
+        return dict(zip(self.names, self.counter.consumed(self.step_rows.before(step)), strict=True))
 
     def num_retries(self) -> int:
         """Return how often the process that prepares has read something again."""
@@ -378,30 +362,23 @@ class TrainingRows:
         In a run's manifest the key keeps `--prune` from deleting the shards.
         """
         used = self.stream.mixture.used(self.total_rows())
+        sequences, losses = self.plan["train"]["sequences"], losses_of(self.plan, "train", self.stream)
         out = {}
-        entries = zip(
-            self.plan["train"]["sequences"],
-            self.stream.sequences,
-            used,
-            losses_of(self.plan, "train", self.stream),
-            strict=True,
-        )
-        for about, sequence, rows, (_, totals, fit) in entries:
-            per_row = totals["targets"] / totals["rows"] if totals["rows"] else 0.0
-            out[about["name"]] = {
+        for about, sequence, rows, (name, totals, fit) in zip(
+            sequences, self.stream.sequences, used, losses, strict=True
+        ):
+            out[name] = {
                 "key": about["key"],
                 "rows": rows,
                 "tokens": rows * self.row_tokens,
                 "share": rows / max(1, self.total_rows()),
-                "targets_per_row": per_row,
+                "targets_per_row": totals["targets"] / totals["rows"] if totals["rows"] else 0.0,
                 "lost": shares_lost(totals, chat=self.plan["kind"] == "chat"),
-                **({"conversations": fit.facts()} if fit is not None else {}),
-                **(
-                    {"epochs": rows * about.get("passes", 1) / sequence.rows}
-                    if sequence.end is not None and sequence.rows
-                    else {}
-                ),
             }
+            if fit is not None:
+                out[name]["conversations"] = fit.facts()
+            if (epochs := epochs_of(about, sequence, rows)) is not None:
+                out[name]["epochs"] = epochs
         return out
 
     def raise_if_too_bad(self) -> None:
@@ -617,14 +594,9 @@ class ValidationRows:
     def _sealed(self, role: str) -> Stream:
         stream = open_stream(self.plan, role)
         assert stream is not None
-
-        def there() -> bool:
-            stream.refresh()
-            return stream.missing() is None
-
-        self.preparation.wait_until(there, what="the validation rows")
+        self.preparation.wait_until(stream.is_sealed, what="the validation rows")
         if not stream.mixture.total_rows:
-            names = ", ".join(s["name"] for s in self.plan[role]["sequences"])
+            names = ", ".join(about["name"] for about in self.plan[role]["sequences"])
             why = nothing_left(losses_of(self.plan, role, stream))
             raise DataError(
                 f"data.validation ({names}): what is held out gives no row to score. {why} Or name other files in data.validation."
@@ -701,12 +673,9 @@ def table(plan: dict) -> str:
     lost = (*(("cut", "too long", "no target") if chat else ("cropped", "split")), "empty")
     lines = [("", "source", "rows", "tokens", "share", "epochs", "padded", *lost, "bad rows", "text")]
     streams = streams_of(plan)
-    for role in reversed(ROLES):
-        if role not in streams:
-            continue
-        stream = streams[role]
+    for role, stream in reversed(streams.items()):
         total = stream.mixture.total_rows or 0
-        used = stream.mixture.used(total) if total else [0] * len(stream.sequences)
+        used = stream.mixture.used(total)
         for s, (about, sequence, rows) in enumerate(zip(plan[role]["sequences"], stream.sequences, used, strict=True)):
             sums = sequence.totals(stream.shards_needed(s))
             read = sums.get("conversations" if chat else "documents", 0)
@@ -714,8 +683,7 @@ def table(plan: dict) -> str:
             text = f"{read:,} conversations" if chat else f"{read:,} documents"
             if not chat:
                 text += f", {sums.get('text_bytes', 0) / max(1, sums.get('text_tokens', 0)):.2f} bytes/token"
-            read_rows = rows * about.get("passes", 1)
-            epochs = f"{read_rows / sequence.rows:.2f}" if sequence.end is not None and sequence.rows else "< 1"
+            epochs = epochs_of(about, sequence, rows)
             lines.append(
                 (
                     role,
@@ -723,7 +691,7 @@ def table(plan: dict) -> str:
                     f"{rows:,}",
                     short_count(rows * plan["row_tokens"]),
                     f"{100 * rows / total:.2f} %" if total else "-",
-                    epochs,
+                    "< 1" if epochs is None else f"{epochs:.2f}",
                     *(f"{100 * shares[name]:.2f} %" if name in shares else "-" for name in ("padded", *lost)),
                     f"{sums['bad_rows']:,}",
                     text,
@@ -731,6 +699,11 @@ def table(plan: dict) -> str:
             )
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def epochs_of(about: dict, sequence: Sequence, rows: int) -> float | None:
+    """Return how often a source is seen when so many of its rows are; None while its length is not known."""
+    return rows * about.get("passes", 1) / sequence.rows if sequence.end is not None and sequence.rows else None
 
 
 def warning_lines(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -98,28 +99,25 @@ def state_path(folder: Path, number: int) -> Path:
 COUNTS = ("rows", "positions", "targets", "padded", "bytes")
 
 
+SEAL = {**dict.fromkeys(COUNTS, int), "sha256": str, "bad_rows": list, "cursor": dict, "read": dict}
+END = {"shards": int, "bad_rows": list, "read": dict}
+
+
 def read_seal(folder: Path, number: int) -> dict[str, Any]:
     """Return the seal of a shard. Raises DamagedFileError when it is not as it was written, FileNotFoundError without one."""
-    seal = read_sealed_json(seal_path(folder, number))
-    good = all(type(seal.get(name)) is int for name in COUNTS) and isinstance(seal.get("sha256"), str)
-    if not good or not all(
-        isinstance(seal.get(name), kind) for name, kind in (("bad_rows", list), ("cursor", dict), ("read", dict))
-    ):
-        raise DamagedFileError(f"{seal_path(folder, number)}: is no seal of a shard. {MADE_AGAIN}")
-    return seal
+    return _read(seal_path(folder, number), SEAL, "seal of a shard")
 
 
 def read_end(folder: Path) -> dict[str, Any]:
-    """Return end.json. Raises DamagedFileError when it is not as it was written, FileNotFoundError without one."""
-    end = read_sealed_json(end_path(folder))
-    if not (
-        type(end.get("shards")) is int and isinstance(end.get("read"), dict) and isinstance(end.get("bad_rows"), list)
-    ):
-        raise DamagedFileError(f"{end_path(folder)}: is no end of shards. {MADE_AGAIN}")
-    return end
+    """Return end.json. Raises what read_seal does."""
+    return _read(end_path(folder), END, "end of shards")
 
 
-MADE_AGAIN = "Run the same command again: it is made anew."
+def _read(path: Path, kinds: dict[str, type], what: str) -> dict[str, Any]:
+    found = read_sealed_json(path)
+    if any(type(found.get(name)) is not kind for name, kind in kinds.items()):
+        raise DamagedFileError(f"{path}: is no {what}. Run the same command again: it is made anew.")
+    return found
 
 
 def damaged_seals(folder: Path) -> list[Path]:
@@ -127,10 +125,7 @@ def damaged_seals(folder: Path) -> list[Path]:
     damaged = []
     for path in [*sorted(folder.glob("shard-*.json")), end_path(folder)]:
         try:
-            if path == end_path(folder):
-                read_end(folder)
-            else:
-                read_seal(folder, int(path.stem.removeprefix("shard-")))
+            _read(path, END if path == end_path(folder) else SEAL, "seal")
         except FileNotFoundError:
             continue
         except DamagedFileError:
@@ -210,7 +205,6 @@ class Sequence:
         self.rows = 0
         self.sums = [np.zeros(3, np.int64)]
         self.counts_documents = True
-        self._bad_rows = [0]
         self.end: dict | None = None
         self._open: dict[int, Shard] = {}
         self.refresh()
@@ -228,7 +222,6 @@ class Sequence:
             self.rows += seal["rows"]
             self.sums.append(self.sums[-1] + [seal["targets"], seal["padded"], seal.get("documents", 0)])
             self.counts_documents &= "documents" in seal
-            self._bad_rows.append(self._bad_rows[-1] + len(seal["bad_rows"]))
         # A seal that is missing before the end is to be made again: without it rows would be left out in silence.
         self.end = end if end and len(self.seals) >= end["shards"] else None
         return before != (len(self.seals), self.end)
@@ -244,11 +237,6 @@ class Sequence:
     def is_there(self, number: int) -> bool:
         """Return whether a sealed shard's file is: with data.keep_shards it comes and goes."""
         return number in self._open or shard_path(self.folder, number).exists()
-
-    def num_bad_rows(self, shards: int) -> int:
-        """Return how many bad_rows(shards) names."""
-        behind_the_last = len(self.end["bad_rows"]) if self.end and shards >= len(self.seals) else 0
-        return self._bad_rows[shards] + behind_the_last
 
     def bad_rows(self, shards: int) -> list[str]:
         """Return the unreadable rows named in the first `shards` seals."""
@@ -460,7 +448,6 @@ class Stream:
 
     def __init__(self, sequences: list[Sequence], mixture: Mixture, *, keys: list[str], seed: int | None):
         self.sequences, self.mixture, self.keys, self.seed = sequences, mixture, keys, seed
-        self._permutations: dict[tuple[int, int, int], np.ndarray] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -470,14 +457,12 @@ class Stream:
 
     def undecided(self) -> int | None:
         """Return a source of which more must be sealed before the run's order or length is known."""
-        for s, sequence in enumerate(self.sequences):
-            if sequence.end is None and self.mixture.must_be_counted(s):
-                return s
-        for s, sequence in enumerate(self.sequences):
-            part = self.mixture.parts[s]
-            if sequence.end is None and part.at_end == "stop" and self._first_unsealed_use(s) is not None:
-                return s
-        return None
+        open_ones = [s for s, sequence in enumerate(self.sequences) if sequence.end is None]
+        counted = [s for s in open_ones if self.mixture.must_be_counted(s)]
+        stopping = (
+            s for s in open_ones if self.mixture.parts[s].at_end == "stop" and self._first_unsealed_use(s) is not None
+        )
+        return counted[0] if counted else next(stopping, None)
 
     def _first_unsealed_use(self, source: int) -> int | None:
         """Return the first global row of the run that is not sealed yet because of this source."""
@@ -494,6 +479,16 @@ class Stream:
         uses = [(at, s) for s in range(len(self.sequences)) if (at := self._first_unsealed_use(s)) is not None]
         needed = [(at, s) for at, s in uses if rows is None or at < rows]
         return min(needed)[1] if needed else None
+
+    def is_decided(self) -> bool:
+        """Look for new seals, and return whether the run's order and length are known."""
+        self.refresh()
+        return self.undecided() is None
+
+    def is_sealed(self, rows: int | None = None) -> bool:
+        """Look for new seals, and return whether nothing is missing for so many rows."""
+        self.refresh()
+        return self.missing(rows) is None
 
     def shards_needed(self, source: int) -> int:
         """Shards of a source that the run reads, as far as they are sealed."""
@@ -518,20 +513,14 @@ class Stream:
 
     def order(self, source: int, epoch: int, shard: int) -> np.ndarray:
         """(rows,) in which the rows of a shard are read in an epoch; only where there is a seed."""
-        at = source, epoch, shard
-        if at not in self._permutations:
-            while len(self._permutations) >= 64:
-                del self._permutations[next(iter(self._permutations))]
-            start = int(self.keys[source][:16], 16)
-            self._permutations[at] = permutation(
-                self.sequences[source].seals[shard]["rows"], self.seed or 0, start, epoch, shard
-            )
-        return self._permutations[at]
+        rows, start = self.sequences[source].seals[shard]["rows"], int(self.keys[source][:16], 16)
+        return permutation(rows, self.seed or 0, start, epoch, shard)
 
     def shard(self, place: RowPlace) -> Shard:
         return self.sequences[place.source].shard(place.shard)
 
 
+@lru_cache(maxsize=64)
 def permutation(n: int, *numbers: int) -> np.ndarray:
     """(n,) permutation of 0 ... n-1 that is a pure function of the numbers, on every version of every library.
 
