@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -143,15 +142,6 @@ CARD_VALUES = 1_000_000  # of the configurations of the largest
 EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
 
 
-@dataclass
-class RemoteFile:
-    """path: in the repository. content: sha256 for files in large-file storage, else the git object's id."""
-
-    path: str
-    bytes: int
-    content: str
-
-
 def dataset_files(
     spec: Any, *, where: str, cache: Path, folder: str | None = None
 ) -> tuple[str | None, list[SourceFile]]:
@@ -195,7 +185,7 @@ def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFi
         info = _asked(spec, where)
         kept = _kept(place(info.sha))
         if kept is None or kept.get("decided_by") != decided_by:
-            files = [asdict(file) for file in _remote_files(spec, info, where)]
+            files = _remote_files(spec, info, where)
             kept = {"id": spec.id, "revision": info.sha, "decided_by": decided_by, "files": files}
         for asked in {spec.revision, info.sha}:  # a run that goes on asks for the commit
             write_sealed_json(place(asked), kept)
@@ -205,8 +195,8 @@ def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFi
             raise
         text = "%s: the Hub is away (%s); going on with commit %s as an earlier start resolved it"
         LOG.warning(text, where, error.__cause__ or error, kept["revision"])
-    remote = sorted((RemoteFile(**file) for file in kept["files"]), key=lambda file: file.path)
-    return kept["revision"], [_source_file(spec.id, kept["revision"], file, where) for file in remote]
+    remote = sorted(kept["files"], key=lambda file: file["path"])
+    return kept["revision"], [_source_file(spec.id, kept["revision"], where, **file) for file in remote]
 
 
 def _kept(place: Path) -> dict[str, Any] | None:
@@ -231,23 +221,21 @@ def _asked(spec: Any, where: str) -> Any:
         ) from error
 
 
-def _remote_files(spec: Any, info: Any, where: str) -> list[RemoteFile]:
+def _remote_files(spec: Any, info: Any, where: str) -> list[dict[str, Any]]:
+    """Return {path, bytes, content} of each; content: sha256 for files in large-file storage, else the git object's id."""
     from huggingface_hub import HfApi
 
     paths = _chosen_paths(spec, info, where)
-    refuse_unreadable(
-        paths,
-        of=f"{spec.id} has ",
-        where=where,
-        cure=" Many datasets have a branch of parquet files: revision: refs/convert/parquet.",
-    )
-    found: list[RemoteFile] = []
+    cure = " Many datasets have a branch of parquet files: revision: refs/convert/parquet."
+    refuse_unreadable(paths, of=f"{spec.id} has ", where=where, cure=cure)
+    found: list[dict[str, Any]] = []
     for start in range(0, len(paths), PATHS_A_REQUEST):
         some = paths[start : start + PATHS_A_REQUEST]
         ask = functools.partial(HfApi().get_paths_info, spec.id, some, repo_type="dataset", revision=info.sha)
         for file in retried(ask, what=spec.id, where=where):
-            found.append(RemoteFile(file.path, file.size, file.lfs.sha256 if file.lfs else f"git:{file.blob_id}"))
-    empty = [file.path for file in found if not file.bytes]
+            content = file.lfs.sha256 if file.lfs else f"git:{file.blob_id}"
+            found.append({"path": file.path, "bytes": file.size, "content": content})
+    empty = [file["path"] for file in found if not file["bytes"]]
     if empty:
         raise InputMissingError(
             f"{where}: {spec.id} has empty files (0 bytes): {', '.join(empty[:5])}. Choose others with `files`."
@@ -347,17 +335,17 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def _source_file(repo: str, revision: str, remote: RemoteFile, where: str) -> SourceFile:
+def _source_file(repo: str, revision: str, where: str, *, path: str, bytes: int, content: str) -> SourceFile:
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(repo, remote.path, revision=revision, repo_type="dataset")
+    cached = try_to_load_from_cache(repo, path, revision=revision, repo_type="dataset")
     return SourceFile(
-        label=remote.path,
-        sha256=remote.content,
-        bytes=remote.bytes,
+        label=path,
+        sha256=content,
+        bytes=bytes,
         path=Path(cached) if isinstance(cached, str) else None,
-        fetch=functools.partial(_fetch, repo, revision, remote.path, where, size=remote.bytes),
-        peek=functools.partial(both_ends, repo, revision, remote.path),
+        fetch=functools.partial(_fetch, repo, revision, path, where, size=bytes),
+        peek=functools.partial(both_ends, repo, revision, path),
     )
 
 
