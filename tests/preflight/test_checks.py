@@ -28,7 +28,7 @@ from pipeline.process.errors import (
 from pipeline.recipe import read_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-CPU = device_module.DeviceInfo("cpu", "a CPU", 1, 16.0, None, None, None)
+CPU = device_module.DeviceInfo("cpu", "a CPU", 1, 16.0, None, None, None, None)
 
 
 @pytest.fixture
