@@ -165,19 +165,19 @@ class Spikes(TrainerCallback):
 
     def _report(self, name: str, value: float, highest: float, state) -> None:
         spike = f"step {state.global_step}: {name} is {value:.4g}, above {highest:.4g}, the highest usual by its last {len(self.recent[name])} values"
+        facts = {"name": name, "value": value, "highest_usual": highest}
         if state.is_world_process_zero:
             write(
                 f"spike: step {state.global_step}: {name} is {value:.4g}, usually {highest:.4g} at most. A single one is harmless while the loss goes on "
                 "falling; the report counts them"
             )
-            row = {"event": "spike", "step": state.global_step, "attempt": self.attempt, "time": time.time()}
-            append_row(self.run.metrics, row | {"name": name, "value": value, "highest_usual": highest})
+            self.run.add_event("spike", step=state.global_step, attempt=self.attempt, **facts)
         if self.policy == "stop":
             error = DivergedError(
                 f"{spike}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
                 f"run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
             )
-            error.facts = {"step": state.global_step, "name": name, "value": value, "highest_usual": highest}
+            error.facts = {"step": state.global_step, **facts}
             raise error
 
 
@@ -210,8 +210,7 @@ class Stragglers(TrainerCallback):
             f"straggler: rank {rank} takes {ratio:.1f}x as long for its share of a step as the others, who wait for it (step {step})",
             flush=True,
         )
-        row = {"event": "straggler", "step": step, "attempt": self.attempt, "time": time.time()}
-        append_row(self.run.metrics, row | {"rank": rank, "ratio": ratio})
+        self.run.add_event("straggler", step=step, attempt=self.attempt, rank=rank, ratio=ratio)
 
 
 # Texts generated while training, with fixed prompts: to samples.jsonl, the console and the trackers.

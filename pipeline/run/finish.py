@@ -21,7 +21,7 @@ from pipeline.run.open_run import OpenRun
 from pipeline.run_dir.failures import write_report
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.build import mark_finished, write_finished_model
+from pipeline.training.build import write_finished_model
 from pipeline.training.distributed import whole_on_rank_0
 from pipeline.training.trainer import TandemTrainer
 
@@ -278,7 +278,8 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
     if trainer.is_world_process_zero():
         if publishing is not None:
             publishing.finish()  # alone: no other rank waits for a service
-        mark_finished(directory)  # last: a run cut off before this does its end again
+        # Last: a run cut off before this does its end again, after it the same command says so and exits 0.
+        directory.update_manifest(finished=time.time())
         print(last_words(recipe, run), flush=True)
 
 

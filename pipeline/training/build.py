@@ -1,7 +1,6 @@
 """The Trainer of a recipe: model, rows, evaluation and meter put together."""
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -41,9 +40,7 @@ from pipeline.training.metrics import StepMeter
 from pipeline.training.optimizer import look_for_lomo_once
 from pipeline.training.trainer import TandemTrainer
 
-# Whether a model's loss is the sum over its targets, divided by the number that it is given.
-
-NUM_IDS = 8
+NUM_IDS = 8  # of the row that a model of another class is tried with
 
 
 @torch.no_grad()
@@ -123,11 +120,6 @@ def write_finished_model(
     with whole_folder(run.model, **facts) as folder:
         save_model(model, folder, dtype=getattr(torch, dtype), state_dict=weights)
         tokenizer.save_pretrained(folder)
-
-
-def mark_finished(run: RunDirectory) -> None:
-    """Record that the run has finished: from now on the same command says so, and exits 0."""
-    run.update_manifest(finished=time.time())
 
 
 def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:

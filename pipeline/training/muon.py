@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from pipeline.training.distributed import num_ranks
+
 # Five steps for singular values in [0.001, 1] with cushion 2, whose result is shrunk by 2 % for safety: Polar Express,
 # Algorithm 1. Each triple (a, b, c) maps a singular value s to a s + b s^3 + c s^5.
 POLAR_EXPRESS = (
@@ -178,8 +180,7 @@ class _Stack:
         self.work = dist.all_gather_into_tensor(self.directions_MRC, padded, async_op=True)
 
     def _is_divided(self, x_MRC: Tensor) -> bool:
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        return several and len(self.members) > 1 and x_MRC.numel() >= SHARED_FROM
+        return num_ranks() > 1 and len(self.members) > 1 and x_MRC.numel() >= SHARED_FROM
 
     def _orthogonalised(self, x_MRC: Tensor, output_dim: int) -> Tensor:
         dtype = getattr(torch, self.group["product_dtype"])
