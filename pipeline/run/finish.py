@@ -96,7 +96,7 @@ def result_text(found: dict[str, float]) -> str:
     shown = [*tasks, *([scored] if scored else [])]
     if not shown:
         return f"train/loss {found['train/loss']:.3f}" if "train/loss" in found else "no number was measured"
-    return ", ".join(f"{name} {_from_to(name, found)}{_direction(name)}" for name in shown)
+    return ", ".join(_from_to(name, found) for name in shown)
 
 
 def _from_to(name: str, found: dict[str, float]) -> str:
@@ -105,12 +105,8 @@ def _from_to(name: str, found: dict[str, float]) -> str:
     first, last = (
         f"{100 * value:.1f} %" if share else f"{value:.3f}" for value in (found[f"{name}/first"], found[name])
     )
-    return last if first == last else f"{first} -> {last}"
-
-
-def _direction(name: str) -> str:
-    metric = metric_of(name)
-    return f" ({metric.better} is better)" if metric is not None and metric.better == "lower" else ""
+    lower = " (lower is better)" if metric is not None and metric.better == "lower" else ""
+    return f"{name} {last if first == last else f'{first} -> {last}'}{lower}"
 
 
 def time_text(directory: RunDirectory, *, attempt: int, prepared: float | None) -> str:

@@ -45,9 +45,9 @@ def train(recipe: Recipe, signals: Signals) -> int:
     recipe = resolve_open_values(recipe, processes)
     recipe = check_before_training(recipe, processes=processes)
     run = open_run(recipe)
-    mirroring = import_built_in("mirror.beside")(recipe, run.directory)
+    drain = import_built_in("mirror.beside")(recipe, run.directory).drain if recipe.run.mirror else lambda: None
     if run.finished:
-        mirroring.drain()
+        drain()
         return 0
 
     recipe = keep_inputs(recipe, run)
@@ -80,9 +80,9 @@ def train(recipe: Recipe, signals: Signals) -> int:
         else None
     )
     trainer.resume(run.checkpoint)
-    signals.raise_if_stopped(step=trainer.state.global_step, first=mirroring.drain)
+    signals.raise_if_stopped(step=trainer.state.global_step, first=drain)
     finish_run(recipe, run, trainer, publishing)
-    mirroring.drain()
+    drain()
     return 0
 
 

@@ -26,7 +26,6 @@ from pipeline.run_dir.checkpoints import (
     by_step,
     clean,
     has_whole_model,
-    newest_whole,
     problems,
     quarantined,
     read_seal,
@@ -306,6 +305,11 @@ class RunDirectory:
         self.hub_queue = self.path / "hub_queue"
         self.published = self.hub_queue / "published.jsonl"
 
+    @classmethod
+    def of(cls, recipe: Any) -> "RunDirectory":
+        """Return the directory that the recipe names, which need not be there."""
+        return cls(Path(recipe.run.directory) / str(recipe.run.name))
+
     @property
     def name(self) -> str:
         return self.path.name
@@ -353,10 +357,6 @@ class RunDirectory:
             (self.quarantine / f"before-{number}").mkdir()
             for path in left:
                 move_folder(path, self.quarantine / f"before-{number}" / path.name)
-
-    def newest_checkpoint(self) -> tuple[Path | None, list[str]]:
-        """Return the newest whole checkpoint, and a line for each damaged one that was moved to quarantine."""
-        return newest_whole(self.checkpoints, self.quarantine)
 
     def whole_checkpoint(self) -> Path | None:
         """Return the newest whole checkpoint, for a reader: the run may be training, and it alone sets damaged ones aside."""

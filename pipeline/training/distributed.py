@@ -108,16 +108,13 @@ def refuse_unshared(folder: Path, *, key: str = "run.directory") -> None:
     """
     if num_ranks() in (1, int(os.environ.get("LOCAL_WORLD_SIZE", 1))):
         return
-    name = [f".shared-{secrets.token_hex(8)}"]
-    dist.broadcast_object_list(name, src=0)
-    mark = folder / name[0]
+    mark = folder / f".shared-{from_every_rank(secrets.token_hex(8))[0]}"
     first = dist.get_rank() == 0
     refusal = _refusal(mark, keep=True) if first else ""
     dist.barrier()
     there = not first and _is_there(mark)
     refusal = refusal or (_refusal(mark.with_name(f"{mark.name}-{dist.get_rank()}")) if there else "")
-    seen: list[tuple[str, bool, str]] = [("", False, "")] * num_ranks()
-    dist.all_gather_object(seen, (socket.gethostname(), first or there, refusal))
+    seen = from_every_rank((socket.gethostname(), first or there, refusal))
     if first and not refusal:
         remove_file(mark)
     hosts = {host: reason for host, _, reason in seen if reason}
