@@ -14,7 +14,7 @@ from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.evals.tasks import OtherRankFailed, append_entry, entry_of, in_precision
 from pipeline.process.progress import progress
 from pipeline.process.user_code import import_built_in
-from pipeline.run_dir.rows import append_row, last_attempts, read_rows
+from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import forward_only, on_every_rank, on_rank_0, preserved_rng
 from pipeline.training.trainer import StepCallback, TandemTrainer
@@ -140,8 +140,7 @@ class Benchmarks(StepCallback):
             raise
         except Exception as error:
             self._report_failure(benchmark.name, step, error)
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # nothing without CUDA
         else:
             trainer.log(
                 {row["name"]: row["value"] for row in results}
@@ -184,17 +183,7 @@ class Benchmarks(StepCallback):
             return
         reason = f"{type(error).__name__}: {error}"
         print(f"step {step:05d} | {name} was not scored ({reason}); the training goes on", file=sys.stderr, flush=True)
-        append_row(
-            self.run.metrics,
-            {
-                "event": FAILED,
-                "name": name,
-                "step": step,
-                "attempt": self.attempt,
-                "time": time.time(),
-                "reason": reason,
-            },
-        )
+        self.run.add_event(FAILED, step=step, attempt=self.attempt, name=name, reason=reason)
 
     def _recorded(self, name: str) -> int:
         """Return the newest step at which it was scored, or failed, by the attempts that count; 0 when never."""

@@ -11,14 +11,14 @@ import torch
 from transformers import TrainerCallback
 
 from pipeline.evals.bpb import EvaluationInterrupted
-from pipeline.metrics import RecentValues, is_evaluation, is_validation, metric_of
+from pipeline.metrics import RecentValues, is_evaluation, metric_of
 from pipeline.process.errors import DivergedError
 from pipeline.process.progress import seconds_text, waiting, write
 from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import forward_only, on_rank_0, preserved_rng
 from pipeline.training.guard import WATCHED
-from pipeline.training.metrics import StepMeter
+from pipeline.training.metrics import StepMeter, has_evaluation
 
 # The console: one line a logged step, in the exact shape that people's parsers read, and one for each evaluation.
 
@@ -132,8 +132,6 @@ class MetricsFile(TrainerCallback):
             append_row(self.run.metrics, stamp | logs)
 
 
-# Lines that warn while a run trains: spikes of the loss, ranks that are slow.
-
 # A loss or a gradient norm far outside its recent values: printed, recorded, and by recipe the end of the run.
 
 
@@ -165,19 +163,19 @@ class Spikes(TrainerCallback):
 
     def _report(self, name: str, value: float, highest: float, state) -> None:
         spike = f"step {state.global_step}: {name} is {value:.4g}, above {highest:.4g}, the highest usual by its last {len(self.recent[name])} values"
+        facts = {"name": name, "value": value, "highest_usual": highest}
         if state.is_world_process_zero:
             write(
                 f"spike: step {state.global_step}: {name} is {value:.4g}, usually {highest:.4g} at most. A single one is harmless while the loss goes on "
                 "falling; the report counts them"
             )
-            row = {"event": "spike", "step": state.global_step, "attempt": self.attempt, "time": time.time()}
-            append_row(self.run.metrics, row | {"name": name, "value": value, "highest_usual": highest})
+            self.run.add_event("spike", step=state.global_step, attempt=self.attempt, **facts)
         if self.policy == "stop":
             error = DivergedError(
                 f"{spike}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
                 f"run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
             )
-            error.facts = {"step": state.global_step, "name": name, "value": value, "highest_usual": highest}
+            error.facts = {"step": state.global_step, **facts}
             raise error
 
 
@@ -210,8 +208,7 @@ class Stragglers(TrainerCallback):
             f"straggler: rank {rank} takes {ratio:.1f}x as long for its share of a step as the others, who wait for it (step {step})",
             flush=True,
         )
-        row = {"event": "straggler", "step": step, "attempt": self.attempt, "time": time.time()}
-        append_row(self.run.metrics, row | {"rank": rank, "ratio": ratio})
+        self.run.add_event("straggler", step=step, attempt=self.attempt, rank=rank, ratio=ratio)
 
 
 # Texts generated while training, with fixed prompts: to samples.jsonl, the console and the trackers.
@@ -253,8 +250,7 @@ class Samples(TrainerCallback):
         """Return whether the checkpoint's step has samples; those of an evaluation that is due come with it."""
         if self.every_steps is not None:
             return self.every_steps > 0 and step % self.every_steps == 0
-        rows = (row for row in last_attempts(read_rows(self.run.metrics)) if row.get("step") == step)
-        return any(is_validation(name) for row in rows for name in row)
+        return has_evaluation(self.run, step)
 
     def _recorded(self, step: int) -> set[str]:
         """Return the prompts whose samples of a step are there and count: no later attempt went on from before it."""

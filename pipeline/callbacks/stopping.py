@@ -21,7 +21,8 @@ from pipeline.process.errors import HangError
 from pipeline.process.storage import raise_if_moved, read_json, write_json
 from pipeline.run_dir.failures import Signals, leave
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.guard import ORDER, place_of, stack
+from pipeline.training.distributed import num_ranks
+from pipeline.training.guard import ORDER, place_of
 from pipeline.training.trainer import TandemTrainer
 
 # A signal in training: all ranks agree on the step, save one whole checkpoint there, and leave.
@@ -42,7 +43,7 @@ class StopSignals(TrainerCallback):
         compilations.on_compile_end(lambda _: setattr(signals, "compiling", False))
 
     def on_train_begin(self, args, state, control, **kwargs):
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        if num_ranks() > 1:
             # Its own CPU group: asking the accelerator every step would wait for it.
             self.group = torch.distributed.new_group(backend="gloo")
 
@@ -98,11 +99,9 @@ class StopSignals(TrainerCallback):
 
 # A run that stands still or has lost a rank ends, with every rank's stacks, instead of holding its machines for hours.
 
-# stacks/attempt-<n>/: where every rank stood when the run hung or lost a rank, for people and for the other ranks.
-
 
 class Stacks:
-    """One rank's files of one attempt."""
+    """One rank's files in stacks/attempt-<n>/: where it stood when the run hung or lost a rank, for people and the other ranks."""
 
     def __init__(self, run: RunDirectory, *, rank: int, attempt: int):
         self.folder, self.rank = run.path / "stacks" / f"attempt-{attempt}", rank
@@ -247,7 +246,7 @@ class HangWatch(TrainerCallback):
     def _place(self) -> dict[str, Any]:
         """Return the stage this rank's training is in, whether it waits there for other ranks, and its line."""
         frame = sys._current_frames().get(self.training_thread)
-        place = place_of(stack(frame)) if frame else {"stage": "step", "waits": False, "line": "?"}
+        place = place_of(frame) if frame else {"stage": "step", "waits": False, "line": "?"}
         place["waits"] = place["waits"] or (place["stage"] == "forward+backward" and self.trainer.own_time.waits)
         return place
 

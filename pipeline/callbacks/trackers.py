@@ -114,8 +114,12 @@ class TensorBoard(TrainerCallback):
 # run.
 
 INIT_S = 20  # then the run is kept offline
-# What the end of a run waits for W&B to take the rest: little where a signal ends it, since the machine may be going away.
+# What the end of a run waits for a tracker to take the rest: little where a signal ends it, since the machine may be going away.
 FINISH_S, FINISH_AFTER_SIGNAL_S = 30.0, 3.0
+
+
+def finish_s(state: Any) -> float:
+    return FINISH_S if state.global_step >= state.max_steps else FINISH_AFTER_SIGNAL_S
 
 
 class Table(list):
@@ -184,7 +188,7 @@ class WandbRun(TrainerCallback):
         if self.sender is None:
             return
         self.messages.put(None)
-        wait_s = FINISH_S if state.global_step >= state.max_steps else FINISH_AFTER_SIGNAL_S
+        wait_s = finish_s(state)
         self.sender.join(wait_s)
         if self.sender.is_alive():
             print(f"W&B did not take everything within {wait_s:.0f} s. {self._later()}", flush=True)
@@ -235,14 +239,11 @@ class WandbRun(TrainerCallback):
 
 # Trackio under the same names as metrics.jsonl: a process of its own copies the run's files into its database.
 
-# What the end of a run waits for the last rows. They are written in any case: the process does not end with the run.
-TRACKIO_FINISH_S, TRACKIO_FINISH_AFTER_SIGNAL_S = 30.0, 3.0
-
 
 class TrackioRun(TrainerCallback):
     """Starts trackio_writer.py beside the training, which hands it nothing: no row waits for Trackio.
 
-    It sees no token, and ends when its input does, with the training.
+    It sees no token, and writes the last rows in any case: it ends by itself once its input has, with the training.
     """
 
     def __init__(self, run: RunDirectory):
@@ -265,7 +266,7 @@ class TrackioRun(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.process is not None:
-            self._end(TRACKIO_FINISH_S if state.global_step >= state.max_steps else TRACKIO_FINISH_AFTER_SIGNAL_S)
+            self._end(finish_s(state))
 
     def _end(self, wait_s: float | None) -> None:
         process: Any = self.process
@@ -319,7 +320,7 @@ def tracker_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
         f"Install it (pip install '{PACKAGES.get(name, name)}'), or remove it from the list."
         for name in missing
     ]
-    if RunDirectory(Path(recipe.run.directory) / str(recipe.run.name)).has_trained():
+    if RunDirectory.of(recipe).has_trained():
         return [], [*(f"{text} The run has trained and goes on." for text in messages), *_wandb(recipe)]
     return [InputMissingError(text) for text in messages], _wandb(recipe)
 

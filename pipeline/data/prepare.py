@@ -457,7 +457,7 @@ def prune(plan: dict, *, runs: Path) -> tuple[int, int]:
     """(folders, bytes) deleted. A folder that some process is writing is left alone."""
     count = freed = 0
     for folder in unused_folders(plan, runs=runs):
-        with file_lock(folder / ".lock", blocking=False, lease=True) as held:
+        with file_lock(folder / ".lock", wait_s=0.0, lease=True) as held:
             if held:
                 freed += folder_bytes(folder)
                 shutil.rmtree(folder, ignore_errors=True)  # NFS keeps what is open in some process

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -472,16 +472,12 @@ def is_stand_in(held: Held) -> bool:
 
 
 @contextmanager
-def file_lock(path: str | Path, *, blocking: bool = True, lease: bool = False) -> Iterator[bool]:
-    """Hold an exclusive lock on a file while the block runs; yields whether it is held."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    held = lock(path, wait_s=FOREVER if blocking else 0.0, lease=lease)
-    try:
+def file_lock(path: str | Path, *, wait_s: float = FOREVER, lease: bool = False) -> Iterator[bool]:
+    """Hold an exclusive lock on a file while the block runs; yields whether it is held: after `wait_s` another may hold it still."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    held = lock(path, wait_s=wait_s, lease=lease)
+    with held or nullcontext():
         yield held is not None
-    finally:
-        if held is not None:
-            held.close()
 
 
 def _folder() -> Path:

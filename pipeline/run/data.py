@@ -170,8 +170,14 @@ def record_inputs(
         }
         validation.coverage = held_out_coverage(tokenizer, sources[1])
         now |= _protocols(recipe, validation, now.get("validation_bytes", {}))
+        if begun and (changed := changes(begun, now)):
+            lines = "\n  ".join(changed)
+            raise DataError(
+                f"{run.directory.path}: the run was trained on other inputs than it would go on with:\n  {lines}\n"
+                "Put them back, or give this run another run.name to start anew."
+            )
         shares = rows.shares()
-        _record(run, now, shares=shares)
+        run.directory.update_manifest(inputs=now, shares=shares)
         run.directory.update_manifest(code={"trusted": recipe.run.trust_code, "ran": ran()})
         for use, opened in (("data", sources[0]), ("validation", sources[1])):
             for source in opened:
@@ -193,13 +199,10 @@ def _protocols(recipe: Recipe, validation: Any, scored_bytes: dict[str, int]) ->
     dtype = "float16" if recipe.train.get("fp16") else "float32"
     if decide_bf16(recipe.train.get("bf16"), fp16=dtype == "float16"):
         dtype = "bfloat16"
-    scored = [
-        role for role in ("validation", "documents") if validation.plan[role] and validation.plan[role]["sequences"]
-    ]
     found = {}
     for name, role in ((VAL_BPB, "validation"), (VAL_BPB_DOCUMENTS, "documents")):
-        count = scored_bytes.get(SFT_BPB if recipe.stage == "sft" else name)
-        if role in scored and validation.keeps_text:
+        if validation.keeps_text and validation.plan[role] and validation.plan[role]["sequences"]:
+            count = scored_bytes.get(SFT_BPB if recipe.stage == "sft" else name)
             found[name] = validation.protocol(name, scored_bytes=count, dtype=dtype)
     ids = {name: found[name].id if name in found else None for name in (VAL_BPB, VAL_BPB_DOCUMENTS)}
     return {"protocols": ids, "protocol_parts": {name: dict(protocol.parts) for name, protocol in found.items()}}
@@ -218,19 +221,6 @@ def _validation_bytes(begun: dict[str, Any], validation: Any, tokenizer: Any) ->
     """Counted at the first start; absent where no bytes are known."""
     scored = begun.get("validation_bytes") or validation.scored_bytes(tokenizer)
     return {"validation_bytes": scored} if scored else {}
-
-
-def _record(run: OpenRun, now: dict[str, Any], *, shares: dict[str, Any]) -> None:
-    before = run.directory.read_manifest().get("inputs")
-    if before is not None and run.step > 0:
-        changed = changes(before, now)
-        if changed:
-            lines = "\n  ".join(changed)
-            raise DataError(
-                f"{run.directory.path}: the run was trained on other inputs than it would go on with:\n  {lines}\n"
-                "Put them back, or give this run another run.name to start anew."
-            )
-    run.directory.update_manifest(inputs=now, shares=shares)
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

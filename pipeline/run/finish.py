@@ -21,7 +21,7 @@ from pipeline.run.open_run import OpenRun
 from pipeline.run_dir.failures import write_report
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.build import mark_finished, write_finished_model
+from pipeline.training.build import write_finished_model
 from pipeline.training.distributed import whole_on_rank_0
 from pipeline.training.trainer import TandemTrainer
 
@@ -96,7 +96,7 @@ def result_text(found: dict[str, float]) -> str:
     shown = [*tasks, *([scored] if scored else [])]
     if not shown:
         return f"train/loss {found['train/loss']:.3f}" if "train/loss" in found else "no number was measured"
-    return ", ".join(f"{name} {_from_to(name, found)}{_direction(name)}" for name in shown)
+    return ", ".join(_from_to(name, found) for name in shown)
 
 
 def _from_to(name: str, found: dict[str, float]) -> str:
@@ -105,12 +105,8 @@ def _from_to(name: str, found: dict[str, float]) -> str:
     first, last = (
         f"{100 * value:.1f} %" if share else f"{value:.3f}" for value in (found[f"{name}/first"], found[name])
     )
-    return last if first == last else f"{first} -> {last}"
-
-
-def _direction(name: str) -> str:
-    metric = metric_of(name)
-    return f" ({metric.better} is better)" if metric is not None and metric.better == "lower" else ""
+    lower = " (lower is better)" if metric is not None and metric.better == "lower" else ""
+    return f"{name} {last if first == last else f'{first} -> {last}'}{lower}"
 
 
 def time_text(directory: RunDirectory, *, attempt: int, prepared: float | None) -> str:
@@ -240,11 +236,8 @@ def plan_of(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Any:
     return import_built_in("plan.of_run")(recipe, run.directory, **shape)
 
 
-# The end of a run: model/, results, report, and the next command to type.
-
-
 def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing: Any) -> None:
-    """Write the finished model and its results, and publish it (publishing: run_dir/hub_queue.py; None without hub.id). Every rank calls it, the first one acts."""
+    """Write the finished model, its results and the report, and publish it (publishing: run_dir/hub_queue.py; None without hub.id). Every rank calls it, the first one acts."""
     directory = run.directory
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = whole_on_rank_0(model.state_dict())
@@ -278,7 +271,8 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
     if trainer.is_world_process_zero():
         if publishing is not None:
             publishing.finish()  # alone: no other rank waits for a service
-        mark_finished(directory)  # last: a run cut off before this does its end again
+        # Last: a run cut off before this does its end again, after it the same command says so and exits 0.
+        directory.update_manifest(finished=time.time())
         print(last_words(recipe, run), flush=True)
 
 

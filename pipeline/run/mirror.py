@@ -402,12 +402,13 @@ def restore_base_from_mirror(recipe: Recipe, run: RunDirectory) -> bool:
 
 
 class Mirroring:
-    """The trainer's side: a process beside the run on the first rank; without run.mirror and on other ranks nothing."""
+    """The trainer's side of run.mirror: a process beside the run on the first rank; on other ranks nothing."""
 
     def __init__(self, recipe: Recipe, run: RunDirectory):
         self.process: subprocess.Popen[bytes] | None = None
-        if not recipe.run.mirror or int(os.environ.get("RANK", 0)) != 0:
+        if int(os.environ.get("RANK", 0)) != 0:
             return
+        assert recipe.run.mirror is not None
         self.mirror = Mirror(run, recipe.run.mirror)
         self.mirror.queue.mkdir(exist_ok=True)
         self.mirror.waiting.unlink(missing_ok=True)

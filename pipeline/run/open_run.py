@@ -2,7 +2,6 @@
 (its own checkpoint, or by run.fork_from another run's), and resolution of `per_device_train_batch_size: auto`.
 """
 
-import datetime
 import hashlib
 import importlib.metadata
 import os
@@ -10,9 +9,8 @@ import platform
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ from pipeline.hardware import (
     tensor_parallel_size,
     use_deterministic_kernels,
 )
-from pipeline.metrics import is_validation
 from pipeline.process.errors import (
     CannotWriteError,
     DamagedFileError,
@@ -53,11 +50,11 @@ from pipeline.recipe.resolve import (
     with_batch_tokens,
 )
 from pipeline.recipe.schema import with_values
-from pipeline.run_dir.checkpoints import by_step, clean, problems, step_of
+from pipeline.run_dir.checkpoints import by_step, clean, newest_whole, problems, step_of
 from pipeline.run_dir.failures import record_failures_in
-from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 from pipeline.training.distributed import from_every_rank, on_rank_0
+from pipeline.training.metrics import has_evaluation
 
 # run.fork_from: a new run from another one's state.
 
@@ -149,7 +146,7 @@ class OpenRun:
 def restore_run(recipe: Recipe) -> Recipe:
     """Fetch a run and its base that are not here, on rank 0 for all ranks: what this start takes from an earlier one is resolved
     after it. Return the recipe, read again where its base came: sizes and tokenizer are the base's."""
-    directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
+    directory = RunDirectory.of(recipe)
 
     def restore() -> bool:
         if recipe.hub.strategy == "checkpoint":
@@ -174,7 +171,7 @@ def open_run(recipe: Recipe) -> OpenRun:
 
 
 def _open(recipe: Recipe) -> OpenRun:
-    directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
+    directory = RunDirectory.of(recipe)
     manifest = directory.read_manifest()
     begun = "must_match" in manifest and directory.has_trained()
     if begun or "finished" in manifest:
@@ -189,7 +186,7 @@ def _open(recipe: Recipe) -> OpenRun:
         print(
             f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the recipe or run.name."
         )
-        return OpenRun(directory, None, manifest["attempts"], True)
+        return OpenRun(directory, None, manifest["attempts"], finished=True)
     fork = recipe.run.fork_from is not None
     parent = parent_of(recipe) if fork and not by_step(directory.checkpoints) else None
     directory.hold()
@@ -215,28 +212,25 @@ def _record_attempt(
         stage=recipe.stage,
         note=recipe.run.note,
         tags=recipe.run.tags,
-        created=manifest.get("created", _now()),
+        created=manifest.get("created", datetime.now(UTC).isoformat(timespec="seconds")),
         must_match=manifest["must_match"] if begun else must_match(recipe),
         attempts=attempt,
         status="running",
         command=[redacted(argument) for argument in sys.argv],
-        **environment(),
+        versions=versions(),
+        git=_git_state(),
+        host={"system": platform.platform(), "cpus": os.cpu_count()},
+        world_size=int(os.environ.get("WORLD_SIZE", 1)),
     )
     directory.keep_in_place()
-    step = (step_of(checkpoint) or 0) if checkpoint else 0
-    row: dict[str, Any] = {
-        "event": "attempt",
-        "attempt": attempt,
-        "step": step,
-        "time": time.time(),
-        "began": process_start(),
-    }
-    append_row(directory.metrics, row | ({"changed": changed} if changed else {}))
+    run = OpenRun(directory, checkpoint, attempt, finished=False)
+    facts = {"began": process_start()} | ({"changed": changed} if changed else {})
+    directory.add_event("attempt", step=run.step, attempt=attempt, **facts)
     going_on = f"going on from {checkpoint.name} (attempt {attempt})" if checkpoint else "starting"
     print(f"run {directory.path}: {going_on}", flush=True)
     for line in changed:
         print(f"  changed: {line}", flush=True)
-    return OpenRun(directory, checkpoint, attempt, False)
+    return run
 
 
 def _recipe_name(recipe: Recipe, directory: RunDirectory, manifest: dict[str, Any]) -> str:
@@ -309,21 +303,20 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
             )
         _print_notes(directory.set_aside_after(back_to))
         return wanted
-    checkpoint, notes = directory.newest_checkpoint()
+    checkpoint, notes = newest_whole(directory.checkpoints, directory.quarantine)
     _print_notes(notes)
+    step = (step_of(checkpoint) or 0) if checkpoint else 0
     if checkpoint is None and directory.has_saved():
         if recipe.run.resume != "never":
             raise _all_checkpoints_lost(recipe, directory)
         directory.start_anew()
-    if isinstance(recipe.run.resume, int) and checkpoint and (step_of(checkpoint) or 0) > recipe.run.resume:
+    if isinstance(recipe.run.resume, int) and step > recipe.run.resume:
         print(
             f"{directory.path}: the last start went back to step {recipe.run.resume} already; this one goes on from what it saved. "
             "To go back once more, start with another key changed, or move the later checkpoints away.",
             flush=True,
         )
-    _print_notes(
-        directory.set_aside_after((step_of(checkpoint) or 0) if checkpoint else 0)
-    )  # a model of a lost checkpoint
+    _print_notes(directory.set_aside_after(step))  # a model of a lost checkpoint
     return checkpoint
 
 
@@ -352,8 +345,7 @@ def evaluation_is_due(recipe: Recipe, run: OpenRun) -> bool:
     on_cadence = train["eval_strategy"] == "steps" and run.step % train["eval_steps"] == 0
     if run.step != train["max_steps"] and not (on_cadence and run.step >= train["eval_delay"]):
         return False
-    recorded = (r for r in last_attempts(read_rows(run.directory.metrics)) if r.get("step") == run.step)
-    return not any(is_validation(name) for row in recorded for name in row)
+    return not has_evaluation(run.directory, run.step)
 
 
 def versions() -> dict[str, str]:
@@ -365,16 +357,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def environment() -> dict[str, Any]:
-    """Versions, code and machine, for the manifest."""
-    return {
-        "versions": versions(),
-        "git": _git_state(),
-        "host": {"system": platform.platform(), "cpus": os.cpu_count()},
-        "world_size": int(os.environ.get("WORLD_SIZE", 1)),
-    }
 
 
 def _git_state() -> dict[str, Any] | None:
@@ -391,10 +373,6 @@ def _git_state() -> dict[str, Any] | None:
         if commit.returncode == 0
         else None
     )
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 # The process itself, before anything else of a run: threads, ranks, import path.
@@ -506,5 +484,5 @@ def _trains_in_bfloat16(recipe: Recipe) -> bool:
 
 def _kept_shape(recipe: Recipe) -> dict[str, Any]:
     """Return what a run that has begun on this kind of processor was trained with; empty for any other."""
-    shape = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name)).read_manifest().get("shape", {})
+    shape = RunDirectory.of(recipe).read_manifest().get("shape", {})
     return shape if shape.get("device") == cpu_name() and begun_run(recipe) else {}

@@ -172,8 +172,6 @@ def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) ->
 
     Raises OutOfMemoryError when not even one row fits.
     """
-    if not is_auto(recipe):
-        return recipe
     args = trainer.args
     possible = options(recipe, args.world_size)
     # Ranks may see other devices and other free memory: the first one's word counts.
@@ -247,10 +245,10 @@ def _tried(trainer: TandemTrainer, possible: list[int], step: int) -> int | None
 
 
 def memory_hint(recipe: Recipe, trainer: TandemTrainer) -> str | None:
-    """Return what a CUDA device had in use at most, when twice the micro-batch would fit too; else None."""
-    args = trainer.args
-    if args.device.type != "cuda" or is_auto(recipe):
+    """Return what the CUDA device had in use at most, when twice the micro-batch would fit too; else None."""
+    if is_auto(recipe):
         return None
+    args = trainer.args
     peak, limit = trainer.log_row.memory.peak(), torch.cuda.mem_get_info(args.device)[1]
     sizes = sizes_from_model(trainer.model, recipe.data.row_tokens)
     half = bool(args.bf16 or args.fp16)

@@ -45,9 +45,9 @@ def train(recipe: Recipe, signals: Signals) -> int:
     recipe = resolve_open_values(recipe, processes)
     recipe = check_before_training(recipe, processes=processes)
     run = open_run(recipe)
-    mirroring = import_built_in("mirror.beside")(recipe, run.directory)
+    drain = import_built_in("mirror.beside")(recipe, run.directory).drain if recipe.run.mirror else lambda: None
     if run.finished:
-        mirroring.drain()
+        drain()
         return 0
 
     recipe = keep_inputs(recipe, run)
@@ -80,19 +80,16 @@ def train(recipe: Recipe, signals: Signals) -> int:
         else None
     )
     trainer.resume(run.checkpoint)
-    signals.raise_if_stopped(step=trainer.state.global_step, first=mirroring.drain)
+    signals.raise_if_stopped(step=trainer.state.global_step, first=drain)
     finish_run(recipe, run, trainer, publishing)
-    mirroring.drain()
+    drain()
     return 0
-
-
-# The callbacks of a run, in the order in which they act.
 
 
 def add_callbacks(
     trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, stop: StopSignals
 ) -> None:
-    """Add everything that watches the run; what writes files acts on rank 0 only."""
+    """Add everything that watches the run, in the order in which it acts; what writes files acts on rank 0 only."""
     tokens_at = trainer.meter.tokens_at
     known = {"attempt": attempt, "start_step": start_step, "tokens_at": tokens_at}
     trackers = import_built_in("callbacks.trackers")(recipe, run, **known) if recipe.monitor.trackers else []

@@ -163,16 +163,13 @@ def newest_whole(checkpoints: Path, quarantine: Path) -> tuple[Path | None, list
         found = problems(folder)
         if not found:
             if names := strays(folder):
-                notes.append(f"{folder}: {', '.join(names)} {_do_not_belong(names)} to the checkpoint; ignored.")
+                belong = "does not belong" if len(names) == 1 else "do not belong"
+                notes.append(f"{folder}: {', '.join(names)} {belong} to the checkpoint; ignored.")
             return folder, notes
         target = quarantined(folder, quarantine)
         instead = "; the checkpoint before it is tried" if folders else ""
         notes.append(f"{folder}: {'; '.join(found)}. Moved to {target}{instead}.")
     return None, notes
-
-
-def _do_not_belong(names: list[str]) -> str:
-    return "does not belong" if len(names) == 1 else "do not belong"
 
 
 def quarantined(folder: Path, quarantine: Path) -> Path:

@@ -68,16 +68,11 @@ class HubQueue:
     def hold(self, *, wait_s: float = 0.0) -> Iterator[bool]:
         """Keep other publishers out while the block runs; yields whether nobody else does that to us."""
         self.run.refuse_links(self.path)
-        deadline = time.monotonic() + wait_s
-        while True:
-            with file_lock(self.path / ".lock", blocking=False) as held:
-                if held or time.monotonic() >= deadline:
-                    if held:
-                        clean(self.path)
-                        self._drop_damaged()
-                    yield held
-                    return
-            time.sleep(0.2)
+        with file_lock(self.path / ".lock", wait_s=wait_s) as held:
+            if held:
+                clean(self.path)
+                self._drop_damaged()
+            yield held
 
     def folder(self, item: Item) -> Path:
         return self.run.model if item.name == MODEL else self.path / item.name

@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import time
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,13 +26,12 @@ from pipeline.run_dir.checkpoints import (
     by_step,
     clean,
     has_whole_model,
-    newest_whole,
     problems,
     quarantined,
     read_seal,
     step_of,
 )
-from pipeline.run_dir.rows import last_attempts, read_rows
+from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 
 # run_manifest.json: every key, its type and unit, when it is written and by whom; and the check of a manifest against it.
 #
@@ -193,7 +193,7 @@ KEYS = (
     Key("hub.id", "text", "", "each publication", "hub/", "repository"),
     Key("hub.commit", "text?", "", "each publication", "hub/", "commit"),
     Key("hub.time", "number", "seconds since 1970", "each publication", "hub/", "when"),
-    Key("finished", "number", "seconds since 1970", END, "training/build.py", "written last: the run is done and its results stay"),
+    Key("finished", "number", "seconds since 1970", END, CLOSING, "written last: the run is done and its results stay"),
     Key("pulled_from", "object", "", "python -m pipeline.hub pull, a start that took its checkpoint from the Hub", "hub/", "where the run was restored from"),
     Key("pulled_from.id", "text", "", "python -m pipeline.hub pull", "hub/pull.py", "repository"),
     Key("pulled_from.commit", "text", "", "python -m pipeline.hub pull", "hub/pull.py", "commit"),
@@ -305,6 +305,11 @@ class RunDirectory:
         self.hub_queue = self.path / "hub_queue"
         self.published = self.hub_queue / "published.jsonl"
 
+    @classmethod
+    def of(cls, recipe: Any) -> "RunDirectory":
+        """Return the directory that the recipe names, which need not be there."""
+        return cls(Path(recipe.run.directory) / str(recipe.run.name))
+
     @property
     def name(self) -> str:
         return self.path.name
@@ -353,10 +358,6 @@ class RunDirectory:
             for path in left:
                 move_folder(path, self.quarantine / f"before-{number}" / path.name)
 
-    def newest_checkpoint(self) -> tuple[Path | None, list[str]]:
-        """Return the newest whole checkpoint, and a line for each damaged one that was moved to quarantine."""
-        return newest_whole(self.checkpoints, self.quarantine)
-
     def whole_checkpoint(self) -> Path | None:
         """Return the newest whole checkpoint, for a reader: the run may be training, and it alone sets damaged ones aside."""
         return next((folder for folder in reversed(by_step(self.checkpoints)) if not problems(folder)), None)
@@ -391,6 +392,10 @@ class RunDirectory:
         manifest = {**self.read_manifest(), **values}
         write_json(self.manifest, manifest)
         return manifest
+
+    def add_event(self, event: str, *, step: int, attempt: int, **facts: Any) -> None:
+        """Write an event among the rows of metrics.jsonl. step: the steps made by then, as theirs."""
+        append_row(self.metrics, {"event": event, "step": step, "attempt": attempt, "time": time.time(), **facts})
 
     def keep_in_place(self) -> None:
         """From now on this process writes nothing below the directory when it was renamed or removed; called with a manifest there."""

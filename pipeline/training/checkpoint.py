@@ -49,13 +49,13 @@ NO_STATE = "none"
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
-def optimizer_tensors(optimizer: Any, model: torch.nn.Module) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: Any, model: torch.nn.Module) -> Tensors:
     """Return all state by name, not copied.
 
     model: the bare model whose parameters the optimizer updates. Raises TypeError for state that is neither a tensor nor
     a number.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: Tensors = {}
     for parameter, name in named_members(optimizer, model):
         state = optimizer.state.get(parameter) or {NO_STATE: torch.empty(0)}
         for key, value in state.items():
@@ -69,7 +69,7 @@ def optimizer_settings(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def load_optimizer_state(
-    optimizer: Any, model: torch.nn.Module, tensors: dict[str, Tensor], settings: list[dict[str, Any]] | None = None
+    optimizer: Any, model: torch.nn.Module, tensors: Tensors, settings: list[dict[str, Any]] | None = None
 ) -> None:
     """Put the state of `optimizer_tensors` (copied) into an optimizer over the same parameters, whatever their order.
 
@@ -77,7 +77,7 @@ def load_optimizer_state(
     from the step, or a fork with other rates. Raises DataError naming all parameters and states that are missing or extra.
     """
     members = named_members(optimizer, model)
-    saved: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    saved: dict[str, Tensors] = defaultdict(dict)
     for key, value in tensors.items():
         name, _, state = key.rpartition("/")
         saved[name][state] = value
@@ -102,7 +102,7 @@ def named_members(optimizer: Any, model: torch.nn.Module) -> list[tuple[Tensor, 
     return [(p, names[id(p)]) for group in optimizer.param_groups for p in group["params"]]
 
 
-def refuse_differences(optimizer: Any, members: list[tuple[Tensor, str]], saved: dict[str, dict[str, Tensor]]) -> None:
+def refuse_differences(optimizer: Any, members: list[tuple[Tensor, str]], saved: dict[str, Tensors]) -> None:
     names = {name for _, name in members}
     problems = [f"{name} is missing" for name in sorted(names - saved.keys())]
     problems += [f"{name} is not a parameter here" for name in sorted(saved.keys() - names)]
@@ -374,24 +374,6 @@ class ModelFiles:
         return {name: tensor for name, tensor in saved_weights(self.form, model, part).items() if not tensor.is_meta}
 
 
-def write_training_state(
-    folder: Path,
-    *,
-    settings: Any,
-    schedule: dict,
-    scaler: dict | None,
-    rng: list[dict[str, torch.Tensor]],
-    position: dict,
-) -> None:
-    """Write everything beside the model and the optimizer's tensors; rng: one state per rank, in rank order."""
-    (folder / SCHEDULER).write_text(
-        json.dumps({"schedule": schedule, "scaler": scaler, "optimizer": settings}, indent=2)
-    )
-    for rank, state in enumerate(rng):
-        save_file(state, folder / rng_file(rank))
-    (folder / POSITION).write_text(json.dumps(position, indent=2))
-
-
 def read_state(folder: Path) -> tuple[TrainerState, dict[str, Any]]:
     """Return trainer_state.json and position.json. Raises DataError where the checkpoint cannot be continued from."""
     index = f"{OPTIMIZER}.index.json"
@@ -410,17 +392,6 @@ def read_state(folder: Path) -> tuple[TrainerState, dict[str, Any]]:
         ) from None
 
 
-def read_optimizer(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
-    """Return the optimizer's tensors and scheduler.json."""
-    return read_tensors(folder, OPTIMIZER), read_json(folder / SCHEDULER)
-
-
-def read_rng(folder: Path, rank: int) -> dict[str, torch.Tensor] | None:
-    """Return this rank's random state, or None when the checkpoint was written by fewer ranks."""
-    path = folder / rng_file(rank)
-    return load_file(path) if path.exists() else None
-
-
 # What of a Trainer goes into a checkpoint, and how it comes back.
 
 ANOTHER = "Take an earlier checkpoint with run.resume=STEP."
@@ -430,26 +401,28 @@ def write_state(trainer: "TandemTrainer", folder: Path, *, ranks: list[tuple[dic
     """Write all files but the large ones. ranks: each one's random state, and what it has not logged: loss, and sums of TrainedText."""
     trainer.model_files.write_small(trainer.accelerator.unwrap_model(trainer.model), folder)
     state, scaler = trainer.state, trainer.accelerator.scaler
-    state.save_to_json(str(folder / "trainer_state.json"))
-    write_training_state(
-        folder,
-        settings=optimizer_settings(trainer.optimizer),
-        schedule=trainer.lr_scheduler.state_dict(),
-        scaler=scaler.state_dict() if scaler is not None else None,
-        rng=[rng for rng, _, _ in ranks],
-        position={
-            "step": state.global_step,
-            "rows": trainer.rows.position(state.global_step),
-            "meter": trainer.meter.state_dict(),
-            "unlogged": {
-                "since": trainer.loss_sum.since,
-                "losses": [loss for _, loss, _ in ranks],
-                "text": [text for _, _, text in ranks],
-            },
-            "guard": trainer.guard.state_dict(),
-            "log_row": trainer.log_row.state_dict(),
+    state.save_to_json(str(folder / STATE))
+    scheduler = {
+        "schedule": trainer.lr_scheduler.state_dict(),
+        "scaler": scaler.state_dict() if scaler is not None else None,
+        "optimizer": optimizer_settings(trainer.optimizer),
+    }
+    (folder / SCHEDULER).write_text(json.dumps(scheduler, indent=2))
+    for rank, (rng, _, _) in enumerate(ranks):
+        save_file(rng, folder / rng_file(rank))
+    position = {
+        "step": state.global_step,
+        "rows": trainer.rows.position(state.global_step),
+        "meter": trainer.meter.state_dict(),
+        "unlogged": {
+            "since": trainer.loss_sum.since,
+            "losses": [loss for _, loss, _ in ranks],
+            "text": [text for _, _, text in ranks],
         },
-    )
+        "guard": trainer.guard.state_dict(),
+        "log_row": trainer.log_row.state_dict(),
+    }
+    (folder / POSITION).write_text(json.dumps(position, indent=2))
 
 
 def load_model(model: PreTrainedModel, checkpoint: Path) -> None:
@@ -465,7 +438,7 @@ def load_model(model: PreTrainedModel, checkpoint: Path) -> None:
 
 def load_optimizer_and_schedule(trainer: "TandemTrainer", checkpoint: Path) -> None:
     """Raise DataError for a state that is not this optimizer's."""
-    tensors, saved = read_optimizer(checkpoint)
+    tensors, saved = read_tensors(checkpoint, OPTIMIZER), read_json(checkpoint / SCHEDULER)
     # The groups' settings are the recipe's, but for transformers' schedules, whose current rate lives in the groups.
     settings = saved["optimizer"] if trainer.recipe.optimizer.type == "trainer" else None
     load_optimizer_state(trainer.optimizer, trainer.model, tensors, settings=settings)
@@ -512,7 +485,8 @@ class Restore(TrainerCallback):
             trainer.text.load(texts[rank : rank + 1] if same_ranks else texts if rank == 0 else [])
         if guard := self.position.get("guard"):
             trainer.guard.load_state_dict(guard)
-        self.rng = read_rng(self.checkpoint, rank)
+        file = self.checkpoint / rng_file(rank)
+        self.rng = load_file(file) if file.exists() else None  # written by fewer ranks
 
     def on_step_begin(self, args, state, control, **kwargs):
         if self.rng is not None:  # only now: what the beginning of this start drew is not the training's

@@ -27,9 +27,12 @@ from pipeline.run_dir.run_directory import RunDirectory
 
 # Ranks that agree: values shared, votes, and failures of one rank that all must know.
 
-# What one rank decides, all ranks know: also when the decision is that the run cannot start.
-
 Decision = TypeVar("Decision")
+
+
+def num_ranks() -> int:
+    """Return the number of processes that train together; 1 without a process group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def on_rank_0(decide: Callable[[], Decision]) -> Decision:
@@ -37,15 +40,15 @@ def on_rank_0(decide: Callable[[], Decision]) -> Decision:
 
     Without it the other ranks would wait in their next collective for a rank that has left.
     """
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+    if num_ranks() == 1:
         return decide()
     outcome: list = [None, None]
-    if torch.distributed.get_rank() == 0:
+    if dist.get_rank() == 0:
         try:
             outcome = [decide(), None]
         except (TandemError, OSError) as error:
             outcome = [None, error]
-    torch.distributed.broadcast_object_list(outcome, src=0)
+    dist.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
         outcome[1].of_all_ranks = True
         raise outcome[1]
@@ -68,28 +71,28 @@ def on_every_rank(act: Callable[[], Decision]) -> list[Decision]:
 
 def from_every_rank(value: Any) -> list:
     """Return what every rank has to say, in rank order; every rank must call this."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+    if num_ranks() == 1:
         return [value]
-    values: list = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
+    values: list = [None] * num_ranks()
+    dist.all_gather_object(values, value)
     return values
 
 
 def numbers_of_every_rank(numbers: dict[str, float], device: torch.device) -> list[dict[str, float]]:
     """Return the numbers of every rank, which all have the same names, by one gather on the device."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+    if num_ranks() == 1:
         return [numbers]
     own_1N = torch.tensor([list(numbers.values())], dtype=torch.float64, device=device)
-    every_RN = own_1N.new_empty(torch.distributed.get_world_size(), len(numbers))
-    torch.distributed.all_gather_into_tensor(every_RN, own_1N)
+    every_RN = own_1N.new_empty(num_ranks(), len(numbers))
+    dist.all_gather_into_tensor(every_RN, own_1N)
     return [dict(zip(numbers, rank, strict=True)) for rank in every_RN.tolist()]
 
 
 def store_of_ranks() -> Any:
     """Return where a rank leaves word for the others without waiting for them; None for one rank alone."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+    if num_ranks() == 1:
         return None
-    store: Any = torch.distributed.PrefixStore("tandem", torch.distributed.distributed_c10d._get_default_store())
+    store: Any = dist.PrefixStore("tandem", dist.distributed_c10d._get_default_store())
     # A connection of its own: the other one is held for as long as somebody waits for a key on it.
     return store.clone()
 
@@ -103,21 +106,15 @@ def refuse_unshared(folder: Path, *, key: str = "run.directory") -> None:
     key: what sets the folder. A file that rank 0 makes must be there for all, and each must be able to make one beside it.
     On a single machine there is nothing to prove.
     """
-    if (
-        not torch.distributed.is_initialized()
-        or int(os.environ.get("LOCAL_WORLD_SIZE", 1)) == torch.distributed.get_world_size()
-    ):
+    if num_ranks() in (1, int(os.environ.get("LOCAL_WORLD_SIZE", 1))):
         return
-    name = [f".shared-{secrets.token_hex(8)}"]
-    torch.distributed.broadcast_object_list(name, src=0)
-    mark = folder / name[0]
-    first = torch.distributed.get_rank() == 0
+    mark = folder / f".shared-{from_every_rank(secrets.token_hex(8))[0]}"
+    first = dist.get_rank() == 0
     refusal = _refusal(mark, keep=True) if first else ""
-    torch.distributed.barrier()
+    dist.barrier()
     there = not first and _is_there(mark)
-    refusal = refusal or (_refusal(mark.with_name(f"{mark.name}-{torch.distributed.get_rank()}")) if there else "")
-    seen: list[tuple[str, bool, str]] = [("", False, "")] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(seen, (socket.gethostname(), first or there, refusal))
+    refusal = refusal or (_refusal(mark.with_name(f"{mark.name}-{dist.get_rank()}")) if there else "")
+    seen = from_every_rank((socket.gethostname(), first or there, refusal))
     if first and not refusal:
         remove_file(mark)
     hosts = {host: reason for host, _, reason in seen if reason}
@@ -244,7 +241,7 @@ def get_rng_state() -> dict[str, torch.Tensor]:
         "torch": torch.get_rng_state(),
     }
     if torch.accelerator.is_available():
-        state["accelerator"] = _accelerator_module().get_rng_state()
+        state["accelerator"] = torch.get_device_module().get_rng_state()
     return state
 
 
@@ -258,7 +255,7 @@ def set_rng_state(state: dict[str, torch.Tensor]) -> None:
     np.random.set_state(("MT19937", keys, position, has_gauss, state["numpy_gauss"].item()))
     torch.set_rng_state(state["torch"])
     if "accelerator" in state and torch.accelerator.is_available():
-        _accelerator_module().set_rng_state(state["accelerator"])
+        torch.get_device_module().set_rng_state(state["accelerator"])
 
 
 @contextmanager
@@ -269,12 +266,6 @@ def preserved_rng() -> Iterator[None]:
         yield
     finally:
         set_rng_state(state)
-
-
-def _accelerator_module():
-    accelerator = torch.accelerator.current_accelerator()
-    assert accelerator is not None
-    return getattr(torch, accelerator.type)
 
 
 # A sharded model (training/sharding.py) or one in float8, used without training, and whole.

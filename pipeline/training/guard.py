@@ -5,13 +5,12 @@ Which micro-batch fits is tried on the spot instead of estimated.
 
 import gc
 import math
-import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,9 +25,8 @@ from pipeline.process.errors import DataError, DivergedError, HangError, OutOfMe
 from pipeline.recipe.resolve import KEY
 from pipeline.recipe.schema import Monitor
 from pipeline.run_dir.failures import is_out_of_memory
-from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import from_every_rank, preserved_rng
+from pipeline.training.distributed import from_every_rank, num_ranks, preserved_rng
 from pipeline.training.muon import alike
 
 if TYPE_CHECKING:
@@ -245,9 +243,7 @@ class StepGuard:
             return [float(norm)]
         loss = torch.stack(self.losses).sum()
         numbers = torch.stack([torch.as_tensor(norm).to(loss), loss])
-        ranks = 1
-        if torch.distributed.is_initialized():
-            ranks = torch.distributed.get_world_size()
+        if (ranks := num_ranks()) > 1:
             torch.distributed.all_reduce(numbers)  # so that ranks agree to the last bit
         return (numbers / ranks).tolist()
 
@@ -381,11 +377,8 @@ class StepGuard:
         return {name: value for name, value in metrics.items() if name not in bad}
 
     def _record(self, trainer: "TandemTrainer", event: str, *, step: int, **facts: Any) -> None:
-        """Write an event among the rows of metrics.jsonl; its step counts as theirs does, the steps made when this one is."""
         if trainer.is_world_process_zero():
-            attempt = self.run.read_manifest().get("attempts", 1)
-            row = {"event": event, "step": step, "attempt": attempt, "time": time.time()}
-            append_row(self.run.metrics, row | facts)
+            self.run.add_event(event, step=step, attempt=self.run.read_manifest().get("attempts", 1), **facts)
 
 
 # Where a thread stands in the training, read from its Python frames: the training itself keeps no record of it.
@@ -413,26 +406,9 @@ def stage_of(frames: list[FrameType]) -> str:
     return "step"
 
 
-def stack(frame: FrameType | None) -> list[FrameType]:
-    """Return a running thread's frames, innermost first."""
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
-
-
-def raised_in(trace: TracebackType | None) -> list[FrameType]:
-    """Return the frames that an error came through, innermost first."""
-    frames = []
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    return frames[::-1]
-
-
-def place_of(frames: list[FrameType]) -> dict[str, Any]:
-    """Return the stage, whether the thread waits for other ranks, and the innermost line that is not a library's."""
+def place_of(running: FrameType) -> dict[str, Any]:
+    """Return the stage of a running thread, whether it waits for other ranks, and the innermost line that is not a library's."""
+    frames = [frame for frame, _ in traceback.walk_stack(running)]
     waits = any(frame.f_code.co_filename.endswith(COLLECTIVES) for frame in frames)
     own = next((frame for frame in frames if "site-packages" not in frame.f_code.co_filename), frames[0])
     line = f"{Path(own.f_code.co_filename).name}:{own.f_lineno} {own.f_code.co_name}"
@@ -446,7 +422,8 @@ RESERVE = 1 << 24  # bytes for what a run takes beside its steps, such as the st
 
 def out_of_memory(trainer: "TandemTrainer", error: BaseException) -> OutOfMemoryError:
     """Return the error for the user. The training is over: its gradients are dropped to try smaller micro-batches."""
-    stage, step, recipe = stage_of(raised_in(error.__traceback__)), trainer.state.global_step, trainer.recipe
+    came_through = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    stage, step, recipe = stage_of(came_through[::-1]), trainer.state.global_step, trainer.recipe
     what = f"memory ran out at step {step} in {stage} ({first_line(error)})"
     if stage == "evaluation":
         rows = recipe.evals.bpb.batch_rows or trainer.args.per_device_eval_batch_size
@@ -499,7 +476,8 @@ def fits(trainer: "TandemTrainer", rows: int, *, step: int, reserve: int = 0) ->
     """
     model, args = trainer.accelerator.unwrap_model(trainer.model), trainer.args
     model.zero_grad(set_to_none=True)
-    _give_back()
+    gc.collect()
+    torch.cuda.empty_cache()  # nothing without CUDA
     state = []
     try:
         # What the first update will take, where it was not made: two numbers a parameter are the most of ours.
@@ -525,15 +503,6 @@ def fits(trainer: "TandemTrainer", rows: int, *, step: int, reserve: int = 0) ->
     finally:
         state.clear()
         model.zero_grad(set_to_none=True)
-
-
-def _give_back() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-# What an error that ended the training means for the user: memory that ran out, or a rank that was lost.
 
 
 @contextmanager

@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from pipeline.training.distributed import num_ranks
+
 # Five steps for singular values in [0.001, 1] with cushion 2, whose result is shrunk by 2 % for safety: Polar Express,
 # Algorithm 1. Each triple (a, b, c) maps a singular value s to a s + b s^3 + c s^5.
 POLAR_EXPRESS = (
@@ -178,8 +180,7 @@ class _Stack:
         self.work = dist.all_gather_into_tensor(self.directions_MRC, padded, async_op=True)
 
     def _is_divided(self, x_MRC: Tensor) -> bool:
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        return several and len(self.members) > 1 and x_MRC.numel() >= SHARED_FROM
+        return num_ranks() > 1 and len(self.members) > 1 and x_MRC.numel() >= SHARED_FROM
 
     def _orthogonalised(self, x_MRC: Tensor, output_dim: int) -> Tensor:
         dtype = getattr(torch, self.group["product_dtype"])
@@ -251,8 +252,7 @@ class _SharedStack(_Stack):
         (rows, columns), self.cut_dim, output_dim = self.members[0].shape, -2, self.output_dim
         if placements == (Shard(1),):
             x_MRC, (rows, columns), self.cut_dim, output_dim = x_MRC.mT, (columns, rows), -1, -3 - output_dim
-        most = -(-rows // ranks)
-        self.heights = [min(max(rows - r * most, 0), most) for r in range(ranks)]  # as torch.chunk cuts, and FSDP2
+        self.heights = chunk_sizes(rows, ranks)
         owners = [(self.first_owner + n) % ranks for n in range(len(self.members))]
         self.owned = [[n for n, owner in enumerate(owners) if owner == r] for r in range(ranks)]
         own = self.owned[rank]
@@ -299,6 +299,12 @@ class _SharedStack(_Stack):
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor, sharing its memory; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def chunk_sizes(rows: int, ranks: int) -> list[int]:
+    """Return the rows of each rank, as torch.chunk cuts them, and FSDP2."""
+    most = -(-rows // ranks)
+    return [min(max(rows - r * most, 0), most) for r in range(ranks)]
 
 
 def alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

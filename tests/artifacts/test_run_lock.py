@@ -152,7 +152,7 @@ def test_a_machine_that_takes_over_in_the_same_moment_as_another_leaves_the_run_
     monkeypatch.setattr(storage, "LEASE_S", 0.1)
     monkeypatch.setattr(storage, "LOOK_S", 0.01)
     monkeypatch.setattr(storage.time, "sleep", while_another_takes_over)
-    with file_lock(tmp_path / ".lock", blocking=False, lease=True) as held:
+    with file_lock(tmp_path / ".lock", wait_s=0.0, lease=True) as held:
         assert not held
     assert "later" in owner.read_text()
 
@@ -188,7 +188,7 @@ def test_what_waits_for_a_lease_has_it_when_the_other_machine_gives_it_back(mach
     monkeypatch.setattr(storage, "LOOK_S", 0.1)
     owner = machine("a")
     owner.hold()
-    with file_lock(tmp_path / "run" / ".lock", blocking=False, lease=True) as held:
+    with file_lock(tmp_path / "run" / ".lock", wait_s=0.0, lease=True) as held:
         assert not held
     owner.process.stdin.close()
     owner.process.stdin = None
