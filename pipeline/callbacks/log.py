@@ -11,14 +11,14 @@ import torch
 from transformers import TrainerCallback
 
 from pipeline.evals.bpb import EvaluationInterrupted
-from pipeline.metrics import RecentValues, is_evaluation, is_validation, metric_of
+from pipeline.metrics import RecentValues, is_evaluation, metric_of
 from pipeline.process.errors import DivergedError
 from pipeline.process.progress import seconds_text, waiting, write
 from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import forward_only, on_rank_0, preserved_rng
 from pipeline.training.guard import WATCHED
-from pipeline.training.metrics import StepMeter
+from pipeline.training.metrics import StepMeter, has_evaluation
 
 # The console: one line a logged step, in the exact shape that people's parsers read, and one for each evaluation.
 
@@ -131,8 +131,6 @@ class MetricsFile(TrainerCallback):
             }
             append_row(self.run.metrics, stamp | logs)
 
-
-# Lines that warn while a run trains: spikes of the loss, ranks that are slow.
 
 # A loss or a gradient norm far outside its recent values: printed, recorded, and by recipe the end of the run.
 
@@ -252,8 +250,7 @@ class Samples(TrainerCallback):
         """Return whether the checkpoint's step has samples; those of an evaluation that is due come with it."""
         if self.every_steps is not None:
             return self.every_steps > 0 and step % self.every_steps == 0
-        rows = (row for row in last_attempts(read_rows(self.run.metrics)) if row.get("step") == step)
-        return any(is_validation(name) for row in rows for name in row)
+        return has_evaluation(self.run, step)
 
     def _recorded(self, step: int) -> set[str]:
         """Return the prompts whose samples of a step are there and count: no later attempt went on from before it."""

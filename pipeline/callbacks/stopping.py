@@ -99,11 +99,9 @@ class StopSignals(TrainerCallback):
 
 # A run that stands still or has lost a rank ends, with every rank's stacks, instead of holding its machines for hours.
 
-# stacks/attempt-<n>/: where every rank stood when the run hung or lost a rank, for people and for the other ranks.
-
 
 class Stacks:
-    """One rank's files of one attempt."""
+    """One rank's files in stacks/attempt-<n>/: where it stood when the run hung or lost a rank, for people and the other ranks."""
 
     def __init__(self, run: RunDirectory, *, rank: int, attempt: int):
         self.folder, self.rank = run.path / "stacks" / f"attempt-{attempt}", rank

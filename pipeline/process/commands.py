@@ -72,8 +72,6 @@ def yield_to_training() -> None:
         os.nice(5)  # A quarter of a shared core. 19 were a seventieth, for the same work: a push took minutes.
 
 
-# Commands: as a person types them where this process was started from, and the numbers that their environment sets.
-
 CONSOLE = "TANDEM_COMMAND"  # how the console command was called; set by it for all that it starts
 MODULES = {"plan": "preflight", "init": "launch.init"}  # of the console's names those that the package calls otherwise
 STAGES = ("pretrain", "sft")

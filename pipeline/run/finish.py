@@ -236,11 +236,8 @@ def plan_of(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Any:
     return import_built_in("plan.of_run")(recipe, run.directory, **shape)
 
 
-# The end of a run: model/, results, report, and the next command to type.
-
-
 def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing: Any) -> None:
-    """Write the finished model and its results, and publish it (publishing: run_dir/hub_queue.py; None without hub.id). Every rank calls it, the first one acts."""
+    """Write the finished model, its results and the report, and publish it (publishing: run_dir/hub_queue.py; None without hub.id). Every rank calls it, the first one acts."""
     directory = run.directory
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = whole_on_rank_0(model.state_dict())

@@ -30,7 +30,6 @@ from pipeline.hardware import (
     tensor_parallel_size,
     use_deterministic_kernels,
 )
-from pipeline.metrics import is_validation
 from pipeline.process.errors import (
     CannotWriteError,
     DamagedFileError,
@@ -53,9 +52,9 @@ from pipeline.recipe.resolve import (
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.checkpoints import by_step, clean, newest_whole, problems, step_of
 from pipeline.run_dir.failures import record_failures_in
-from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 from pipeline.training.distributed import from_every_rank, on_rank_0
+from pipeline.training.metrics import has_evaluation
 
 # run.fork_from: a new run from another one's state.
 
@@ -218,7 +217,10 @@ def _record_attempt(
         attempts=attempt,
         status="running",
         command=[redacted(argument) for argument in sys.argv],
-        **environment(),
+        versions=versions(),
+        git=_git_state(),
+        host={"system": platform.platform(), "cpus": os.cpu_count()},
+        world_size=int(os.environ.get("WORLD_SIZE", 1)),
     )
     directory.keep_in_place()
     run = OpenRun(directory, checkpoint, attempt, finished=False)
@@ -343,8 +345,7 @@ def evaluation_is_due(recipe: Recipe, run: OpenRun) -> bool:
     on_cadence = train["eval_strategy"] == "steps" and run.step % train["eval_steps"] == 0
     if run.step != train["max_steps"] and not (on_cadence and run.step >= train["eval_delay"]):
         return False
-    recorded = (r for r in last_attempts(read_rows(run.directory.metrics)) if r.get("step") == run.step)
-    return not any(is_validation(name) for row in recorded for name in row)
+    return not has_evaluation(run.directory, run.step)
 
 
 def versions() -> dict[str, str]:
@@ -356,16 +357,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def environment() -> dict[str, Any]:
-    """Versions, code and machine, for the manifest."""
-    return {
-        "versions": versions(),
-        "git": _git_state(),
-        "host": {"system": platform.platform(), "cpus": os.cpu_count()},
-        "world_size": int(os.environ.get("WORLD_SIZE", 1)),
-    }
 
 
 def _git_state() -> dict[str, Any] | None:

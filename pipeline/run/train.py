@@ -86,13 +86,10 @@ def train(recipe: Recipe, signals: Signals) -> int:
     return 0
 
 
-# The callbacks of a run, in the order in which they act.
-
-
 def add_callbacks(
     trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, stop: StopSignals
 ) -> None:
-    """Add everything that watches the run; what writes files acts on rank 0 only."""
+    """Add everything that watches the run, in the order in which it acts; what writes files acts on rank 0 only."""
     tokens_at = trainer.meter.tokens_at
     known = {"attempt": attempt, "start_step": start_step, "tokens_at": tokens_at}
     trackers = import_built_in("callbacks.trackers")(recipe, run, **known) if recipe.monitor.trackers else []

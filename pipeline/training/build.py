@@ -68,9 +68,6 @@ def divides_by_num_items(model: Any) -> bool:
     return bool((output.loss - expected).abs() <= 1e-3 * expected)
 
 
-# The recipe as transformers.TrainingArguments, for this number of processes.
-
-
 class OneDeviceArguments(TrainingArguments):
     """One process stays on one device: with several in sight Trainer would wrap the model in DataParallel."""
 
@@ -80,7 +77,7 @@ class OneDeviceArguments(TrainingArguments):
 
 
 def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> TrainingArguments:
-    """Return the TrainingArguments. decided: values that the hardware decided, such as bf16 and torch_compile."""
+    """Return the recipe as TrainingArguments, for this number of processes. decided: values that the hardware decided, such as bf16 and torch_compile."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     arguments = training_arguments(
         recipe,
@@ -96,9 +93,6 @@ def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> Traini
             "gradient_accumulation_kwargs": {"sync_each_batch": True},
         }
     return OneDeviceArguments(**{**arguments, "per_device_train_batch_size": micro_batch(recipe), **decided})
-
-
-# The end of a run: the finished model in model/, loadable anywhere, and the results in the manifest.
 
 
 def write_finished_model(
@@ -277,22 +271,16 @@ def build_trainer(
         use_cpu=device_info().kind == "cpu",
         eval_on_start=eval_on_start,
     )
-    sizes = sizes_from_model(model, recipe.data.row_tokens)
     peaks = device_info().peak_flops or {}
     meter = StepMeter(
         tokens_at=partial(tokens_at, recipe),
         max_steps=args.max_steps,
         world_size=args.world_size,
-        flops_per_token={
-            "exact_causal": sizes.flops_per_token("exact_causal"),
-            "nanochat": sizes.flops_per_token("nanochat"),
-        },
+        sizes=sizes_from_model(model, recipe.data.row_tokens),
         peak=peaks.get(
             compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32), fp8=bool(recipe.train.get("fp8")))
         ),
         bf16_peak=peaks.get("bfloat16"),
-        windows=[min(window, recipe.data.row_tokens) for window in sizes.windows],
-        isolated_flops=lambda seen: sizes.flops_per_token("exact_causal", seen=seen),
     )
     lengths_V = byte_lengths(tokenizer) if is_byte_level(tokenizer) else None
     score = partial(

@@ -505,9 +505,6 @@ def fits(trainer: "TandemTrainer", rows: int, *, step: int, reserve: int = 0) ->
         model.zero_grad(set_to_none=True)
 
 
-# What an error that ended the training means for the user: memory that ran out, or a rank that was lost.
-
-
 @contextmanager
 def explained_errors(trainer: "TandemTrainer") -> Iterator[None]:
     """Raise OutOfMemoryError or HangError in the place of the library's error; every other one goes its way."""

@@ -14,10 +14,10 @@ from transformers import TrainingArguments
 
 from pipeline.data.rows import Consumed
 from pipeline.hardware import model_replicas, process_start
+from pipeline.metrics import is_validation
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.network import retries
-from pipeline.recipe.sizes import KeysSeen
-from pipeline.run_dir.rows import first_start, lost_steps, read_rows
+from pipeline.run_dir.rows import first_start, last_attempts, lost_steps, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.checkpoint import bits_per_byte
 from pipeline.training.distributed import numbers_of_every_rank
@@ -27,6 +27,8 @@ from pipeline.training.optimizer import MuonAdamW
 from pipeline.training.schedules import logged_rates
 
 if TYPE_CHECKING:
+    from pipeline.recipe.counted_sizes import CountedSizes
+    from pipeline.recipe.sizes import Sizes
     from pipeline.training.trainer import TandemTrainer
 
 # Four levels of a CUDA device's memory, which are often taken for each other.
@@ -122,9 +124,6 @@ def norm_over_ranks(measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 def count_zeros(gradients: Sequence[Tensor]) -> Tensor:
     """Return the number of entries that are exactly 0, 0-dimensional on the device; Megatron-LM's num_zeros_in_grad."""
     return torch.stack([g.numel() - torch.count_nonzero(g) for g in gradients]).sum()  # int64
-
-
-# The mean loss of the steps since the last log.
 
 
 class LossSum:
@@ -237,11 +236,10 @@ def slowest(seconds: list[float]) -> dict[str, float]:
 class StepMeter:
     """Counts the seconds spent in steps; `pause` excludes what is not a step.
 
-    flops_per_token: {"exact_causal", "nanochat"}, None where the model's are not known; peaks: FLOP/s of one device for the
-    compute dtype and for bf16, or None where the device is unknown. What follows from either is left out, never guessed.
+    sizes: of the model, None where they are not known; peaks: FLOP/s of one device for the compute dtype and for bf16, or
+    None where the device is unknown. What follows from either is left out, never guessed. FLOPs are those of the keys that
+    were seen: rows whose documents are isolated have fewer pairs than their length says.
     tokens_at: row positions of the first so many steps.
-    windows, isolated_flops: keys that the layers' queries see at most, and the exact FLOPs by the mean of those they saw
-    (recipe/sizes.py): rows whose documents are isolated have fewer pairs than their length says.
     """
 
     EMA = 0.9
@@ -252,16 +250,14 @@ class StepMeter:
         tokens_at: Callable[[int], int],
         max_steps: int,
         world_size: int,
-        flops_per_token: dict[str, float | None],
-        peak: float | None,
-        bf16_peak: float | None,
-        windows: Sequence[int] = (),
-        isolated_flops: Callable[[KeysSeen], float | None] | None = None,
+        sizes: "Sizes | CountedSizes | None" = None,
+        peak: float | None = None,
+        bf16_peak: float | None = None,
     ):
         self.tokens_at, self.max_steps, self.world_size = tokens_at, max_steps, world_size
-        self.flops_per_token, self.peak, self.bf16_peak = flops_per_token, peak, bf16_peak
-        self.isolated_flops = isolated_flops
-        # Of this rank's isolated rows since the last reading.
+        self.sizes, self.peak, self.bf16_peak = sizes, peak, bf16_peak
+        # Keys by the layers' windows, of this rank's isolated rows since the last reading.
+        windows = [min(window, sizes.row_tokens) for window in sizes.windows] if sizes else []
         self._keys, self._positions = dict.fromkeys(windows, 0), 0
         self.total_s = 0.0
         self.targets = 0  # trained on so far, over all ranks and attempts
@@ -334,7 +330,7 @@ class StepMeter:
             numbers["perf/eta_s"] = left * self._timed_s / max(self._timed_tokens, 1)
         if starting:
             numbers["perf/first_step_s"] = self._first_step_s or _since_process_start()
-        exact, nanochat = self._exact_flops(), self.flops_per_token.get("nanochat")
+        exact, nanochat = self._exact_flops(), self.sizes and self.sizes.flops_per_token("nanochat")
         if exact:
             numbers["perf/tflops_per_gpu"] = exact * tokens_per_s / self.world_size / 1e12
         if exact and self.peak:
@@ -346,10 +342,11 @@ class StepMeter:
     def _exact_flops(self) -> float | None:
         """Return the exact FLOPs of a row position of the interval."""
         positions, keys = self._positions, self._keys
-        if not positions or self.isolated_flops is None:
-            return self.flops_per_token.get("exact_causal")
         self._keys, self._positions = dict.fromkeys(keys, 0), 0
-        return self.isolated_flops(lambda window, rows: keys[min(window, rows)] / positions)
+        if self.sizes is None:
+            return None
+        isolated = (lambda window, rows: keys[min(window, rows)] / positions) if positions else None
+        return self.sizes.flops_per_token("exact_causal", seen=isolated)
 
     def _elapsed(self) -> float:
         """Return seconds of steps since the last reading."""
@@ -377,6 +374,12 @@ class StepMeter:
 
 def _since_process_start() -> float:
     return time.time() - process_start()
+
+
+def has_evaluation(run: RunDirectory, step: int) -> bool:
+    """Return whether a validation of that step is recorded, by an attempt that counts."""
+    rows = (row for row in last_attempts(read_rows(run.metrics)) if row.get("step") == step)
+    return any(is_validation(name) for row in rows for name in row)
 
 
 # The row of a logged step: every number of docs/metrics.md that the training itself knows.

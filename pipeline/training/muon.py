@@ -252,8 +252,7 @@ class _SharedStack(_Stack):
         (rows, columns), self.cut_dim, output_dim = self.members[0].shape, -2, self.output_dim
         if placements == (Shard(1),):
             x_MRC, (rows, columns), self.cut_dim, output_dim = x_MRC.mT, (columns, rows), -1, -3 - output_dim
-        most = -(-rows // ranks)
-        self.heights = [min(max(rows - r * most, 0), most) for r in range(ranks)]  # as torch.chunk cuts, and FSDP2
+        self.heights = chunk_sizes(rows, ranks)
         owners = [(self.first_owner + n) % ranks for n in range(len(self.members))]
         self.owned = [[n for n, owner in enumerate(owners) if owner == r] for r in range(ranks)]
         own = self.owned[rank]
@@ -300,6 +299,12 @@ class _SharedStack(_Stack):
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor, sharing its memory; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def chunk_sizes(rows: int, ranks: int) -> list[int]:
+    """Return the rows of each rank, as torch.chunk cuts them, and FSDP2."""
+    most = -(-rows // ranks)
+    return [min(max(rows - r * most, 0), most) for r in range(ranks)]
 
 
 def alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

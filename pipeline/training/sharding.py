@@ -19,7 +19,7 @@ from transformers.distributed import DistributedConfig
 
 from pipeline.hardware import model_replicas, tensor_parallel_size
 from pipeline.process.errors import RecipeError
-from pipeline.training.muon import local
+from pipeline.training.muon import chunk_sizes, local
 
 # A model that all ranks share (FSDP2): each holds a part of every parameter, its gradient and its optimizer state. Under HSDP several
 # groups of ranks share a copy each, and sum their gradients.
@@ -148,9 +148,8 @@ def own_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name := names[place]:
             shape = list(sharded[name].shape)
             shape.insert(0, shape.pop(cut[name]))
-            rows, row_bytes = shape[0], sharded[name].nbytes // shape[0]
-            most = -(-rows // len(ranks))
-            sizes = [min(max(rows - r * most, 0), most) * row_bytes for r in range(len(ranks))]  # as torch.chunk cuts
+            row_bytes = sharded[name].nbytes // shape[0]
+            sizes = [rows * row_bytes for rows in chunk_sizes(shape[0], len(ranks))]
         received = nothing.new_empty(sum(sizes))
         dist.all_to_all_single(received, torch.cat(sent), sizes, [len(part) for part in sent], group=group)
         if name:

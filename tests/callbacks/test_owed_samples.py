@@ -15,9 +15,7 @@ PROMPTS = ["The", "A", "One"]
 def begin(run, *, attempt, step):
     """The prompts that a start from this step completes before it trains."""
     append_row(run.metrics, {"event": "attempt", "attempt": attempt, "step": step})
-    meter = StepMeter(
-        tokens_at=lambda step: step, max_steps=10, world_size=1, flops_per_token={}, peak=None, bf16_peak=None
-    )
+    meter = StepMeter(tokens_at=lambda step: step, max_steps=10, world_size=1)
     samples = Samples(
         run,
         complete=lambda model, prompts: [f"{prompt} {attempt}" for prompt in prompts],

@@ -12,9 +12,7 @@ from pipeline.training.metrics import StepMeter
 
 
 def meter():
-    return StepMeter(
-        tokens_at=lambda step: 8 * step, max_steps=9, world_size=1, flops_per_token={}, peak=None, bf16_peak=None
-    )
+    return StepMeter(tokens_at=lambda step: 8 * step, max_steps=9, world_size=1)
 
 
 def train(callback, *, steps, start=0, rank=0):

@@ -11,10 +11,7 @@ from pipeline.training.metrics import StepMeter
 
 
 def meter_of(*, max_steps):
-    flops = {"exact_causal": 1.0}
-    return StepMeter(
-        tokens_at=lambda step: step, max_steps=max_steps, world_size=1, flops_per_token=flops, peak=None, bf16_peak=None
-    )
+    return StepMeter(tokens_at=lambda step: step, max_steps=max_steps, world_size=1)
 
 
 def test_the_first_row_of_a_start_tells_how_long_the_process_took_to_the_end_of_its_first_step():
@@ -51,17 +48,7 @@ def test_flops_of_isolated_rows_count_each_pair_of_one_conversation_and_none_acr
     sizes = Sizes(
         n_layer=2, n_embd=4, n_head=2, n_kv_head=2, head_dim=2, n_inner=8, vocab_size=5, vocab_rows=5, row_tokens=rows, windows=[rows, window]
     )  # fmt: skip
-    exact = {"exact_causal": sizes.flops_per_token("exact_causal")}
-    meter = StepMeter(
-        tokens_at=lambda step: 16 * step,
-        max_steps=9,
-        world_size=1,
-        flops_per_token=exact,
-        peak=None,
-        bf16_peak=None,
-        windows=sizes.windows,
-        isolated_flops=lambda seen: sizes.flops_per_token("exact_causal", seen=seen),
-    )
+    meter = StepMeter(tokens_at=lambda step: 16 * step, max_steps=9, world_size=1, sizes=sizes)
     lengths = [[3, 5], [8]]
     positions_BT = torch.tensor([[at for length in row for at in range(length)] for row in lengths])
     for number, (batch, conversations) in enumerate(
@@ -78,4 +65,4 @@ def test_flops_of_isolated_rows_count_each_pair_of_one_conversation_and_none_acr
         ]
         wanted = 6 * sizes.scaling + 12 * 2 * 2 * sum(pairs) / (rows * len(conversations))
         assert numbers["perf/tflops_per_gpu"] * 1e12 / numbers["perf/tok_per_s"] == pytest.approx(wanted)
-    assert wanted == exact["exact_causal"]
+    assert wanted == sizes.flops_per_token("exact_causal")
