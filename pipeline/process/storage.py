@@ -310,9 +310,7 @@ def remove_folder(path: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        trash = (
-            path  # a lower layer of overlayfs: a crash in between leaves a damaged one, which every reader finds out
-        )
+        trash = path  # a lower layer of overlayfs: a crash leaves a damaged one, which every reader finds out
     shutil.rmtree(trash, ignore_errors=True)
 
 

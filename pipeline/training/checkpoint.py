@@ -254,9 +254,8 @@ class FileImage:
         self.bytes = self.start + offset
         self.descriptor = unnamed_file()
         if hasattr(os, "posix_fallocate") and not has_memory_files():
-            os.posix_fallocate(
-                self.descriptor, 0, self.bytes
-            )  # a full disk is an error here, and a signal that kills in `fill`
+            # A full disk is an error here, and a signal that kills in `fill`.
+            os.posix_fallocate(self.descriptor, 0, self.bytes)
         os.ftruncate(self.descriptor, self.bytes)
         self.memory = mmap.mmap(self.descriptor, self.bytes)
         self.memory[: self.start] = len(text).to_bytes(8, "little") + text
