@@ -111,8 +111,13 @@ class Benchmarks(StepCallback):
 
     def score(self, benchmark: Benchmark, step: int, findings: dict[str, Any] | None) -> None:
         """Score one benchmark; every rank calls it. A failure is printed and recorded; EvaluationInterrupted goes on to the trainer."""
-        trainer, started = self.trainer, time.perf_counter()
-        world_size, watched = trainer.args.world_size, self.stop.on_this_rank
+        trainer, args, started = self.trainer, self.trainer.args, time.perf_counter()
+        # On a CPU answers are generated in float32, as `python -m pipeline.evals` does: products of a single position are no
+        # faster in bfloat16 there, and oneDNN keeps a kernel of some 90 KB for each length of a row until the process ends
+        # (docs/log.md, 2026-11-24).
+        leaves_autocast = benchmark.generates and args.device.type == "cpu"
+        half = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
+        world_size, watched = args.world_size, self.stop.on_this_rank
         if trainer.is_sharded:  # each forward needs every rank: all of them score everything
             world_size, watched = 1, partial(self.stop.on_every_rank, lockstep=True)
         try:
@@ -121,21 +126,24 @@ class Benchmarks(StepCallback):
                 preserved_rng(),
                 forward_only(trainer.model),
                 torch.no_grad(),
-                in_float32(trainer.model) if self._in_float32(benchmark) else trainer.compute_loss_context_manager(),
+                in_float32(trainer.model) if leaves_autocast else trainer.compute_loss_context_manager(),
             ):
                 results = benchmark.score(
                     trainer.model,
                     trainer.processing_class,
                     findings=findings,
-                    device=trainer.args.device,
-                    rank=trainer.args.process_index if world_size > 1 else 0,
+                    device=args.device,
+                    rank=args.process_index if world_size > 1 else 0,
                     world_size=world_size,
                     watched=lambda batches: watched(
                         progress(batches, name=benchmark.name, shown=trainer.is_world_process_zero())
                     ),
                 )
-            # Before the numbers are logged, which is what a resume goes by.
-            self._keep(in_precision(results, self._dtype(benchmark)), step)
+            if trainer.is_world_process_zero():  # before the numbers are logged, which is what a resume goes by
+                rows = in_precision(results, "float32" if leaves_autocast else half)
+                append_entry(
+                    self.run, entry_of(subject=f"step {step}", step=step, device=str(args.device), results=rows)
+                )
         except EvaluationInterrupted:
             raise
         except Exception as error:
@@ -147,26 +155,6 @@ class Benchmarks(StepCallback):
                 | {f"{benchmark.name}/eval_s": time.perf_counter() - started}
             )
         self.done[benchmark.name] = step
-
-    def _keep(self, results: list[dict[str, Any]], step: int) -> None:
-        if self.trainer.is_world_process_zero():
-            device = str(self.trainer.args.device)
-            append_entry(self.run, entry_of(subject=f"step {step}", step=step, device=device, results=results))
-
-    def _in_float32(self, benchmark: Benchmark) -> bool:
-        """Return whether it leaves the training's precision: on a CPU answers are generated in float32, as `python -m
-        pipeline.evals` does.
-
-        Products of a single position are no faster in bfloat16 there, and oneDNN keeps a kernel of some 90 KB for each
-        length of a row until the process ends (docs/log.md, 2026-11-24).
-        """
-        return benchmark.generates and self.trainer.args.device.type == "cpu"
-
-    def _dtype(self, benchmark: Benchmark) -> str:
-        args = self.trainer.args
-        if self._in_float32(benchmark):
-            return "float32"
-        return "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
 
     def _findings(self) -> dict[str, Any] | None:
         """Return, on the first rank, which writes evals.json, what the training text holds of the items. At the last step that is all

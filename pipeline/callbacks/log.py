@@ -115,21 +115,20 @@ class Compiling(TrainerCallback):
 # metrics.jsonl: the source of truth that report, comparison and trackers' catching up read.
 
 
-class MetricsFile(TrainerCallback):
-    """Appends every logged row with step (optimizer steps made), attempt, time and tokens."""
+def stamp(meter: StepMeter, step: int, attempt: int) -> dict[str, Any]:
+    """Return what every row begins with. step: optimizer steps made."""
+    return {"step": step, "attempt": attempt, "time": time.time(), "tokens": meter.tokens_at(step)}
 
-    def __init__(self, run: RunDirectory, *, attempt: int, tokens_at: Callable[[int], int]):
-        self.run, self.attempt, self.tokens_at = run, attempt, tokens_at
+
+class MetricsFile(TrainerCallback):
+    """Appends every logged row."""
+
+    def __init__(self, run: RunDirectory, *, attempt: int, meter: StepMeter):
+        self.run, self.attempt, self.meter = run, attempt, meter
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and logs:
-            stamp = {
-                "step": state.global_step,
-                "attempt": self.attempt,
-                "time": time.time(),
-                "tokens": self.tokens_at(state.global_step),
-            }
-            append_row(self.run.metrics, stamp | logs)
+            append_row(self.run.metrics, stamp(self.meter, state.global_step, self.attempt) | logs)
 
 
 # A loss or a gradient norm far outside its recent values: printed, recorded, and by recipe the end of the run.
@@ -231,14 +230,12 @@ class Samples(TrainerCallback):
         every_steps: int | None,
         chat: bool,
         attempt: int,
-        tokens_at: Callable[[int], int],
         meter: StepMeter,
         writers: list[Any],
         all_ranks: bool = False,
     ):
         self.run, self.complete, self.prompts, self.every_steps, self.chat = run, complete, prompts, every_steps, chat
-        self.all_ranks, self.attempt, self.tokens_at, self.meter = all_ranks, attempt, tokens_at, meter
-        self.writers = writers
+        self.all_ranks, self.attempt, self.meter, self.writers = all_ranks, attempt, meter, writers
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         step = state.global_step
@@ -283,17 +280,7 @@ class Samples(TrainerCallback):
             if prompt in there or not first:
                 continue
             write(f"  {prompt!r} -> {text!r}")
-            append_row(
-                self.run.samples,
-                {
-                    "step": state.global_step,
-                    "attempt": self.attempt,
-                    "time": time.time(),
-                    "tokens": self.tokens_at(state.global_step),
-                    "prompt": prompt,
-                    "text": text,
-                    "chat": self.chat,
-                },
-            )
+            row = stamp(self.meter, state.global_step, self.attempt)
+            append_row(self.run.samples, row | {"prompt": prompt, "text": text, "chat": self.chat})
         for writer in self.writers if first else []:
             writer.add_samples(state.global_step, self.prompts, texts)

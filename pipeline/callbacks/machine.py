@@ -37,9 +37,7 @@ class GarbageBetweenSteps(TrainerCallback):
         if self.frozen:
             gc.collect()
 
-    def on_evaluate(self, args, state, control, **kwargs):
-        if self.frozen:
-            gc.collect()
+    on_evaluate = on_save
 
     def on_train_end(self, args, state, control, **kwargs):
         self.frozen = False

@@ -69,14 +69,13 @@ class StopSignals(TrainerCallback):
 
     def agreed(self) -> bool:
         """Return whether any rank was signalled; every rank asks at the same places."""
-        if self.group is not None:
-            flag = torch.tensor([self.signals.received])
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self.group)
-            agreed = int(flag.item())
-            if agreed:  # else a signal that has come meanwhile, for the next place, would be lost
-                self.signals.received = agreed
-            return bool(agreed)
-        return bool(self.signals.received)
+        if self.group is None:
+            return bool(self.signals.received)
+        flag = torch.tensor([self.signals.received])
+        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self.group)
+        if agreed := int(flag.item()):  # else a signal that has come meanwhile, for the next place, would be lost
+            self.signals.received = agreed
+        return bool(agreed)
 
     def on_every_rank(self, items: Iterable[Item], *, lockstep: bool = False) -> Iterator[Item]:
         """Yield the items of all ranks until one is signalled. The ranks agree once, after the last item of each: they may have

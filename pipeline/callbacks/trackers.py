@@ -29,6 +29,12 @@ from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.metrics import StepMeter
 
 TRACKIO_WRITER = Path(__file__).with_name("trackio_writer.py")  # a process of its own
+EVERY_NUMBER = "metrics.jsonl has every number"
+
+
+def say_stopped(tracker: str, reason: str, then: str = f"{EVERY_NUMBER}.") -> None:
+    print(f"{tracker} stopped taking numbers ({reason}); the run goes on without it. {then}", flush=True)
+
 
 # TensorBoard under the same names as metrics.jsonl; what fails in it is reported once and never stops a run.
 
@@ -53,10 +59,10 @@ class TensorBoard(TrainerCallback):
             from tensorboard.compat.proto.summary_pb2 import Summary
 
             # One event for the row: add_scalar would make, queue and write one for each of its numbers.
-            numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
             values = [
                 Summary.Value(tag=name, simple_value=float(value), metadata=self._metadata(name))
-                for name, value in numbers.items()
+                for name, value in (logs or {}).items()
+                if isinstance(value, (int, float))
             ]
             with self._warn_once():
                 self.writer.file_writer.add_summary(Summary(value=values), state.global_step)
@@ -103,11 +109,7 @@ class TensorBoard(TrainerCallback):
             yield
         except Exception as error:  # of its files, of its packages: none of them is worth a training run
             self.writer = None
-            print(
-                f"TensorBoard stopped taking numbers ({str(error) or type(error).__name__}); the run goes on without it. "
-                "metrics.jsonl has every number.",
-                flush=True,
-            )
+            say_stopped("TensorBoard", str(error) or type(error).__name__)
 
 
 # Weights & Biases under the same names as metrics.jsonl; a tracker that fails is reported once and never stops a
@@ -137,19 +139,8 @@ class WandbRun(TrainerCallback):
     seconds, and a server that hangs takes as long as it likes.
     """
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        *,
-        project: str,
-        config: dict,
-        notes: str | None,
-        tags: list[str],
-        attempt: int,
-        tokens_at: Callable[[int], int],
-    ):
-        self.run, self.project, self.config, self.notes, self.tags = run, project, config, notes, tags
-        self.attempt, self.tokens_at = attempt, tokens_at
+    def __init__(self, run: RunDirectory, recipe: Recipe, *, attempt: int, tokens_at: Callable[[int], int]):
+        self.run, self.recipe, self.attempt, self.tokens_at = run, recipe, attempt, tokens_at
         self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.sender: threading.Thread | None = None
         self.run_id = ""
@@ -160,9 +151,7 @@ class WandbRun(TrainerCallback):
         try:
             import wandb  # here, not in the thread: it patches the output streams
         except Exception as error:
-            print(
-                f"W&B cannot be used ({error}); the run goes on without it. metrics.jsonl has every number.", flush=True
-            )
+            print(f"W&B cannot be used ({error}); the run goes on without it. {EVERY_NUMBER}.", flush=True)
             return
         redact_output()
         self.run_id = self.run.read_manifest().get("wandb_id") or uuid.uuid4().hex[:8]
@@ -202,10 +191,7 @@ class WandbRun(TrainerCallback):
                 )
             run.finish()
         except Exception as error:  # wandb raises many kinds; none of them is worth a training run
-            print(
-                f"W&B stopped taking numbers ({str(error) or type(error).__name__}); the run goes on without it. {self._later()}",
-                flush=True,
-            )
+            say_stopped("W&B", str(error) or type(error).__name__, self._later())
 
     def _start(self, wandb: Any) -> Any:
         """Return the W&B run, offline when the server does not take it: its files can be sent later."""
@@ -220,21 +206,21 @@ class WandbRun(TrainerCallback):
 
     def _init(self, wandb: Any, run_id: str, *, mode: str | None) -> Any:
         return wandb.init(
-            project=self.project,
+            project=self.recipe.monitor.project,
             name=self.run.name,
             id=run_id,
             resume="allow",
             mode=mode,
-            config=self.config,
-            notes=self.notes,
-            tags=self.tags,
+            config=dataclasses.asdict(self.recipe),
+            notes=self.recipe.run.note,
+            tags=self.recipe.run.tags,
             dir=str(self.run.path),
             settings=wandb.Settings(init_timeout=INIT_S, login_timeout=INIT_S),
         )
 
     def _later(self) -> str:
         folder = Path(self.run.path) / "wandb"
-        return f"metrics.jsonl has every number; send W&B's later with: wandb sync --include-online --id {self.run_id} {folder}/*run-*"
+        return f"{EVERY_NUMBER}; send W&B's later with: wandb sync --include-online --id {self.run_id} {folder}/*run-*"
 
 
 # Trackio under the same names as metrics.jsonl: a process of its own copies the run's files into its database.
@@ -280,11 +266,8 @@ class TrackioRun(TrainerCallback):
             self._warn(stderr.decode(errors="replace").strip().split("\n")[-1] or f"status {process.returncode}")
 
     def _warn(self, reason: str) -> None:
-        print(
-            f"Trackio stopped taking numbers ({reason}); the run goes on without it. metrics.jsonl has every number; "
-            f"write them all to Trackio with: python -m pipeline.callbacks.trackio_writer {self.run.path}",
-            flush=True,
-        )
+        later = f"write them all to Trackio with: python -m pipeline.callbacks.trackio_writer {self.run.path}"
+        say_stopped("Trackio", reason, f"{EVERY_NUMBER}; {later}")
 
 
 def trackers_of(
@@ -293,15 +276,7 @@ def trackers_of(
     """Return the callbacks of monitor.trackers, whose names recipe/schema.py allows. One with add_samples gets the samples too."""
     make: dict[str, Callable[[], TrainerCallback]] = {
         "tensorboard": lambda: TensorBoard(run.tensorboard, start_step=start_step),
-        "wandb": lambda: WandbRun(
-            run,
-            project=recipe.monitor.project,
-            config=dataclasses.asdict(recipe),
-            notes=recipe.run.note,
-            tags=recipe.run.tags,
-            attempt=attempt,
-            tokens_at=tokens_at,
-        ),
+        "wandb": lambda: WandbRun(run, recipe, attempt=attempt, tokens_at=tokens_at),
         "trackio": lambda: TrackioRun(run),  # reads the files of the run itself
     }
     return [make[name]() for name in make if name in recipe.monitor.trackers]

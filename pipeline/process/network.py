@@ -21,9 +21,8 @@ from pipeline.process.errors import DataError
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
 SCHEMES = ("s3", "gs", "hf")
 BUCKET_FOLDER = re.compile(r"(s3|gs)://[^/\s]+(/[^/\s]+)*/?")
-HUB_DATASET = re.compile(
-    r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.-]+)*)/?"
-)  # repository, revision, folder
+# Repository, revision, folder.
+HUB_DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.-]+)*)/?")
 SHARDS_FORMS = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://datasets/NAMESPACE/NAME"
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 REFUSED = re.compile(  # pyarrow has no class for them; what it says of a name that it does not know begins with HTTP's status

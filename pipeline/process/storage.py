@@ -19,8 +19,6 @@ from typing import IO, Any, BinaryIO, cast
 
 from pipeline.process.errors import CannotWriteError, DamagedFileError
 
-# Files and folders that exist whole or not at all.
-
 # A file system that has no such call says one of these; it is no error of this file.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 PLAIN_OPEN = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))  # Windows has the last alone
@@ -152,10 +150,13 @@ def read_json(path: str | Path) -> dict[str, Any]:
     try:
         return parse_json(data)
     except ValueError as error:
-        raise DamagedFileError(
-            f"{path}: is no JSON as it was written ({error}), so nothing that it says can be trusted. Put it back from a copy, or remove "
-            "it where it can be made again."
-        ) from None
+        raise _not_as_written(path, f"is no JSON as it was written ({error})") from None
+
+
+def _not_as_written(path: str | Path, what: str) -> DamagedFileError:
+    return DamagedFileError(
+        f"{path}: {what}, so nothing that it says can be trusted. Put it back from a copy, or remove it where it can be made again."
+    )
 
 
 def open_regular(path: str | Path, mode: str = "rb") -> BinaryIO:
@@ -202,10 +203,7 @@ def read_sealed_json(path: str | Path) -> dict[str, Any]:
     value = read_json(path)
     own_sum = value.pop(OWN_SUM, None)
     if own_sum is not None and own_sum != sum_of(value):
-        raise DamagedFileError(
-            f"{path}: has other content than was written, so nothing that it says can be trusted. Put it back from a copy, or remove it "
-            "where it can be made again."
-        )
+        raise _not_as_written(path, "has other content than was written")
     return value
 
 
@@ -312,9 +310,7 @@ def remove_folder(path: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        trash = (
-            path  # a lower layer of overlayfs: a crash in between leaves a damaged one, which every reader finds out
-        )
+        trash = path  # a lower layer of overlayfs: a crash leaves a damaged one, which every reader finds out
     shutil.rmtree(trash, ignore_errors=True)
 
 

@@ -29,11 +29,8 @@ from pipeline.training.trainer import TandemTrainer
 
 # Recipes of stage 2 that are made for the models of one of stage 1, or of a recipe that extends it.
 STAGE_2 = {"quickstart_pretrain": "quickstart_sft", "own_text": "own_chat", "fineweb_d24": "chat_sft_d24"}
-SHOWN = (
-    "core/v1",
-    "core/v2",
-    "chat/core",
-)  # of scores that are not of a task of one's own, those that stand for the others
+# Of scores that are not of a task of one's own, those that stand for the others.
+SHOWN = ("core/v1", "core/v2", "chat/core")
 
 
 def results(directory: RunDirectory) -> dict[str, float]:
@@ -261,9 +258,7 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         hint = import_built_in("micro_batch.hint")(recipe, trainer) if trainer.args.device.type == "cuda" else None
         if hint:
             print(f"note: {hint}")
-        with open(
-            directory.console, "a", encoding="utf-8"
-        ) as log:  # of the data: by now all that the run read is prepared
+        with open(directory.console, "a", encoding="utf-8") as log:  # by now all that the run read is prepared
             log.write(f"{table(trainer.rows.plan)}\n")
         _look_back(recipe, run, trainer)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.

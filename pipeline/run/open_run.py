@@ -107,17 +107,7 @@ def refuse_without_steps(recipe: Recipe, step: int) -> None:
 
 # Opening a run: which directory, whether it may go on, from which checkpoint, and what the manifest says of it.
 
-VERSIONS = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "tokenizers",
-    "safetensors",
-    "huggingface_hub",
-    "numpy",
-    "pyarrow",
-)
+VERSIONS = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface_hub", "numpy", "pyarrow")  # fmt: skip
 
 
 @dataclass

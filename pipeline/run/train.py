@@ -90,8 +90,7 @@ def add_callbacks(
     trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, stop: StopSignals
 ) -> None:
     """Add everything that watches the run, in the order in which it acts; what writes files acts on rank 0 only."""
-    tokens_at = trainer.meter.tokens_at
-    known = {"attempt": attempt, "start_step": start_step, "tokens_at": tokens_at}
+    known = {"attempt": attempt, "start_step": start_step, "tokens_at": trainer.meter.tokens_at}
     trackers = import_built_in("callbacks.trackers")(recipe, run, **known) if recipe.monitor.trackers else []
     profile = recipe.monitor.profile_steps
     wanted = benchmarks_of(recipe)
@@ -106,7 +105,7 @@ def add_callbacks(
         HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, trainer=trainer),
         Machine(trainer, run, attempt=attempt, gpu_hz=recipe.monitor.gpu_hz),
         *([import_built_in("callbacks.ProfileSteps")(run, *profile, meter=trainer.meter)] if profile else []),
-        MetricsFile(run, attempt=attempt, tokens_at=tokens_at),
+        MetricsFile(run, attempt=attempt, meter=trainer.meter),
         Console(run.console),
         Compiling(Path(kernels) if (kernels := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) else None),
         *trackers,
@@ -128,7 +127,6 @@ def add_callbacks(
             every_steps=samples.every_steps,
             chat=recipe.stage == "sft",
             attempt=attempt,
-            tokens_at=tokens_at,
             meter=trainer.meter,
             writers=[tracker for tracker in trackers if hasattr(tracker, "add_samples")],
         ),

@@ -148,9 +148,8 @@ def write_part(job: Job) -> None:
         _write_report(report, {"written": written})
     except OSError as error:
         try:
-            if report.name in os.listdir(
-                report.parent
-            ):  # not exists(), whose first answer a network file system may have kept
+            # Not exists(), whose first answer a network file system may have kept.
+            if report.name in os.listdir(report.parent):
                 return  # its name came all the same: rank 0's process may be sealing what it names
             for name in job.images if error.errno in (errno.ENOSPC, errno.EDQUOT) else ():
                 remove_file(temporary / name)  # there is room for the report then

@@ -5,6 +5,7 @@ import re
 import socket
 import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,16 +214,7 @@ def unknown_keys(manifest: Any) -> list[str]:
 
 def documented_part(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest without what is of another type than documented."""
-    return _part(manifest, _TREE)
-
-
-def _part(value: Any, node: dict[str, Any]) -> Any:
-    if isinstance(value, list) and "[]" in node:
-        return [_part(v, node["[]"]) for v in value if not _type_problem(v, node["[]"], "")]
-    if not isinstance(value, dict) or ("" in node and node[""].type == "any"):
-        return value
-    below = {name: node.get(name) or node.get("<>") or {} for name in value}
-    return {name: _part(v, below[name]) for name, v in value.items() if not _type_problem(v, below[name], name)}
+    return _walk(manifest, _TREE, "", [])
 
 
 def _tree() -> dict[str, Any]:
@@ -243,25 +235,28 @@ def _findings(manifest: Any) -> list[tuple[str, bool]]:
     """(what, whether the key is known) of everything that is not as documented."""
     if not isinstance(manifest, dict):
         return [("it is no object of keys", True)]
-    return _walk(manifest, _TREE, "")
-
-
-def _walk(value: Any, node: dict[str, Any], name: str) -> list[tuple[str, bool]]:
-    key: Key | None = node.get("")
-    if problem := _type_problem(value, node, name):
-        return [(problem, True)]
-    if key is not None and key.type == "any":
-        return []
-    if isinstance(value, list):
-        return [line for i, v in enumerate(value) for line in _walk(v, node["[]"], f"{name}[{i}]")]
-    if not isinstance(value, dict):
-        return []
     found: list[tuple[str, bool]] = []
-    for part, child in value.items():
-        dotted = f"{name}.{part}" if name else part
-        below = node.get(part) or node.get("<>")
-        found += [(dotted, False)] if below is None else _walk(child, below, dotted)
+    _walk(manifest, _TREE, "", found)
     return found
+
+
+def _walk(value: Any, node: dict[str, Any], name: str, found: list[tuple[str, bool]]) -> Any:
+    """Return the value without what is of another type than documented, and add to `found` as _findings gives it."""
+    if not isinstance(value, dict | list) or ("" in node and node[""].type == "any"):
+        return value
+    is_list, kept = isinstance(value, list), dict[Any, Any]()
+    parts: Iterable[tuple[Any, Any]] = enumerate(value) if isinstance(value, list) else value.items()
+    for part, child in parts:
+        place: str = f"{name}[{part}]" if is_list else f"{name}.{part}" if name else part
+        below = node["[]"] if is_list else node.get(part) or node.get("<>")
+        if below is None:
+            kept[part] = child
+            found.append((place, False))
+        elif problem := _type_problem(child, below, place):
+            found.append((problem, True))
+        else:
+            kept[part] = _walk(child, below, place, found)
+    return list(kept.values()) if is_list else kept
 
 
 def _type_problem(value: Any, node: dict[str, Any], name: str) -> str:

@@ -30,7 +30,7 @@ from pipeline.model.build import cut_like, load_weights, read_tensors, saved_for
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, TandemError
 from pipeline.process.progress import waiting
-from pipeline.process.storage import raise_if_moved, read_json, temporary_folder
+from pipeline.process.storage import folder_bytes, raise_if_moved, read_json, temporary_folder
 from pipeline.run_dir import checkpoint_writer
 from pipeline.run_dir.checkpoints import read_seal
 from pipeline.run_dir.rows import last_attempts, read_rows
@@ -254,9 +254,8 @@ class FileImage:
         self.bytes = self.start + offset
         self.descriptor = unnamed_file()
         if hasattr(os, "posix_fallocate") and not has_memory_files():
-            os.posix_fallocate(
-                self.descriptor, 0, self.bytes
-            )  # a full disk is an error here, and a signal that kills in `fill`
+            # A full disk is an error here, and a signal that kills in `fill`.
+            os.posix_fallocate(self.descriptor, 0, self.bytes)
         os.ftruncate(self.descriptor, self.bytes)
         self.memory = mmap.mmap(self.descriptor, self.bytes)
         self.memory[: self.start] = len(text).to_bytes(8, "little") + text
@@ -670,8 +669,7 @@ class CheckpointSaver:
                 return process.communicate(timeout=1.0)[1]
             except subprocess.TimeoutExpired:
                 with suppress(OSError):  # renamed meanwhile
-                    now = sum(path.stat().st_size for path in Path(self.job.temporary).iterdir())
-                    if now != written:
+                    if (now := folder_bytes(self.job.temporary)) != written:
                         written, since = now, time.monotonic()
                         beat()
                 if time.monotonic() - since > patience_s:

@@ -81,9 +81,8 @@ class UpdateNumbers:
 
     def __init__(self) -> None:
         self._zeros: Tensor | None = None  # of the parts of sharded weights, and of what every rank has whole
-        self._norms: list[
-            tuple[Tensor, Tensor]
-        ] = []  # a parameter, and the norm of its change and that of some like it
+        # A parameter, and the norm of its change and that of some like it.
+        self._norms: list[tuple[Tensor, Tensor]] = []
 
     def look(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
         """Record the parameters with a gradient, before anything scales it or clips it to zero."""

@@ -23,7 +23,6 @@ def begin(run, *, attempt, step):
         every_steps=4,
         chat=False,
         attempt=attempt,
-        tokens_at=lambda step: step,
         meter=meter,
         writers=[],
     )

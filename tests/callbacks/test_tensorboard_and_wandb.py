@@ -26,9 +26,7 @@ def log(tracker, steps):
 
 
 def wandb_run(folder):
-    return WandbRun(
-        RunDirectory(folder), project="p", config={}, notes=None, tags=[], attempt=1, tokens_at=lambda step: 512 * step
-    )  # fmt: skip
+    return WandbRun(RunDirectory(folder), Recipe(), attempt=1, tokens_at=lambda step: 512 * step)
 
 
 def test_each_tracker_that_a_recipe_may_name_is_made(tmp_path):

@@ -124,8 +124,8 @@ def test_samples_are_made_without_float8(tmp_path):
         seen.append(float8_names(model))
         return prompts
 
-    pause = types.SimpleNamespace(pause=contextlib.nullcontext)
-    given = {"every_steps": 1, "chat": False, "attempt": 1, "tokens_at": int, "meter": pause, "writers": []}
+    meter = types.SimpleNamespace(pause=contextlib.nullcontext, tokens_at=int)
+    given = {"every_steps": 1, "chat": False, "attempt": 1, "meter": meter, "writers": []}
     samples = Samples(RunDirectory(tmp_path), complete=complete, prompts=["a"], **given)
     samples.sample(types.SimpleNamespace(global_step=1, is_world_process_zero=True), model)
     assert seen == [set()]
