@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -147,13 +147,8 @@ class Packer:
     """Base class of the packers. `counts` only grow: cropped_tokens (lost), split_documents (cut in two or more)."""
 
     def __init__(self, *, row_tokens: int, bos: int, pad: int, dtype, documents: int):
-        self.row_tokens, self.bos, self.pad, self.dtype, self.documents = (
-            row_tokens,
-            bos,
-            pad,
-            np.dtype(dtype),
-            documents,
-        )
+        self.row_tokens, self.documents = row_tokens, documents
+        self.bos, self.pad, self.dtype = bos, pad, np.dtype(dtype)
         self.counts = {"cropped_tokens": 0, "split_documents": 0}
 
     def add(self, documents: list[tuple[np.ndarray, Origin]]) -> list[PackedRows]:
@@ -507,7 +502,8 @@ class SequenceWriter:
         self.read = new_counts(settings["kind"])
         self.bad_rows: list[str] = []
         self.wanted, self.skip = from_shard, 0
-        self.number = self._first_unsealed() if from_shard is None else from_shard
+        unsealed = next(number for number in count() if not seal_path(self.folder, number).exists())
+        self.number = unsealed if from_shard is None else from_shard
         if from_shard is None:
             self._forget_state(self.number - 2)  # of a process that was killed when it had sealed the next shard
         cursor = self._restore()
@@ -562,7 +558,11 @@ class SequenceWriter:
                 yield self._shard(ready, before, place, is_last=cursor["finishing"] and not pending)
 
     def _shard(self, rows: PackedRows | None, before: Any, cursor: dict, *, is_last: bool) -> PackedShard:
-        about = {"bad_rows": self.bad_rows, "read": self._counts(), "cursor": cursor}
+        about = {
+            "bad_rows": self.bad_rows,
+            "read": copy.deepcopy({**self.read, **self.packer.counts}),
+            "cursor": cursor,
+        }
         self.bad_rows = []
         seen = self.scanner.take() if self.scanner else []
         used = self.ahead.take_used(cursor["file"], cursor["block"]) if self.ahead is not None else []
@@ -607,23 +607,9 @@ class SequenceWriter:
             )
         write_bytes(path, *parts)
 
-    def _counts(self) -> dict[str, Any]:
-        return copy.deepcopy({**self.read, **self.packer.counts})
-
-    def _first_unsealed(self) -> int:
-        number = 0
-        while seal_path(self.folder, number).exists():
-            number += 1
-        return number
-
     def _new_packer(self):
         s = self.settings
-        common = {
-            "row_tokens": s["row_tokens"],
-            "pad": s["pad"],
-            "dtype": s["dtype"],
-            "documents": s["packing_documents"],
-        }
+        common = {name: s[name] for name in ("row_tokens", "pad", "dtype")} | {"documents": s["packing_documents"]}
         if s["kind"] == "chat":
             return ConversationPacker(**common)
         if s.get("target_bytes"):

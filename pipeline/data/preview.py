@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.rows import TrainingRows, bits
+from pipeline.data.rows import TrainingRows, aligned, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.layers import find_recipe
@@ -288,9 +288,7 @@ def _columns(sample: list[Any], form: Format | None) -> Iterator[str]:
         filled = sum(row.get(name) not in (None, "", []) for row in rows) / len(rows)
         holds = {"messages": "role, content", "turns": "from, value", "exchanges": "input, output"}.get(kind, kind)
         lines.append((textwrap.shorten(name, 32, placeholder="..."), holds, f"{filled:4.0%}", uses.get(name, "-")))
-    widths = [max(len(line[i]) for line in lines) for i in range(4)]
-    for line in lines:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    yield from (f"  {line}" for line in aligned(lines))
     if len(types) > COLUMNS_SHOWN:
         yield f"  and {len(types) - COLUMNS_SHOWN} more columns"
 
