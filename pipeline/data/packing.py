@@ -17,8 +17,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pipeline.data.losses import count_conversation, new_counts
 from pipeline.data.stream import (
     FORMAT,
-    Origin,
-    PackedRows,
     documents_begun,
     end_path,
     map_tensors,
@@ -32,6 +30,38 @@ from pipeline.process.errors import DataError
 from pipeline.process.storage import remove_file, write_bytes, write_sealed_json
 
 Item = TypeVar("Item")
+Origin = tuple[int, int, int]  # file, row group, row of a source
+
+
+@dataclass
+class PackedRows:
+    """n finished rows."""
+
+    input_ids: np.ndarray  # (n, T + 1) uint16 or uint32
+    origins: np.ndarray  # (n, 3) int32: origin of the row's first piece
+    used: np.ndarray  # (n,) int32: positions before the padding
+    trained: np.ndarray | None = None  # (n, T + 1) bool: token is a target; conversations only
+    starts: np.ndarray | None = None  # (n, T + 1) bool: token begins a conversation; conversations only
+    target_bytes: np.ndarray | None = None  # (n, T + 1) int32: bytes of text under the token; where the rows carry them
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def targets(self) -> np.ndarray:
+        """(n,) int32 trained targets of each row; a row's first token is nobody's target."""
+        return self.used - 1 if self.trained is None else self.trained[:, 1:].sum(1, dtype=np.int32)
+
+    def __getitem__(self, rows: slice) -> "PackedRows":
+        some: dict[str, Any] = {name: None if array is None else array[rows] for name, array in vars(self).items()}
+        return PackedRows(**some)
+
+    @classmethod
+    def joined(cls, parts: list["PackedRows"]) -> "PackedRows":
+        """Return one after the other; at least one part."""
+        names = [name for name, array in vars(parts[0]).items() if array is not None]
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
 
 # Rows under construction: pieces fitted into bins, bins laid out as arrays. T = row_tokens.
 

@@ -171,11 +171,9 @@ def folders_of(plan: dict) -> list[Path]:
     return sorted({sequence_folder(plan, s) for role in ROLES if plan[role] for s in plan[role]["sequences"]})
 
 
-def open_stream(plan: dict, role: str) -> Stream | None:
-    """Return the stream train | validation | documents of a plan, as far as it is sealed."""
+def open_stream(plan: dict, role: str) -> Stream:
+    """Return the stream train | validation | documents of a plan that has it, as far as it is sealed."""
     about = plan[role]
-    if about is None:
-        return None
     sequences = [Sequence(sequence_folder(plan, s), shard_rows=s["settings"]["shard_rows"]) for s in about["sequences"]]
     mixture = Mixture([Part(**part) for part in about["parts"]], total_rows=about["total_rows"], epochs=about["epochs"])
     keys = [s["key"] for s in about["sequences"]]
@@ -186,7 +184,7 @@ def open_stream(plan: dict, role: str) -> Stream | None:
 
 
 def streams_of(plan: dict) -> dict[str, Stream]:
-    return {role: stream for role in ROLES if (stream := open_stream(plan, role)) is not None}
+    return {role: open_stream(plan, role) for role in ROLES if plan[role] is not None}
 
 
 def next_shard(streams: dict[str, Stream]) -> tuple[str, int] | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.data.losses import Loss, loss_warnings, losses_of, nothing_left, shares_lost, with_samples
+from pipeline.data.losses import LOST, Loss, loss_warnings, losses_of, nothing_left, shares_lost, with_samples
 from pipeline.data.preparation import (
     VALIDATION_BUFFER,
     Preparation,
@@ -199,16 +199,14 @@ class TrainingRows:
 
     def __init__(self, preparation: Preparation):
         self.preparation, self.plan = preparation, preparation.plan
-        stream = open_stream(self.plan, "train")
-        assert stream is not None
-        self.stream: Stream = stream
+        self.stream = open_stream(self.plan, "train")
         self.step_rows = step_rows_of(self.plan)
         self.names = [about["name"] for about in self.plan["train"]["sequences"]]
         self.row_tokens: int = self.plan["row_tokens"]
         self.reader = RowReader(
             row_tokens=self.row_tokens, bos=self.plan["bos"], pad=self.plan["pad"], isolated=self.plan["isolated"]
         )
-        self.counter = ConsumedCounter(stream, bos=self.plan["bos"])
+        self.counter = ConsumedCounter(self.stream, bos=self.plan["bos"])
         self.rank = int(os.environ.get("RANK", 0))
         self._places: dict[int, list[RowPlace]] = {}
         self._shards_used: list[int] | None = None
@@ -373,7 +371,7 @@ class TrainingRows:
                 "tokens": rows * self.row_tokens,
                 "share": rows / max(1, self.total_rows()),
                 "targets_per_row": totals["targets"] / totals["rows"] if totals["rows"] else 0.0,
-                "lost": shares_lost(totals, chat=self.plan["kind"] == "chat"),
+                "lost": shares_lost(totals, kind=self.plan["kind"]),
             }
             if fit is not None:
                 out[name]["conversations"] = fit.facts()
@@ -593,7 +591,6 @@ class ValidationRows:
 
     def _sealed(self, role: str) -> Stream:
         stream = open_stream(self.plan, role)
-        assert stream is not None
         self.preparation.wait_until(stream.is_sealed, what="the validation rows")
         if not stream.mixture.total_rows:
             names = ", ".join(about["name"] for about in self.plan[role]["sequences"])
@@ -670,7 +667,7 @@ def table(plan: dict) -> str:
     """Return one line per source: rows and tokens of the run, shares, what packing padded, cropped, cut or dropped."""
     chat = plan["kind"] == "chat"
     what = "conversations" if chat else "documents"
-    lost = (*(("cut", "too long", "no target") if chat else ("cropped", "split")), "empty")
+    lost = (*LOST[plan["kind"]], "empty")
     lines = [("", "source", "rows", "tokens", "share", "epochs", "padded", *lost, "bad rows", "text")]
     streams = streams_of(plan)
     for role, stream in reversed(streams.items()):
@@ -678,7 +675,7 @@ def table(plan: dict) -> str:
         used = stream.mixture.used(total)
         for s, (about, sequence, rows) in enumerate(zip(plan[role]["sequences"], stream.sequences, used, strict=True)):
             sums = sequence.totals(stream.shards_needed(s))
-            shares = shares_lost(sums, chat=chat)
+            shares = shares_lost(sums, kind=plan["kind"])
             text = f"{sums.get(what, 0):,} {what}"
             if not chat:
                 text += f", {sums.get('text_bytes', 0) / max(1, sums.get('text_tokens', 0)):.2f} bytes/token"

@@ -180,11 +180,8 @@ def _batch(plan: Plan) -> str:
 
 
 def _memory(part: str) -> Callable[[Plan], str | None]:
-    def text(plan: Plan) -> str | None:
-        value = getattr(plan.memory, part) if plan.memory else None
-        return None if value is None else ("about " if part in ("activations", "total") else "") + gibibytes(value)
-
-    return text
+    about = "about " * (part in ("activations", "total"))
+    return _known(lambda plan: plan.memory and getattr(plan.memory, part), lambda count: about + gibibytes(count))
 
 
 def _of_the_cpu(part: str) -> Callable[[Plan], str | None]:

@@ -739,10 +739,11 @@ def _tokenizer(recipe: Recipe) -> None:
 
     tokenizer, _ = ready_tokenizer(recipe)
     where, ids = recipe.where("tokenizer.path"), tokenizer.get_vocab()
-    largest, rows = max(ids.values()), max(len(tokenizer), _rows(start))
+    token, largest = max(ids.items(), key=lambda pair: pair[1])
+    rows = max(len(tokenizer), _rows(start))
     if largest >= rows:
         raise RecipeError(
-            f"{where}: {path} has the id {largest} for {_shown(ids, largest)} and {len(ids)} ids in all: the model would have {rows} embeddings and none "
+            f"{where}: {path} has the id {largest} for {token!r} and {len(ids)} ids in all: the model would have {rows} embeddings and none "
             "for it. Number its ids without holes, or take another tokenizer."
         )
     if start is None or Path(path) == start or not (start / "tokenizer.json").is_file():
@@ -781,10 +782,6 @@ def _rows(start: Path | None) -> int:
     if start is None:
         return 0
     return int(json.loads((start / "config.json").read_text(encoding="utf-8")).get("vocab_size") or 0)
-
-
-def _shown(ids: dict[str, int], number: int) -> str:
-    return repr(next(token for token, n in ids.items() if n == number))
 
 
 def _weights(recipe: Recipe) -> None:
