@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from common import arguments, in_turns, show
 
-from pipeline.data.packing import write_rows
+from pipeline.data.packing import PackedRows, write_rows
 from pipeline.data.rows import RowReader
-from pipeline.data.stream import PackedRows, Shard, map_tensors, shard_path
+from pipeline.data.stream import Shard, map_tensors, shard_path
 
 SHARD_ROWS = 2048
 BATCHES = 8  # of one timed call

@@ -16,11 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-NEMO, TRAINER, NANOCHAT = (
-    "NeMo",
-    "Trainer",
-    "nanochat",
-)  # columns of docs/metrics.md; nanochat's and picoLLM's console lines
+# Columns of docs/metrics.md; the last one is of nanochat's and picoLLM's console lines.
+NEMO, TRAINER, NANOCHAT = "NeMo", "Trainer", "nanochat"
 NANOCHAT_WANDB, NANOCHAT_CSV = "nanochat (W&B)", "nanochat (CSV of its console)"
 GIB = 2.0**30
 FACTORS = {"ms": 1e-3, "min": 60.0, "bytes": 1 / GIB, "MiB": 1 / 1024}  # of other programs' units, to ours
@@ -195,12 +192,8 @@ SECTIONS: dict[str, Sequence[Metric]] = {
                better="lower", panel="Bits per byte"),
         Metric(SFT_BPB, "bits/byte", "on what the assistant writes in held-out conversations; their other text is context",
                better="lower", panel="Bits per byte", aliases=[nanochat("Validation bpb", label="its SFT's", imported=False)]),
-        Metric("val/bpb/<source>", "bits/byte", "of a mixture: the same on the held-out rows of each source alone, in the same pass",
-               better="lower"),
-        Metric("val/bpb_documents/<source>", "bits/byte", "of a mixture: the same on the held-out rows of each source alone, in the same pass",
-               better="lower"),
-        Metric("sft/assistant_bpb/<source>", "bits/byte", "of a mixture: the same on the held-out rows of each source alone, in the same pass",
-               better="lower"),
+        *(Metric(f"{name}/<source>", "bits/byte", "of a mixture: the same on the held-out rows of each source alone, in the same pass",
+                 better="lower") for name in (VAL_BPB, VAL_BPB_DOCUMENTS, SFT_BPB)),
     ),
     "Texts": (
         Metric("text/bpb_documents", "bits/byte", "as val/bpb_documents, on the files of `--text`; for tokenizers that are not byte-level the bytes are those of the spans that the targets cover",

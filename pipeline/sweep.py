@@ -200,11 +200,8 @@ def paired(differences: Sequence[float]) -> dict[str, Any]:
     if count < 2 or not (error := stdev(differences) / math.sqrt(count)):
         return {"difference": centre, "interval": None, "p": None}
     reach = student_t(CHANCE, count - 1) * error
-    return {
-        "difference": centre,
-        "interval": [centre - reach, centre + reach],
-        "p": two_sided(centre / error, count - 1),
-    }
+    p = two_sided(centre / error, count - 1)
+    return {"difference": centre, "interval": [centre - reach, centre + reach], "p": p}
 
 
 def holm(chances: Sequence[float]) -> list[float]:
@@ -553,9 +550,8 @@ def _share(slot: int, slots: int) -> tuple[dict[str, str], Callable[[], None] | 
     there are any, else cores, whose number decides the threads and so the last bits of sums."""
     environ = dict(os.environ)
     if count := len(visible_gpus(environ)):
-        gpus = [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu] or list(
-            map(str, range(count))
-        )
+        named = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        gpus = list(filter(None, named)) or [str(gpu) for gpu in range(count)]
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[slot::slots] or [gpus[slot % len(gpus)]])
         return environ, None
     if not hasattr(os, "sched_setaffinity"):
@@ -611,10 +607,8 @@ def _suggest(trial: Any, axes: dict[str, Axis], sampler: str) -> dict[str, str]:
     for key, axis in axes.items():
         try:
             values[key] = axis.suggest(trial, key)
-        except (
-            ValueError,
-            ImportError,
-        ) as error:  # other values than the study began with; a sampler that lacks a package
+        except (ValueError, ImportError) as error:
+            # Other values than the study began with; a sampler that lacks a package.
             raise RecipeError(
                 f"command line: {key}: Optuna's {sampler} chooses no value ({error}). For other values than earlier trials had "
                 "give another --name, else another --sampler."

@@ -108,6 +108,7 @@ def _is_no_warning(record: logging.LogRecord) -> bool:
 
 def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.recipe import read_recipe
+    from pipeline.recipe.resolve import resolve_start, with_batch_tokens
 
     recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
     if arguments.publish and recipe.data.keep_shards:
@@ -115,12 +116,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
             f"{recipe.where('data.keep_shards')}: is {recipe.data.keep_shards}, so shards that a run has read are gone, and what stands behind the "
             "first of them would not be published. Give data.keep_shards=null here."
         )
-    from pipeline.recipe.resolve import resolve_start
-
     recipe = resolve_start(recipe)
     if not recipe.data.batch_tokens:
-        from pipeline.recipe.resolve import with_batch_tokens
-
         world_size = whole_number(os.environ, "NPROC", 1, least=1)
         recipe = with_values(recipe, {"data.batch_tokens": with_batch_tokens(recipe, world_size)})
         print(
@@ -129,7 +126,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if recipe.data.num_proc:
         os.environ.setdefault("RAYON_NUM_THREADS", str(recipe.data.num_proc))
 
-    from pipeline.data.prepare import prepare_now, prepare_part, prune
+    from pipeline.data.prepare import prepare_now, prepare_part, prune, publish
     from pipeline.data.preview import shown_rows
     from pipeline.data.rows import TrainingRows, ValidationRows, table, warning_lines
     from pipeline.sources.open import open_sources
@@ -177,8 +174,6 @@ def _prepare(arguments: argparse.Namespace) -> None:
     for line in shown_rows(rows, tokenizer, count=arguments.show or 0, colour=sys.stdout.isatty()):
         print(line)
     if arguments.publish:
-        from pipeline.data.prepare import publish
-
         sent, size = publish(preparation.plan, arguments.publish)
         print(
             f"data: {sent} files, {size / 1e9:.2f} GB, were sent to {arguments.publish}. Take them with data.shards_from={arguments.publish}"

@@ -27,23 +27,22 @@ NOTHING_TO_LEARN = "have nothing to learn from (no answer, an empty one, or turn
 SAMPLE_FILE = "sampled_lengths.json"  # In a sequence's folder.
 
 
-def shares_lost(totals: dict[str, Any], *, chat: bool) -> dict[str, float]:
+# By the kind of rows, what may be lost, as its count and what that is a share of.
+LOST = {
+    "text": {"cropped": ("cropped_tokens", "text_tokens"), "split": ("split_documents", "documents")},
+    "chat": {name: (name.replace(" ", "_"), "conversations") for name in ("cut", "too long", "no target")},
+}
+
+
+def shares_lost(totals: dict[str, Any], *, kind: str) -> dict[str, float]:
     """Shares by name from the sums of a sequence's shards (sequence.totals); without what nothing was read of.
 
-    padded: of the positions. Text: cropped of the tokens, split of the documents. Chat: cut, too long and no target of
-    the conversations. Both: empty and bad of the rows of the files.
+    padded: of the positions. Those of LOST. empty, bad: of the rows of the files.
     """
-    if chat:
-        lost = {
-            name: (totals.get(name.replace(" ", "_"), 0), "conversations") for name in ("cut", "too long", "no target")
-        }
-    else:
-        lost = {
-            "cropped": (totals.get("cropped_tokens", 0), "text_tokens"),
-            "split": (totals.get("split_documents", 0), "documents"),
-        }
     shares = {"padded": totals["padded"] / totals["positions"]} if totals["positions"] else {}  # which hold the padding
-    shares |= {name: part / totals[whole] for name, (part, whole) in lost.items() if totals.get(whole)}
+    for name, (part, whole) in LOST[kind].items():
+        if totals.get(whole):
+            shares[name] = totals.get(part, 0) / totals[whole]
     if seen := rows_seen(totals):
         shares |= {name: totals.get(f"{name}_rows", 0) / seen for name in ("empty", "bad")}
     return shares
@@ -89,14 +88,14 @@ class Fit:
         outcomes = {name: counts[name] for name in ("too_long", "cut", "no_target")}
         return cls(read=counts["conversations"], row_tokens=row_tokens, **outcomes, **known)
 
-    def row_tokens_for(self, share: float = HELD) -> int | None:
-        """Return the shortest rows that hold this share of the conversations whole; None where that is not known."""
+    def row_tokens_for(self) -> int | None:
+        """Return the shortest rows that hold HELD of the conversations whole; None where that is not known."""
         if self.longer is None or not self.of:
             return None
         beyond = 0
         for row in sorted(self.longer, reverse=True):
             beyond += self.longer[row]
-            if beyond > (1 - share) * self.of:
+            if beyond > (1 - HELD) * self.of:
                 return row
         return self.row_tokens
 

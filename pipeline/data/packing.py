@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,8 +17,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pipeline.data.losses import count_conversation, new_counts
 from pipeline.data.stream import (
     FORMAT,
-    Origin,
-    PackedRows,
     documents_begun,
     end_path,
     map_tensors,
@@ -32,6 +30,38 @@ from pipeline.process.errors import DataError
 from pipeline.process.storage import remove_file, write_bytes, write_sealed_json
 
 Item = TypeVar("Item")
+Origin = tuple[int, int, int]  # file, row group, row of a source
+
+
+@dataclass
+class PackedRows:
+    """n finished rows."""
+
+    input_ids: np.ndarray  # (n, T + 1) uint16 or uint32
+    origins: np.ndarray  # (n, 3) int32: origin of the row's first piece
+    used: np.ndarray  # (n,) int32: positions before the padding
+    trained: np.ndarray | None = None  # (n, T + 1) bool: token is a target; conversations only
+    starts: np.ndarray | None = None  # (n, T + 1) bool: token begins a conversation; conversations only
+    target_bytes: np.ndarray | None = None  # (n, T + 1) int32: bytes of text under the token; where the rows carry them
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def targets(self) -> np.ndarray:
+        """(n,) int32 trained targets of each row; a row's first token is nobody's target."""
+        return self.used - 1 if self.trained is None else self.trained[:, 1:].sum(1, dtype=np.int32)
+
+    def __getitem__(self, rows: slice) -> "PackedRows":
+        some: dict[str, Any] = {name: None if array is None else array[rows] for name, array in vars(self).items()}
+        return PackedRows(**some)
+
+    @classmethod
+    def joined(cls, parts: list["PackedRows"]) -> "PackedRows":
+        """Return one after the other; at least one part."""
+        names = [name for name, array in vars(parts[0]).items() if array is not None]
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
 
 # Rows under construction: pieces fitted into bins, bins laid out as arrays. T = row_tokens.
 
@@ -147,13 +177,8 @@ class Packer:
     """Base class of the packers. `counts` only grow: cropped_tokens (lost), split_documents (cut in two or more)."""
 
     def __init__(self, *, row_tokens: int, bos: int, pad: int, dtype, documents: int):
-        self.row_tokens, self.bos, self.pad, self.dtype, self.documents = (
-            row_tokens,
-            bos,
-            pad,
-            np.dtype(dtype),
-            documents,
-        )
+        self.row_tokens, self.documents = row_tokens, documents
+        self.bos, self.pad, self.dtype = bos, pad, np.dtype(dtype)
         self.counts = {"cropped_tokens": 0, "split_documents": 0}
 
     def add(self, documents: list[tuple[np.ndarray, Origin]]) -> list[PackedRows]:
@@ -507,7 +532,8 @@ class SequenceWriter:
         self.read = new_counts(settings["kind"])
         self.bad_rows: list[str] = []
         self.wanted, self.skip = from_shard, 0
-        self.number = self._first_unsealed() if from_shard is None else from_shard
+        unsealed = next(number for number in count() if not seal_path(self.folder, number).exists())
+        self.number = unsealed if from_shard is None else from_shard
         if from_shard is None:
             self._forget_state(self.number - 2)  # of a process that was killed when it had sealed the next shard
         cursor = self._restore()
@@ -562,7 +588,11 @@ class SequenceWriter:
                 yield self._shard(ready, before, place, is_last=cursor["finishing"] and not pending)
 
     def _shard(self, rows: PackedRows | None, before: Any, cursor: dict, *, is_last: bool) -> PackedShard:
-        about = {"bad_rows": self.bad_rows, "read": self._counts(), "cursor": cursor}
+        about = {
+            "bad_rows": self.bad_rows,
+            "read": copy.deepcopy({**self.read, **self.packer.counts}),
+            "cursor": cursor,
+        }
         self.bad_rows = []
         seen = self.scanner.take() if self.scanner else []
         used = self.ahead.take_used(cursor["file"], cursor["block"]) if self.ahead is not None else []
@@ -607,23 +637,9 @@ class SequenceWriter:
             )
         write_bytes(path, *parts)
 
-    def _counts(self) -> dict[str, Any]:
-        return copy.deepcopy({**self.read, **self.packer.counts})
-
-    def _first_unsealed(self) -> int:
-        number = 0
-        while seal_path(self.folder, number).exists():
-            number += 1
-        return number
-
     def _new_packer(self):
         s = self.settings
-        common = {
-            "row_tokens": s["row_tokens"],
-            "pad": s["pad"],
-            "dtype": s["dtype"],
-            "documents": s["packing_documents"],
-        }
+        common = {name: s[name] for name in ("row_tokens", "pad", "dtype")} | {"documents": s["packing_documents"]}
         if s["kind"] == "chat":
             return ConversationPacker(**common)
         if s.get("target_bytes"):

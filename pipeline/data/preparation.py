@@ -103,29 +103,19 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
     }
     rows = max(1, int(bpb.tokens) // recipe.data.row_tokens)
     # Ids of some tokenizers have no fixed bytes: then the rows carry them.
-    scored = {} if is_byte_level(tokenizer) else {"target_bytes": True}
-    val_packing = (
-        {"max_row_overflow": "cut", "packing_documents": VALIDATION_BUFFER}
-        if chat
-        else {"packing": "best_fit_crop", "packing_documents": VALIDATION_BUFFER, **scored}
-    )
-    dropping = [{**part_of(source.spec, counted=False), "epochs": None, "at_end": "drop"} for source in validation]
+    scored = {} if chat or is_byte_level(tokenizer) else {"target_bytes": True}
+    held_out = {**common, "packing_documents": VALIDATION_BUFFER, **scored}
+    packing = {"max_row_overflow": "cut"} if chat else {"packing": "best_fit_crop"}
     plan["validation"] = {
         "total_rows": rows,
         "epochs": None,
-        "sequences": [sequence_plan(source, {**common, **val_packing}) for source in validation],
-        "parts": [{**part, "weight": part["weight"] or 1.0} for part in dropping],
+        "sequences": [sequence_plan(source, {**held_out, **packing}) for source in validation],
+        "parts": [{"weight": source.spec.weight or 1.0, "epochs": None, "at_end": "drop"} for source in validation],
     }
     plan["documents"] = None
     if not chat and bpb.document_bytes > 0 and validation:
         share = -(-int(bpb.document_bytes) // len(validation))
-        settings = {
-            **common,
-            "packing": "cut_and_fit",
-            "packing_documents": VALIDATION_BUFFER,
-            "limit_bytes": share,
-            **scored,
-        }
+        settings = {**held_out, "packing": "cut_and_fit", "limit_bytes": share}
         plan["documents"] = {
             "total_rows": None,
             "epochs": 1.0,
@@ -181,24 +171,20 @@ def folders_of(plan: dict) -> list[Path]:
     return sorted({sequence_folder(plan, s) for role in ROLES if plan[role] for s in plan[role]["sequences"]})
 
 
-def open_stream(plan: dict, role: str) -> Stream | None:
-    """Return the stream train | validation | documents of a plan, as far as it is sealed."""
+def open_stream(plan: dict, role: str) -> Stream:
+    """Return the stream train | validation | documents of a plan that has it, as far as it is sealed."""
     about = plan[role]
-    if about is None:
-        return None
     sequences = [Sequence(sequence_folder(plan, s), shard_rows=s["settings"]["shard_rows"]) for s in about["sequences"]]
     mixture = Mixture([Part(**part) for part in about["parts"]], total_rows=about["total_rows"], epochs=about["epochs"])
     keys = [s["key"] for s in about["sequences"]]
     return Stream(sequences, mixture, keys=keys, seed=plan["seed"] if role == "train" else None)
 
 
-# Shards that are prepared ahead of the training that reads them: the process that prepares, and how the ranks wait for it.
-
 # The order in which shards are made: what the run reads first is made first.
 
 
 def streams_of(plan: dict) -> dict[str, Stream]:
-    return {role: stream for role in ROLES if (stream := open_stream(plan, role)) is not None}
+    return {role: open_stream(plan, role) for role in ROLES if plan[role] is not None}
 
 
 def next_shard(streams: dict[str, Stream]) -> tuple[str, int] | None:
@@ -266,7 +252,7 @@ def locks(plan: dict) -> Iterator[None]:
         yield
 
 
-# The process that prepares ahead.
+# The process that prepares shards ahead of the training that reads them, and how the ranks wait for it.
 
 RETRIES = "retries"  # a file of the preparation's folder
 POLL_S = 0.05

@@ -281,8 +281,6 @@ def _belongs(folder: Path, number: int, settings: dict[str, Any], *, sha256: str
     )
 
 
-# Shards made once and shared: at once, by parts, or ahead of the step; and pruned.
-
 Made = tuple[str, int, Stream]  # role, source, stream of a shard that was just made
 GoOn = Callable[[], bool]
 
@@ -303,6 +301,7 @@ class Workshop:
 
     def writer(self, role: str, source: int, from_shard: int | None = None) -> SequenceWriter:
         about = self.plan[role]["sequences"][source]
+        is_new = role == "train" and from_shard is None  # the text of others was looked at when they were sealed
         return SequenceWriter(
             sequence_folder(self.plan, about),
             source=self.sources[role][source],
@@ -310,10 +309,8 @@ class Workshop:
             settings=about["settings"],
             num_proc=self.plan["num_proc"],
             from_shard=from_shard,
-            watchlist=self.watchlist
-            if role == "train" and from_shard is None
-            else None,  # looked at when it was sealed
-            ahead=self.ahead(source) if role == "train" and from_shard is None and self.uses_workers(source) else None,
+            watchlist=self.watchlist if is_new else None,
+            ahead=self.ahead(source) if is_new and self.uses_workers(source) else None,
         )
 
     def uses_workers(self, source: int) -> bool:
@@ -372,10 +369,9 @@ class Workshop:
         if not (self.published and self.published.take(folder, len(sequence.seals), settings=settings)):
             if folder not in self.writers:
                 self.writers[folder] = self.writer(role, source)
-            # Shards that come and go with the reader are made as they are asked for.
-            ahead = (
-                0 if self.plan["keep_shards"] else missing_rows(self.streams[role], source) / sequence.shard_rows - 2
-            )
+            ahead = missing_rows(self.streams[role], source) / sequence.shard_rows - 2
+            if self.plan["keep_shards"]:  # which come and go with the reader: they are made as they are asked for
+                ahead = 0
             self.writers[folder].extend(ahead=math.ceil(min(max(ahead, 0), AHEAD)))
         for stream in self.streams.values():
             stream.refresh()
@@ -424,11 +420,8 @@ def unused_folders(plan: dict, *, runs: Path) -> list[Path]:
     manifests = [path.read_text(errors="replace") for path in runs.glob("*/run_manifest.json")]
     shards = Path(plan["cache_dir"]) / "shards"
     folders = sorted(path for path in shards.glob("*") if path.is_dir()) if shards.is_dir() else []
-    return [
-        f
-        for f in folders
-        if f.name not in kept and not any(f.name in manifest for manifest in manifests) and not _is_used(f)
-    ]
+    unknown = [f for f in folders if f.name not in kept and not any(f.name in manifest for manifest in manifests)]
+    return [folder for folder in unknown if not _is_used(folder)]
 
 
 def _is_used(folder: Path) -> bool:

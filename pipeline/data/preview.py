@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.rows import TrainingRows, bits
+from pipeline.data.rows import TrainingRows, aligned, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.layers import find_recipe
@@ -45,7 +45,6 @@ GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 def shown_rows(rows: TrainingRows, tokenizer: Any, *, count: int, colour: bool) -> Iterator[str]:
     """Yield the first rows of the run as text. Trained tokens are green, or in [[ ]] without colour; padding is only counted."""
-    names = rows.plan["train"]["sequences"]
     for number in range(min(count, rows.total_rows())):
         step = rows.step_rows.steps(number)
         at = number - rows.step_rows.before(step)
@@ -57,9 +56,9 @@ def shown_rows(rows: TrainingRows, tokenizer: Any, *, count: int, colour: bool) 
         if shard.trained is not None:
             trained = bits(shard.trained[place.row], rows.row_tokens + 1)[:used].tolist()
             trained[0] = False
-        pq, rg, row = shard.origins[place.row].tolist()
+        name, pq, rg, row = rows.origins(step)[at]
         head = (
-            f"row {number}: {names[place.source]['name']} pq {pq} rg {rg} row {row}, {used} of {rows.row_tokens + 1} positions used, "
+            f"row {number}: {name} pq {pq} rg {rg} row {row}, {used} of {rows.row_tokens + 1} positions used, "
             f"{int(shard.targets[place.row])} trained"
         )
         yield f"{DIM}{head}{PLAIN}" if colour else head
@@ -288,9 +287,7 @@ def _columns(sample: list[Any], form: Format | None) -> Iterator[str]:
         filled = sum(row.get(name) not in (None, "", []) for row in rows) / len(rows)
         holds = {"messages": "role, content", "turns": "from, value", "exchanges": "input, output"}.get(kind, kind)
         lines.append((textwrap.shorten(name, 32, placeholder="..."), holds, f"{filled:4.0%}", uses.get(name, "-")))
-    widths = [max(len(line[i]) for line in lines) for i in range(4)]
-    for line in lines:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    yield from (f"  {line}" for line in aligned(lines))
     if len(types) > COLUMNS_SHOWN:
         yield f"  and {len(types) - COLUMNS_SHOWN} more columns"
 

@@ -4,13 +4,13 @@ Trainer's micro-batches, held-out rows under a fixed protocol, and the table tha
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.data.losses import Loss, loss_warnings, losses_of, nothing_left, shares_lost, with_samples
+from pipeline.data.losses import LOST, Loss, loss_warnings, losses_of, nothing_left, shares_lost, with_samples
 from pipeline.data.preparation import (
     VALIDATION_BUFFER,
     Preparation,
@@ -199,16 +199,14 @@ class TrainingRows:
 
     def __init__(self, preparation: Preparation):
         self.preparation, self.plan = preparation, preparation.plan
-        stream = open_stream(self.plan, "train")
-        assert stream is not None
-        self.stream: Stream = stream
+        self.stream = open_stream(self.plan, "train")
         self.step_rows = step_rows_of(self.plan)
         self.names = [about["name"] for about in self.plan["train"]["sequences"]]
         self.row_tokens: int = self.plan["row_tokens"]
         self.reader = RowReader(
             row_tokens=self.row_tokens, bos=self.plan["bos"], pad=self.plan["pad"], isolated=self.plan["isolated"]
         )
-        self.counter = ConsumedCounter(stream, bos=self.plan["bos"])
+        self.counter = ConsumedCounter(self.stream, bos=self.plan["bos"])
         self.rank = int(os.environ.get("RANK", 0))
         self._places: dict[int, list[RowPlace]] = {}
         self._shards_used: list[int] | None = None
@@ -373,7 +371,7 @@ class TrainingRows:
                 "tokens": rows * self.row_tokens,
                 "share": rows / max(1, self.total_rows()),
                 "targets_per_row": totals["targets"] / totals["rows"] if totals["rows"] else 0.0,
-                "lost": shares_lost(totals, chat=self.plan["kind"] == "chat"),
+                "lost": shares_lost(totals, kind=self.plan["kind"]),
             }
             if fit is not None:
                 out[name]["conversations"] = fit.facts()
@@ -593,7 +591,6 @@ class ValidationRows:
 
     def _sealed(self, role: str) -> Stream:
         stream = open_stream(self.plan, role)
-        assert stream is not None
         self.preparation.wait_until(stream.is_sealed, what="the validation rows")
         if not stream.mixture.total_rows:
             names = ", ".join(about["name"] for about in self.plan[role]["sequences"])
@@ -625,19 +622,18 @@ def held_out_coverage(tokenizer: Any, sources: list[Any]) -> float:
     """Return the share of the held-out text that the tokenizer's ids restore, by the first bytes of each source."""
     if keeps_every_text(tokenizer):
         return 1.0
-    return coverage(tokenizer, (text for source in sources for text in _first_texts(source)))
+    return coverage(tokenizer, (text for source in sources for text in first_texts(source, num_bytes=LOOKED_AT_BYTES)))
 
 
-def _first_texts(source: Any) -> Iterator[str]:
-    left = LOOKED_AT_BYTES
-    for block in source.read():
-        for item in block.items:
-            messages = getattr(item, "messages", None)
-            texts = [item.text] if messages is None else [str(m.get("content") or "") for m in messages]
-            yield from texts
-            left -= sum(len(text.encode()) for text in texts)
-            if left <= 0:
-                return
+def first_texts(source: Any, *, num_bytes: int, role: str | None = None) -> Iterator[str]:
+    """Yield the first documents of a source, or messages of conversations (those of a role), until they have so many bytes."""
+    for item in (item for block in source.read() for item in block.items):
+        said = (m for m in getattr(item, "messages", ()) if role in (None, m.get("role")))
+        texts = [item.text] if hasattr(item, "text") else [str(message.get("content") or "") for message in said]
+        yield from texts
+        num_bytes -= sum(len(text.encode()) for text in texts)
+        if num_bytes <= 0:
+            return
 
 
 def size_text(scored: dict[str, int]) -> str:
@@ -670,7 +666,8 @@ def _bytes_of(shard: Shard, rows: int, lengths_V: np.ndarray | None) -> int:
 def table(plan: dict) -> str:
     """Return one line per source: rows and tokens of the run, shares, what packing padded, cropped, cut or dropped."""
     chat = plan["kind"] == "chat"
-    lost = (*(("cut", "too long", "no target") if chat else ("cropped", "split")), "empty")
+    what = "conversations" if chat else "documents"
+    lost = (*LOST[plan["kind"]], "empty")
     lines = [("", "source", "rows", "tokens", "share", "epochs", "padded", *lost, "bad rows", "text")]
     streams = streams_of(plan)
     for role, stream in reversed(streams.items()):
@@ -678,9 +675,8 @@ def table(plan: dict) -> str:
         used = stream.mixture.used(total)
         for s, (about, sequence, rows) in enumerate(zip(plan[role]["sequences"], stream.sequences, used, strict=True)):
             sums = sequence.totals(stream.shards_needed(s))
-            read = sums.get("conversations" if chat else "documents", 0)
-            shares = shares_lost(sums, chat=chat)
-            text = f"{read:,} conversations" if chat else f"{read:,} documents"
+            shares = shares_lost(sums, kind=plan["kind"])
+            text = f"{sums.get(what, 0):,} {what}"
             if not chat:
                 text += f", {sums.get('text_bytes', 0) / max(1, sums.get('text_tokens', 0)):.2f} bytes/token"
             epochs = epochs_of(about, sequence, rows)
@@ -697,8 +693,13 @@ def table(plan: dict) -> str:
                     text,
                 )
             )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(aligned(lines))
+
+
+def aligned(lines: Collection[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a table whose cells stand one below the other."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def epochs_of(about: dict, sequence: Sequence, rows: int) -> float | None:

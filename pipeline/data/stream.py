@@ -1,7 +1,7 @@
 """Sealed shards and the order of their rows: shards of a source, a mixture of sources, and the position in it."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,41 +12,6 @@ from pipeline.process.commands import program
 from pipeline.process.errors import DamagedFileError, DataError
 from pipeline.process.network import read_again
 from pipeline.process.storage import read_sealed_json, sha256_file
-
-Origin = tuple[int, int, int]  # file, row group, row of a source
-
-
-@dataclass
-class PackedRows:
-    """n finished rows."""
-
-    input_ids: np.ndarray  # (n, T + 1) uint16 or uint32
-    origins: np.ndarray  # (n, 3) int32: origin of the row's first piece
-    used: np.ndarray  # (n,) int32: positions before the padding
-    trained: np.ndarray | None = None  # (n, T + 1) bool: token is a target; conversations only
-    starts: np.ndarray | None = None  # (n, T + 1) bool: token begins a conversation; conversations only
-    target_bytes: np.ndarray | None = None  # (n, T + 1) int32: bytes of text under the token; where the rows carry them
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
-    @property
-    def targets(self) -> np.ndarray:
-        """(n,) int32 trained targets of each row; a row's first token is nobody's target."""
-        return self.used - 1 if self.trained is None else self.trained[:, 1:].sum(1, dtype=np.int32)
-
-    def __getitem__(self, rows: slice) -> "PackedRows":
-        some: dict[str, Any] = {name: None if a is None else a[rows] for name, a in self.arrays().items()}
-        return PackedRows(**some)
-
-    def arrays(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def joined(cls, parts: list["PackedRows"]) -> "PackedRows":
-        """Return one after the other; at least one part."""
-        names = [name for name, array in parts[0].arrays().items() if array is not None]
-        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def documents_begun(input_ids: np.ndarray, used: np.ndarray, starts: np.ndarray | None, *, bos: int) -> np.ndarray:

@@ -96,16 +96,10 @@ def safetensors_parts(tensors: dict[str, np.ndarray]) -> list[bytes | memoryview
     for name in sorted(tensors, key=lambda name: (-kinds[name], name)):
         parts.append(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
         begin, end = end, end + tensors[name].nbytes
-        about = {"dtype": names[kinds[name]], "shape": tensors[name].shape, "data_offsets": [begin, end]}
-        header[name] = about
+        header[name] = {"dtype": names[kinds[name]], "shape": tensors[name].shape, "data_offsets": [begin, end]}
     content = json.dumps(header, separators=(",", ":")).encode()
     content += b" " * (-len(content) % 8)
     return [len(content).to_bytes(8, "little") + content, *parts]
-
-
-def encoded_path(folder: Path, file: int, block: int, watchlist_id: str | None) -> Path:
-    """Return where an encoded block of a folder of shards lies; one that was searched for a watch-list is another file."""
-    return folder / FOLDER / f"{file:05d}-{block:07d}{f'-{watchlist_id}' if watchlist_id else ''}.safetensors"
 
 
 def read_encoded(path: Path) -> EncodedBlock | None:
@@ -122,10 +116,6 @@ def read_encoded(path: Path) -> EncodedBlock | None:
     if "trained" in arrays:
         arrays["trained"] = arrays["trained"].astype(bool)
     return EncodedBlock(**json.loads(about), **arrays)
-
-
-def write_encoded(path: Path, encoded: EncodedBlock) -> None:
-    write_bytes(path, encoded.content())
 
 
 def encode_block(
@@ -250,12 +240,10 @@ class Work:
     ):
         self.sequences, self.tokenizer, self.watchlist, self.retries = sequences, tokenizer, watchlist, retries
 
-    @property
-    def watchlist_id(self) -> str | None:
-        return None if self.watchlist is None else self.watchlist.id
-
     def path(self, folder: Path, file: int, block: int) -> Path:
-        return encoded_path(folder, file, block, self.watchlist_id)
+        """Return where an encoded block of a folder of shards lies; one that was searched for a watch-list is another file."""
+        searched = "" if self.watchlist is None else f"-{self.watchlist.id}"
+        return folder / FOLDER / f"{file:05d}-{block:07d}{searched}.safetensors"
 
     def encode(self, folder: Path, file: int, first: int, count: int) -> list[int]:
         """Write up to `count` blocks of a file from one on, unless they are there; return the ids of each, fewer at the file's end."""
@@ -269,7 +257,7 @@ class Work:
             if encoded is None:
                 more = {"source": source, "tokenizer": self.tokenizer, "watchlist": self.watchlist}
                 encoded = encode_block(block, settings=settings, num_proc=1, **more)
-                write_encoded(path, encoded)
+                write_bytes(path, encoded.content())
             made.append(len(encoded.ids))
         return made
 

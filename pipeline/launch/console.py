@@ -28,10 +28,11 @@ WRONG = 64  # of the command line, as RecipeError's: it is not imported, so that
 
 
 def usage() -> str:
-    help_texts = {**STAGES, **{name: text for name, (_, text) in MODULES.items()}}
-    lines = ["usage: tandem COMMAND ...", ""]
-    lines += [f"  {name:<10} {help_texts[name]}" for name in ("init", *(name for name in help_texts if name != "init"))]
-    lines += [
+    help_texts = {"init": "", **STAGES, **{name: text for name, (_, text) in MODULES.items()}}  # init comes first
+    lines = [
+        "usage: tandem COMMAND ...",
+        "",
+        *(f"  {name:<10} {text}" for name, text in help_texts.items()),
         "",
         "`tandem COMMAND --help` says more. A recipe is a path or the name of a shipped one:",
         "",

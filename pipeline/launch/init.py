@@ -132,23 +132,19 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_intermixed_args(argv)
     name = re.sub(r"\W+", "_", Path(arguments.data).resolve().with_suffix("").name).strip("_") or "own"
     path = arguments.output or Path(f"{name}.yaml")
-    if path.exists():
-        raise CannotWriteError(
-            f"{path}: is there already, and is not written over. Remove it, or name another --output."
-        )
-    data = arguments.data
-    if text := only_text(data):
-        into = path.with_suffix(".jsonl")
-        if into.exists():
+    data, into = arguments.data, path.with_suffix(".jsonl")
+    text = only_text(data)
+    for file in (path, into) if text else (path,):
+        if file.exists():
             raise CannotWriteError(
-                f"{into}: is there already, and is not written over. Remove it, or name another --output."
+                f"{file}: is there already, and is not written over. Remove it, or name another --output."
             )
-        if documents := cut_into_documents(text, into):
-            data = str(into)
-            print(
-                f"{text} is one text, and a part has to be held out to measure by. {into} has it as {documents:,} documents, cut at blank "
-                f'lines; the recipe reads that file. To cut it otherwise, write one document a line: {{"text": "..."}}.\n'
-            )
+    if text and (documents := cut_into_documents(text, into)):
+        data = str(into)
+        print(
+            f"{text} is one text, and a part has to be held out to measure by. {into} has it as {documents:,} documents, cut at blank "
+            f'lines; the recipe reads that file. To cut it otherwise, write one document a line: {{"text": "..."}}.\n'
+        )
     lines = preview(data, arguments.settings, tokenizer=None, rows=2, colour=sys.stdout.isatty(), recipe=False)
     while True:
         try:

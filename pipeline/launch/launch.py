@@ -30,7 +30,18 @@ from typing import Any, NoReturn
 
 import psutil
 
-from pipeline.process.errors import HangError, Interrupted, Preempted
+ROOT = Path(__file__).parents[2]
+if not __package__:  # started as a file
+    sys.path[0] = str(ROOT)
+
+from pipeline.hardware import visible_gpus  # noqa: E402 - found only from the root
+from pipeline.process.commands import whole_number  # noqa: E402
+from pipeline.process.errors import HangError, Interrupted, Preempted, RecipeError, TandemError  # noqa: E402
+from pipeline.process.storage import read_json, write_json  # noqa: E402
+from pipeline.run_dir.checkpoint_writer import take_lock  # noqa: E402
+from pipeline.run_dir.checkpoints import by_step, step_of  # noqa: E402
+from pipeline.run_dir.rows import read_rows  # noqa: E402
+from pipeline.run_dir.run_directory import WRITER_WAIT_S, RunDirectory  # noqa: E402
 
 # The hosts of one job: they meet before every start of it, say how theirs ended, and notice one that is lost.
 #
@@ -79,12 +90,8 @@ class Hosts:
     ):
         self.nodes, self.node, self.address, self.port = nodes, node, address, port
         self.limit_s, self.report = limit_s, report
-        self.own: dict[str, Any] = {
-            "host": socket.gethostname(),
-            "life": secrets.token_hex(4),
-            "nodes": nodes,
-            "round": 0,
-        }
+        life = secrets.token_hex(4)
+        self.own: dict[str, Any] = {"host": socket.gethostname(), "life": life, "nodes": nodes, "round": 0}
         self.seen: dict[int, dict[str, Any]] = {}
         self.changed: dict[int, float] = {}  # when another host's beat was last a new one
         self.lives: dict[int, str] = {}  # of the hosts that met
@@ -171,9 +178,8 @@ class Hosts:
                 self.broken = store is self.store
                 return
             now = time.monotonic()
-            paused = (
-                now - self.answered > 5 * BEAT_S
-            )  # by Ctrl-Z or with its machine: the others were not heard meanwhile
+            # By Ctrl-Z or with its machine: the others were not heard meanwhile.
+            paused = now - self.answered > 5 * BEAT_S
             for node, state in seen.items():
                 if paused or state.get("beat") != self.seen.get(node, {}).get("beat"):
                     self.changed[node] = now
@@ -299,22 +305,8 @@ class Hosts:
         time.sleep(2 * BEAT_S)  # what this host has published last is read
 
 
-ROOT = Path(__file__).parents[2]
-CONFIGS = next(
-    place for place in (ROOT / "pipeline" / "accelerate_configs", ROOT / "accelerate_configs") if place.is_dir()
-)  # in the installed wheel; in the repository
-if not __package__:  # started as a file
-    sys.path[0] = str(ROOT)
-
-from pipeline.hardware import visible_gpus  # noqa: E402
-from pipeline.process.commands import whole_number  # noqa: E402
-from pipeline.process.errors import HangError, RecipeError, TandemError  # noqa: E402
-from pipeline.process.storage import read_json, write_json  # noqa: E402
-from pipeline.run_dir.checkpoint_writer import take_lock  # noqa: E402 - found only from the root
-from pipeline.run_dir.checkpoints import by_step, step_of  # noqa: E402
-from pipeline.run_dir.rows import read_rows  # noqa: E402
-from pipeline.run_dir.run_directory import WRITER_WAIT_S, RunDirectory  # noqa: E402
-
+PLACES = (ROOT / "pipeline" / "accelerate_configs", ROOT / "accelerate_configs")  # installed wheel, repository
+CONFIGS = next(place for place in PLACES if place.is_dir())
 FORWARDED = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 PORT = "--main_process_port"
 LOST = 70  # of the launcher: a rank was killed, and what it says about that stands in $TANDEM_STATUS
@@ -383,6 +375,13 @@ def launch_command(config: str, processes: int, entry: str, arguments: list[str]
     return [*launcher, entry, *arguments]
 
 
+def on_signals(handler: Callable[[int, object], object]) -> None:
+    """Give the forwarded signals to the handler, but for those that are ignored: nohup has SIGHUP ignored."""
+    for number in FORWARDED:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 class Supervisor:
     """One `accelerate launch` and the ranks it started on this machine, which are its children. signals: what came so far."""
 
@@ -392,9 +391,7 @@ class Supervisor:
         # A session of its own keeps the terminal's Ctrl-C away from the launcher, which would kill the ranks.
         end = _end_with_parent if sys.platform == "linux" else None  # where there is none, Popen takes none
         self.launcher = psutil.Popen(command, env=dict(environ), start_new_session=True, preexec_fn=end)
-        for number in FORWARDED:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
-                signal.signal(number, self.forward)
+        on_signals(self.forward)
 
     def find_ranks(self) -> None:
         self.ranks = [rank for rank in self.ranks if rank.is_running()]  # the launcher also asks short-lived tools
@@ -509,8 +506,9 @@ def run(
         with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
             status_file = Path(folder) / "status"
             if hosts:
+                on_signals(lambda number, frame: signals.append(number))
                 try:
-                    command = at_port(command, meet(hosts, signals))
+                    command[command.index(PORT) + 1] = str(hosts.meet(signals))
                 except (HangError, RecipeError) as error:
                     report(f"error: {error}")
                     return error.status
@@ -550,18 +548,6 @@ def run(
         message = "a signal came before its ranks had started; nothing is lost. Run the same command again."
         hosts.agree(End(status, message, killed=True))
     return status
-
-
-def meet(hosts: Hosts, signals: list[int]) -> int | None:
-    for number in FORWARDED:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: signals.append(number))
-    return hosts.meet(signals)
-
-
-def at_port(command: list[str], port: int | None) -> list[str]:
-    at = command.index(PORT) + 1
-    return [*command[:at], str(port), *command[at + 1 :]]
 
 
 def record_failure(status_file: Path, end: End, *, first: bool) -> None:

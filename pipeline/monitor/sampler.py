@@ -31,8 +31,6 @@ from pipeline.monitor.client import GIB, JOULES_PER_KWH, MEANS, NAMES, READING, 
 from pipeline.process.storage import note_once, open_regular
 from pipeline.run_dir.rows import open_rows, whole_lines
 
-# Samples of the sampler process: written, read, and integrated to energy.
-
 # The samples as CSV: one row for each GPU and sample, the host's numbers beside them; appended over attempts.
 
 GPU_COLUMNS = ["index", "name", "util_pct", "mem_busy_pct", "mem_used_gib", "mem_total_gib", "temp_c", "power_w", "power_pct", "sm_clock_mhz", "mem_clock_mhz", "throttle", "energy_j"]  # fmt: skip
@@ -66,9 +64,8 @@ class SampleTable:
     @classmethod
     def appended(cls, path: Path, *, host: str, attempt: int) -> "SampleTable":
         """Return the table, behind what earlier attempts wrote; a last line torn by a crash is cut off."""
-        file = io.TextIOWrapper(
-            open_regular(path, "ab"), encoding="utf-8", newline=""
-        )  # written to as long as it is sampled
+        # Open as long as it is sampled.
+        file = io.TextIOWrapper(open_regular(path, "ab"), encoding="utf-8", newline="")
         whole = _whole_bytes(path)
         file.truncate(whole)
         return cls(file, host=host, attempt=attempt, header=whole == 0)
@@ -146,9 +143,8 @@ def read_gpus(path: str | Path) -> list[GpuSeries]:
     lines = whole_rows(path)
     place = {name: n for n, name in enumerate(next(lines, []))}
     found: dict[tuple[str, str], GpuSeries] = {}
-    if not {"time", "attempt", "gpu/index", "gpu/name", "gpu/throttle", *(f"gpu/{name}" for name in NUMBERS)} <= set(
-        place
-    ):
+    needed = {"time", "attempt", "gpu/index", "gpu/name", "gpu/throttle", *(f"gpu/{name}" for name in NUMBERS)}
+    if not needed <= place.keys():
         if place:
             note_once(f"{path}: has not the columns of GPU samples; it is left out")
         return []

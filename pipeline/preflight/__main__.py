@@ -8,18 +8,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from pipeline.hardware import DeviceInfo, batch_ranks, device_without_torch, leave_accelerators, planned_device
 from pipeline.metrics import SFT_BPB, VAL_BPB_DOCUMENTS
-from pipeline.preflight.checks import cadence_notes
+from pipeline.preflight.capacity import find_notes, find_problems, memory_doubt
+from pipeline.preflight.checks import (
+    attention_line,
+    cadence_notes,
+    choose_attention,
+    named_code_problems,
+    reading_findings,
+    service_findings,
+    trainer_problems,
+)
 from pipeline.preflight.memory import (
     DEVICE_SHARE,
     FP32,
     KINDS,
     LINK_SHARE,
     Kind,
+    Shape,
     memory_of,
     muon_flops,
     muon_stacks,
@@ -29,6 +40,7 @@ from pipeline.preflight.memory import (
 from pipeline.preflight.plan import (  # fmt: skip
     DISK_BYTES_S,
     SAVE_BYTES_S,
+    Duration,
     NotMeasured,
     Plan,
     Span,
@@ -66,7 +78,8 @@ Lines = list[tuple[str, Callable[[Plan], str | None]]]
 def plan_table(plans: list[Plan], headings: list[str] | None = None, lines: Lines | None = None) -> str:
     """Return the plans side by side; headings stand above the columns."""
     rows = [("", headings)] if headings else []
-    rows += [(label, [_cell(value, plan) for plan in plans]) for label, value in lines or LINES]
+    for label, value in lines or LINES:
+        rows.append((label, [UNKNOWN if (text := value(plan)) is None else text for plan in plans]))
     label_width = max(len(label) for label, _ in rows)
     widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(plans))]
     printed = []
@@ -103,11 +116,6 @@ def why_unknown(plan: Plan) -> list[str]:
     return reasons
 
 
-def _cell(value: Callable[[Plan], str | None], plan: Plan) -> str:
-    text = value(plan)
-    return UNKNOWN if text is None else text
-
-
 def millions(count: int) -> str:
     return f"{count / 1e6:,.1f}M"
 
@@ -118,12 +126,18 @@ def scientific(value: float, digits: int) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
+def _known(value: Callable[[Plan], Any], shape: Callable[[Any], str]) -> Callable[[Plan], str | None]:
+    """Return what makes a text of a value, and None of one that is not known."""
+
+    def text(plan: Plan) -> str | None:
+        found = value(plan)
+        return None if found is None else shape(found)
+
+    return text
+
+
 def _parameters(role: str) -> Callable[[Plan], str | None]:
-    return lambda plan: None if plan.sizes is None else millions(plan.sizes.parameters()[role])
-
-
-def _scaling(plan: Plan) -> str | None:
-    return None if plan.sizes is None or plan.sizes.scaling is None else millions(plan.sizes.scaling)
+    return _known(lambda plan: plan.sizes and plan.sizes.parameters()[role], millions)
 
 
 def _model(plan: Plan) -> str | None:
@@ -135,20 +149,13 @@ def _model(plan: Plan) -> str | None:
 
 
 def _device(plan: Plan) -> str:
-    kind = plan.device.name if plan.device.kind != "cpu" else f"CPU ({plan.device.name})"
-    return (
-        f"{plan.processes} x {kind}"
-        if plan.device.kind != "cpu"
-        else f"{kind}, {plan.processes} process{'es' * (plan.processes > 1)}"
-    )
+    if plan.device.kind == "cpu":
+        return f"CPU ({plan.device.name}), {plan.processes} process{'es' * (plan.processes > 1)}"
+    return f"{plan.processes} x {plan.device.name}"
 
 
-def _flops(convention: str) -> Callable[[Plan], str | None]:
-    def text(plan: Plan) -> str | None:
-        flops = None if plan.sizes is None else plan.sizes.flops_per_token(convention)  # type: ignore[arg-type]
-        return None if flops is None else scientific(flops, 3)
-
-    return text
+def _flops(convention: Any) -> Callable[[Plan], str | None]:
+    return _known(lambda plan: plan.sizes and plan.sizes.flops_per_token(convention), partial(scientific, digits=3))
 
 
 def _horizon(plan: Plan) -> str | None:
@@ -173,11 +180,8 @@ def _batch(plan: Plan) -> str:
 
 
 def _memory(part: str) -> Callable[[Plan], str | None]:
-    def text(plan: Plan) -> str | None:
-        value = getattr(plan.memory, part) if plan.memory else None
-        return None if value is None else ("about " if part in ("activations", "total") else "") + gibibytes(value)
-
-    return text
+    about = "about " * (part in ("activations", "total"))
+    return _known(lambda plan: plan.memory and getattr(plan.memory, part), lambda count: about + gibibytes(count))
 
 
 def _of_the_cpu(part: str) -> Callable[[Plan], str | None]:
@@ -236,11 +240,9 @@ def deepest(plan: Plan) -> int | None:
 
 def _built(plan: Plan) -> str | None:
     """Return what the processes of a host take that each build the whole model, before they share it."""
-    return (
-        None
-        if plan.sizes is None
-        else gibibytes(plan.processes // plan.device.hosts * weight_bytes(plan.recipe, plan.sizes))
-    )
+    if plan.sizes is None:
+        return None
+    return gibibytes(plan.processes // plan.device.hosts * weight_bytes(plan.recipe, plan.sizes))
 
 
 def _sent(kind: Kind) -> Callable[[Plan], str | None]:
@@ -251,45 +253,33 @@ def _sent(kind: Kind) -> Callable[[Plan], str | None]:
     return text
 
 
-def _links(plan: Plan) -> str | None:
-    return None if plan.links_s is None else f"{plan.links_s:.2f} s"
-
-
-def _compute(plan: Plan) -> str | None:
-    seconds, _ = compute_of_step(plan)
-    return None if seconds is None else f"{seconds.low:.2f} to {seconds.high:.2f} s"
+def _stacks(plan: Plan) -> tuple[dict[Shape, int], int]:
+    """Return Muon's matrices by their shape, and the ranks that share them."""
+    stacks = muon_stacks(plan.recipe, plan.sizes) if plan.sizes else {}
+    return stacks, plan.processes if plan.shards == 1 else plan.shards
 
 
 def _owned(plan: Plan) -> str:
     """Return how many matrices the rank has that makes most of them whole for Muon, and the ranks that have none."""
-    stacks = muon_stacks(plan.recipe, plan.sizes) if plan.sizes else {}
+    stacks, ranks = _stacks(plan)
     if not (count := sum(stacks.values())) or plan.processes == 1:
         return "-"
-    ranks = plan.processes if plan.shards == 1 else plan.shards
     idle = max(0, ranks - count)
     return f"{-(-count // ranks)} of {count}" + f", {idle} ranks none" * bool(idle)
 
 
 def _orthogonalisation(plan: Plan) -> str | None:
-    stacks = muon_stacks(plan.recipe, plan.sizes) if plan.sizes else {}
+    stacks, ranks = _stacks(plan)
     peak = (plan.device.peak_flops or {}).get(plan.compute_format)
     if not stacks or not peak:
         return None if stacks else "-"
-    return f"{muon_flops(stacks, plan.processes if plan.shards == 1 else plan.shards) / peak:.3f} s"
-
-
-def _device_memory(plan: Plan) -> str | None:
-    return None if plan.device.memory_gib is None else f"{plan.device.memory_gib:,.1f} GiB"
+    return f"{muon_flops(stacks, ranks) / peak:.3f} s"
 
 
 def _checkpoint(plan: Plan) -> str | None:
     if plan.checkpoint_bytes is None or plan.sizes is None:
         return None
     return f"{gigabytes(plan.checkpoint_bytes)} ({gigabytes(FP32 * plan.sizes.parameters()['total'])} of it weights)"
-
-
-def _bytes(name: str) -> Callable[[Plan], str | None]:
-    return lambda plan: None if getattr(plan, name) is None else gigabytes(getattr(plan, name))
 
 
 def duration_range(span: Span) -> str:
@@ -301,28 +291,19 @@ def duration_range(span: Span) -> str:
 
 
 def _duration(part: str) -> Callable[[Plan], str | None]:
-    def text(plan: Plan) -> str | None:
-        if plan.duration is None:
-            return None
-        span = getattr(plan.duration, part)
+    def text(duration: Duration) -> str:
+        span = getattr(duration, part)
         return duration_range(span) if span.high else ""
 
-    return text
+    return _known(attrgetter("duration"), text)
 
 
 def _range(name: str, shape: str) -> Callable[[Plan], str | None]:
-    def text(plan: Plan) -> str | None:
-        span: Span | None = getattr(plan, name)
-        if span is None:
-            return None
+    def text(span: Span) -> str:
         low, high, value = (shape.format(number) for number in (span.low, span.high, span.value))
         return f"{low} to {high}, expected {value}"
 
-    return text
-
-
-def _probed_memory(plan: Plan) -> str:
-    return "" if plan.process_bytes is None else gibibytes(plan.process_bytes)
+    return _known(attrgetter(name), text)
 
 
 def probe_line(plan: Plan) -> str:
@@ -356,12 +337,12 @@ LINES: Lines = [
     ("  head", _parameters("head")),
     ("  matrices of the blocks", _parameters("matrices")),
     ("  scalars, norms, biases", _parameters("scalars")),
-    ("scaling parameters (matrices + head)", _scaling),
+    ("scaling parameters (matrices + head)", _known(lambda plan: plan.sizes and plan.sizes.scaling, millions)),
     ("FLOPs a token, nanochat's formula", _flops("nanochat")),
     ("FLOPs a token, exact-causal", _flops("exact_causal")),
     ("steps", _horizon),
     ("tokens (row positions)", _tokens),
-    ("FLOPs, nanochat's formula", lambda plan: None if plan.flops is None else scientific(plan.flops, 2)),
+    ("FLOPs, nanochat's formula", _known(attrgetter("flops"), partial(scientific, digits=2))),
     ("processes x rows x micro-steps", _batch),
     ("layout", lambda plan: "" if plan.shards == 1 else f"{plan.layout}, a model on {plan.shards} devices"),
     ("rows that only fill up micro-steps", lambda plan: f"{100 * plan.padding_share:.1f} %"),
@@ -373,18 +354,18 @@ LINES: Lines = [
     ("  activations", _memory("activations")),
     ("  copy of a checkpoint being written", _of_the_cpu("saved")),
     ("  beside it, with memory of their own", lambda plan: BESIDE if plan.memory and plan.memory.process else ""),
-    ("memory a process, as probed", _probed_memory),
-    ("memory of the device", _device_memory),
+    ("memory a process, as probed", lambda plan: "" if plan.process_bytes is None else gibibytes(plan.process_bytes)),
+    ("memory of the device", _known(attrgetter("device.memory_gib"), "{:,.1f} GiB".format)),
     ("checkpoint", _checkpoint),
-    ("disk for checkpoints and model", _bytes("run_disk_bytes")),
-    ("disk for packed rows, at most", _bytes("shards_bytes")),
+    ("disk for checkpoints and model", _known(attrgetter("run_disk_bytes"), gigabytes)),
+    ("disk for packed rows, at most", _known(attrgetter("shards_bytes"), gigabytes)),
     ("time, without preparing data", _duration("total")),
     ("  in steps", _duration("steps")),
     ("  start and end", _duration("start")),
     ("  evaluations of bits per byte", _duration("evaluations")),
     ("  CORE and chat tasks", _duration("benchmarks")),
     ("  saves", _duration("saves")),
-    ("  known from", lambda plan: None if plan.duration is None else plan.duration.source),
+    ("  known from", _known(attrgetter("duration"), attrgetter("source"))),
     ("device hours", _range("device_hours", "{:,.1f}")),
     ("energy at rated power, kWh", _range("energy_kwh", "{:,.1f}")),
     ("final val/bpb, by fitted runs", _expected),
@@ -400,11 +381,11 @@ LAYOUT_LINES: Lines = [
     ("  activations", _memory("activations")),
     (f"one row fits in {DEVICE_SHARE:.0%} of the device", lambda plan: {None: None, True: "yes", False: "no"}[plan.row_fits]),
     ("memory of a host at the start, a model a process", _built),
-    ("largest model.depth that fits", lambda plan: None if (depth := deepest(plan)) is None else str(depth)),
+    ("largest model.depth that fits", _known(deepest, str)),
     *[(f"sent by a device a step: {kind}", _sent(kind)) for kind in KINDS],
     ("  of it to other hosts", lambda plan: gigabytes(sum(one.sent()[1] for one in plan.collectives))),
-    ("links a step", _links),
-    ("compute a step", _compute),
+    ("links a step", _known(attrgetter("links_s"), "{:.2f} s".format)),
+    ("compute a step", _known(lambda plan: compute_of_step(plan)[0], "{0.low:.2f} to {0.high:.2f} s".format)),
     ("Muon's matrices of a rank, at most", _owned),
     ("  their products at the peak rate", _orthogonalisation),
 ]  # fmt: skip
@@ -497,11 +478,8 @@ def _plans(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]])
         leave_accelerators()
     here = device_without_torch()
     device = here if recipe.run.hardware is None else _planned(recipe)
-    planned = device.hosts > 1 or (device.kind, device.count, device.peak_flops) != (
-        here.kind,
-        here.count,
-        here.peak_flops,
-    )
+    same = attrgetter("kind", "count", "peak_flops")
+    planned = device.hosts > 1 or same(device) != same(here)
     nproc = device.hosts * device.count if planned else whole_number(os.environ, "NPROC", device.count, least=1)
     processes = int(os.environ.get("WORLD_SIZE") or nproc)
     make = partial(make_plan, recipe, device, processes=processes)
@@ -551,19 +529,14 @@ def _planned(recipe: Recipe) -> DeviceInfo:
 
 def _report_checks(plan: Plan, *, planned: bool) -> None:
     """Print notes and what was not checked; raise the problems, all in one."""
-    from pipeline.preflight.capacity import find_notes, find_problems, memory_doubt
-
     recipe, notes = plan.recipe, find_notes(plan)
-    notes += (
-        [] if plan.steps is None else cadence_notes(recipe, plan.steps)
-    )  # a stage prints them once its data are known
+    if plan.steps is not None:
+        notes += cadence_notes(recipe, plan.steps)  # a stage prints them once its data are known
     problems = find_problems(plan, on_this_machine=not planned)
-    if not planned:
-        from pipeline.preflight.checks import service_findings
-
-        refused, of_services = service_findings(recipe)
-        problems, notes = problems + refused, notes + of_services
-    for more_problems, more_notes in (_code(recipe), _data(recipe)):
+    findings = [] if planned else [service_findings(recipe)]
+    if _has_torch():
+        findings.append(([*trainer_problems(recipe), *named_code_problems(recipe)], []))
+    for more_problems, more_notes in (*findings, _data(recipe)):
         problems, notes = problems + more_problems, notes + more_notes
     for reason in why_unknown(plan):
         print(f"n/a: {reason}")
@@ -573,32 +546,15 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
         print(f"not checked: {line}")
     refuse(problems)
     if not planned and _has_torch():
-        from pipeline.preflight.checks import attention_line, choose_attention
-
         print(attention_line(*choose_attention(recipe, plan.device, plan.sizes)), flush=True)
     doubt = None if plan.probe is not None else memory_doubt(plan)  # a probe has made these steps
     print(f"this run may not fit: {doubt}" if doubt else "nothing was found that would stop this run")
 
 
-def _code(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
-    if not _has_torch():
-        return [], []
-    from pipeline.preflight.checks import named_code_problems, trainer_problems
-
-    return [*trainer_problems(recipe), *named_code_problems(recipe)], []
-
-
 def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     """Return what the run will read, as far as it lies on this machine; the Hub is not asked."""
-    from pipeline.preflight.checks import reading_findings
-
     ready = os.path.isdir(recipe.tokenizer.path or "")
-    here = {
-        "sources": _keeps_sources(recipe),
-        "tokenizer": ready,
-        "weights": True,
-        "changes": ready,
-    }
+    here = {"sources": _keeps_sources(recipe), "tokenizer": ready, "weights": True, "changes": ready}
     problems, notes = reading_findings(recipe, only=[what for what, is_here in here.items() if is_here])
     if not problems and here["sources"] and _has_torch():
         notes += prepared_notes(recipe)
@@ -657,10 +613,8 @@ def prepared_notes(recipe: Recipe) -> list[str]:
         row_tokens, overflow = recipe.data.row_tokens, recipe.data.max_row_overflow
         for source in train:
             loss = Loss(source.name, {}, sampled_fit(source, tokenizer, row_tokens=row_tokens, overflow=overflow))
-            notes += [
-                f"{recipe.where('data.sources')}: {line}"
-                for line in loss_warnings(loss, longest_row=longest_row(recipe))
-            ]
+            lines = loss_warnings(loss, longest_row=longest_row(recipe))
+            notes += [f"{recipe.where('data.sources')}: {line}" for line in lines]
     held = _bytes_up_to(ENOUGH_BYTES, validation)
     if validation and held < ENOUGH_BYTES:
         text = size_text({SFT_BPB if is_chat else VAL_BPB_DOCUMENTS: held})
@@ -670,16 +624,16 @@ def prepared_notes(recipe: Recipe) -> list[str]:
 
 def _bytes_up_to(enough: int, sources: list[Any]) -> int:
     """Return bytes of the documents, or of what the assistant says, counted until they are enough or a file is not here."""
+    from pipeline.data.rows import first_texts
+
     count = 0
     for source in sources:
         if any(file.path is None for file in source.files):
             return enough
-        for block in source.read():
-            for item in block.items:
-                texts = [item.text] if hasattr(item, "text") else [str(m.get("content") or "") for m in item.messages if m["role"] == "assistant"]  # fmt: skip
-                count += sum(len(text.encode()) for text in texts)
-            if count >= enough:
-                return count
+        texts = first_texts(source, num_bytes=enough - count, role="assistant")
+        count += sum(len(text.encode()) for text in texts)
+        if count >= enough:
+            break
     return count
 
 

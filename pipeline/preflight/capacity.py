@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from pipeline.hardware import batch_ranks, has_memory_files
-from pipeline.preflight.checks import machine_problems, nearest_existing, run_folder
+from pipeline.preflight.checks import machine_problems, nearest_existing, raised, run_folder
 from pipeline.preflight.memory import DEVICE_SHARE, fsdp_units, padded, queued_bytes
 from pipeline.preflight.plan import Plan, compute_of_step, gibibytes, gigabytes, make_plan
 from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError
@@ -21,22 +21,16 @@ from pipeline.recipe.resolve import micro_batch, step_rows
 from pipeline.run_dir.run_directory import RunDirectory
 
 WASTE_WORTH_A_NOTE = 0.05
-
-
 SURELY = 0.9  # of the estimate of memory, which is right to about a tenth: below this nothing is refused
-
-
 SMALLER = "Set train.activation_checkpointing: true, make the model smaller, or use a larger device."
-
-
 LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
 
 
 def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
     """Return what would end the run. Not on_this_machine: its device is another one, and only arithmetic counts."""
-    problems: list[TandemError] = [*_batch(plan), *_memory(plan)]
+    problems = [*raised(_batch, plan), *raised(_memory, plan)]
     if on_this_machine:
-        problems += [*machine_problems(plan), *_disk(plan), *_temporary_folder(plan)]
+        problems += [*machine_problems(plan), *raised(_disk, plan), *raised(_temporary_folder, plan)]
     return problems
 
 
@@ -152,40 +146,32 @@ def _device_bytes(plan: Plan) -> float | None:
     return plan.device.memory_gib * 2**30 / share
 
 
-def _batch(plan: Plan) -> list[TandemError]:
-    if batch_ranks(plan.processes) <= _rows(plan):
-        problems = Problems()
-        check_halvings(plan.recipe, problems)  # known only now, where the batch follows from the processes
-        return [RecipeError(line) for line in problems.lines]
-    where = plan.recipe.where("data.batch_tokens")
-    return [
-        RecipeError(
-            f"{where}: a step of {plan.batch_tokens} tokens has {_rows(plan)} rows, and {plan.processes} processes would leave some without any. "
-            "Start fewer processes, or make the batch larger."
+def _batch(plan: Plan) -> None:
+    if batch_ranks(plan.processes) > _rows(plan):
+        raise RecipeError(
+            f"{plan.recipe.where('data.batch_tokens')}: a step of {plan.batch_tokens} tokens has {_rows(plan)} rows, and {plan.processes} processes would "
+            "leave some without any. Start fewer processes, or make the batch larger."
         )
-    ]
+    problems = Problems()
+    check_halvings(plan.recipe, problems)  # known only now, where the batch follows from the processes
+    problems.raise_if_any()
 
 
-def _memory(plan: Plan) -> list[TandemError]:
+def _memory(plan: Plan) -> None:
     limit = _device_bytes(plan)
     if plan.memory is None or plan.memory.fixed is None or limit is None:
-        return []
-    least = plan.least_memory.total if plan.least_memory else None
-    if plan.memory.fixed <= limit and least and least * SURELY > limit:
-        return [
-            OutOfMemoryError(
-                f"{plan.recipe.path}: a micro-batch of one row is estimated to need {gibibytes(least)}, and {plan.device.name} has "
-                f"{gibibytes(limit)} a process: none fits. {SMALLER}"
-            )
-        ]
-    if plan.memory.fixed <= limit:
-        return []
-    return [
-        OutOfMemoryError(
+        return
+    if plan.memory.fixed > limit:
+        raise OutOfMemoryError(
             f"{plan.recipe.path}: weights, gradients and optimizer take {gibibytes(plan.memory.fixed)}, and {plan.device.name} has "
             f"{gibibytes(limit)} a process: no micro-batch fits. Make the model smaller, or use a larger device{_or_shard(plan, limit)}."
         )
-    ]
+    least = plan.least_memory.total if plan.least_memory else None
+    if least and least * SURELY > limit:
+        raise OutOfMemoryError(
+            f"{plan.recipe.path}: a micro-batch of one row is estimated to need {gibibytes(least)}, and {plan.device.name} has "
+            f"{gibibytes(limit)} a process: none fits. {SMALLER}"
+        )
 
 
 def _or_shard(plan: Plan, limit: float) -> str:
@@ -199,40 +185,34 @@ def _or_shard(plan: Plan, limit: float) -> str:
     return f", or share it among the {plan.processes} processes (accelerate_configs/fsdp2.yaml), of which each needs {gibibytes(shared)} then"
 
 
-def _disk(plan: Plan) -> list[TandemError]:
-    """Room for the checkpoints and the model that this run will still write; for two of them and a fifth at the least,
+def _disk(plan: Plan) -> None:
+    """Ask for room for the checkpoints and the model that this run will still write; for two of them and a fifth at the least,
     since a checkpoint is deleted only after the next one is whole.
 
     What lies there counts where it will be replaced: the rest of the folder (quarantine/, wandb/) only grows.
     """
     folder = run_folder(plan.recipe)
     if plan.checkpoint_bytes is None or plan.sizes is None:
-        return []
+        return
     run = RunDirectory(folder)
     there = folder_bytes(run.checkpoints) + folder_bytes(run.model)
     least = int(LEAST_CHECKPOINTS * plan.checkpoint_bytes) + queued_bytes(plan.recipe, plan.sizes)
     needed = max(max(plan.run_disk_bytes or 0, least) - there, 0)
-    if needed <= _free(folder):
-        return []
-    return [
-        DiskFullError(
+    if needed > _free(folder):
+        raise DiskFullError(
             f"{folder}: checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model will take {gigabytes(needed)} more at once, and "
             f"{gigabytes(_free(folder))} are free. Free some, lower train.save_total_limit, or set run.directory to a larger disk."
         )
-    ]
 
 
-def _temporary_folder(plan: Plan) -> list[TandemError]:
-    """Room for one checkpoint where the system has no memory for it (training/checkpoint.py)."""
+def _temporary_folder(plan: Plan) -> None:
+    """Ask for room for one checkpoint where the system has no memory for it (training/checkpoint.py)."""
     folder, needed = Path(tempfile.gettempdir()), plan.checkpoint_bytes or 0
-    if has_memory_files() or needed <= _free(folder):
-        return []
-    return [
-        DiskFullError(
+    if not has_memory_files() and needed > _free(folder):
+        raise DiskFullError(
             f"{folder}: this system refuses files in memory (memfd_create), so checkpoints of {gigabytes(needed)} are copied through this folder "
             f"first, and {gigabytes(_free(folder))} are free. Set TMPDIR to a larger disk."
         )
-    ]
 
 
 def _free(folder: Path) -> int:

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from pipeline.hardware import (
     can_compile,
     decide_bf16,
     decide_compile,
+    device_info,
     parallelism_size,
     tensor_parallel_size,
 )
@@ -38,15 +39,24 @@ from pipeline.recipe.schema import ARGUMENTS, with_values
 from pipeline.recipe.sizes import Sizes, model_fields, options_of
 from pipeline.run_dir.checkpoints import SEAL, by_step, loadable_strays, problems
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.sources.open import with_recorded_inputs
+from pipeline.sources.open import open_sources, with_recorded_inputs
+from pipeline.sources.verify import overlap_of
 
 if TYPE_CHECKING:
     from pipeline.preflight.plan import Plan
     from pipeline.recipe.counted_sizes import CountedSizes
 
-# Choice of the attention that a run trains with: tried on its device against attention spelt out, before it is believed.
-#
-# Shapes: B rows, T token, H heads, K width of a head.
+# A check of one thing raises what is wrong with it; one of several things yields or returns it.
+
+
+def raised(check: Callable[..., object], *given: Any) -> list[TandemError]:
+    """Return what the check raises of these, or nothing."""
+    try:
+        check(*given)
+    except TandemError as error:
+        return [error]
+    return []
+
 
 # Formats and kernels that a recipe asks for and this machine may lack. Imports torch.
 
@@ -55,22 +65,16 @@ FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash
 
 def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     """fp16, tf32, fp8, torch.compile and attention kernels against the device of this process."""
-    return [*_formats(recipe, device), *_float8(recipe, device), *_compiler(recipe), *_attention(recipe, device)]
+    first = [*_formats(recipe, device), *_float8(recipe, device)]
+    return [*first, *raised(_compiler, recipe), *raised(_attention, recipe, device)]
 
 
-def _formats(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
-    problems: list[TandemError] = []
+def _formats(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]:
     if recipe.train.get("fp16") and device.kind == "cpu":
-        problems.append(
-            RecipeError(
-                f"{recipe.where('train.fp16')}: fp16 needs a GPU, and this run is on a CPU. Write bf16: auto and remove fp16."
-            )
-        )
+        where = recipe.where("train.fp16")
+        yield RecipeError(f"{where}: fp16 needs a GPU, and this run is on a CPU. Write bf16: auto and remove fp16.")
     if recipe.train.get("tf32") and not _has_tf32(device):
-        problems.append(
-            RecipeError(f"{recipe.where('train.tf32')}: {device.name} has no TF32. Remove the key; fp32 is used.")
-        )
-    return problems
+        yield RecipeError(f"{recipe.where('train.tf32')}: {device.name} has no TF32. Remove the key; fp32 is used.")
 
 
 def _has_tf32(device: DeviceInfo) -> bool:
@@ -79,32 +83,29 @@ def _has_tf32(device: DeviceInfo) -> bool:
     return device.kind == "cuda" and (torch.version.hip is not None or torch.cuda.get_device_capability()[0] >= 8)
 
 
-def _float8(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
-    where, problems = recipe.where("train.fp8"), list[TandemError]()
+def _float8(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]:
+    where = recipe.where("train.fp8")
     if not recipe.train.get("fp8"):
         if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
             message = "accelerate's config file has mixed_precision: fp8 and the recipe does not, whose choice it is. Write train.fp8: true beside bf16: true, or mixed_precision: bf16 there."
-            problems.append(RecipeError(f"{where}: {message}"))
-        return problems
+            yield RecipeError(f"{where}: {message}")
+        return
     if not _has_float8(device):
         message = f"float8 is for NVIDIA GPUs of compute capability 8.9 (Ada, Hopper) or later, and this is {device.name}. Remove the key; bf16 stays."
-        problems.append(RecipeError(f"{where}: {message}"))
+        yield RecipeError(f"{where}: {message}")
     if importlib.util.find_spec("torchao") is None:
         message = "float8 needs the package torchao, which is not installed. Install it (pip install 'torchao>=0.18'), or remove the key."
-        problems.append(InputMissingError(f"{where}: {message}"))
+        yield InputMissingError(f"{where}: {message}")
     started = recipe.model.start_config
     if recipe.model.start_from is not None and started is None:
-        return problems  # of such a model it is reported when its weights are here (training/build.py)
+        return  # of such a model it is reported when its weights are here (training/build.py)
     has_bias = started is None or started.get("model_type") != "nanochat"  # where the config does not say
     if not becomes_tandem(recipe):
-        problems.append(
-            RecipeError(f"{where}: is for model.type tandem, and this model is another one. Remove the key.")
-        )
+        yield RecipeError(f"{where}: is for model.type tandem, and this model is another one. Remove the key.")
     elif (options_of(recipe) if started is None else started).get("use_bias", has_bias):
         cure = "Remove the key" if started else "Remove the key, or set model.options.use_bias: false"
         message = f"this model's matrices have biases, as GPT-2's, and such are not converted. {cure}."
-        problems.append(RecipeError(f"{where}: {message}"))
-    return problems
+        yield RecipeError(f"{where}: {message}")
 
 
 def _has_float8(device: DeviceInfo) -> bool:
@@ -113,15 +114,12 @@ def _has_float8(device: DeviceInfo) -> bool:
     return device.kind == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 9)
 
 
-def _compiler(recipe: Recipe) -> list[TandemError]:
-    if recipe.train.get("torch_compile") is not True or can_compile():
-        return []
-    return [
-        InputMissingError(
+def _compiler(recipe: Recipe) -> None:
+    if recipe.train.get("torch_compile") is True and not can_compile():
+        raise InputMissingError(
             f"{recipe.where('train.torch_compile')}: torch.compile finds no compiler here (on a CPU: g++ and Python's headers; on a GPU: Triton). "
             "Install them, or write torch_compile: auto."
         )
-    ]
 
 
 def drops_attention(recipe: Recipe) -> bool:
@@ -131,41 +129,44 @@ def drops_attention(recipe: Recipe) -> bool:
     return becomes_tandem(recipe) and config.get(name, default) > 0
 
 
-def _attention(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
+def _attention(recipe: Recipe, device: DeviceInfo) -> None:
     asked, where = recipe.model.attn_implementation, recipe.where("model.attn_implementation")
     if asked in (None, "eager", "sdpa"):
-        return []
+        return
     if asked == "flex_attention":
-        if device.kind == "cuda" and drops_attention(recipe):
-            cure = "Write sdpa" if recipe.model.start_config else "Write model.options: {attn_pdrop: 0.0}, or sdpa"
-            return [RecipeError(f"{where}: flex_attention has no dropout, and the model's attention has some. {cure}.")]
-        if device.kind == "cuda":
-            return []
-        return [
-            RecipeError(
+        if device.kind != "cuda":
+            raise RecipeError(
                 f"{where}: flex_attention has no backward pass on {device.kind}. Write sdpa, or remove the key."
             )
-        ]
+        if drops_attention(recipe):
+            cure = "Write sdpa" if recipe.model.start_config else "Write model.options: {attn_pdrop: 0.0}, or sdpa"
+            raise RecipeError(f"{where}: flex_attention has no dropout, and the model's attention has some. {cure}.")
+        return
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     from_hub = "/" in str(asked)  # a kernel of the Hub, as kernels-community/flash-attn
     if not from_hub and asked not in ALL_ATTENTION_FUNCTIONS:
         known = ", ".join(["eager", *sorted(ALL_ATTENTION_FUNCTIONS.valid_keys())])
-        return [RecipeError(f"{where}: {asked!r} is no attention that transformers knows. Write one of {known}.")]
+        raise RecipeError(f"{where}: {asked!r} is no attention that transformers knows. Write one of {known}.")
     package = "kernels" if from_hub else FLASH_PACKAGES.get(str(asked))
-    if package is not None and device.kind != "cuda":
-        return [RecipeError(f"{where}: {asked} needs a CUDA device. Write sdpa, or remove the key.")]
-    if package is not None and importlib.util.find_spec(package) is None:
-        return [
-            InputMissingError(
-                f"{where}: {asked} needs the package {package.replace('_', '-')}, which is not installed. Install it, or write sdpa."
-            )
-        ]
-    if package is not None and isolates_documents(recipe) and decide_compile(recipe.train.get("torch_compile")):
-        message = f"{asked} must read from the device where documents begin, which ends one compiled graph in every layer. Remove the key: flex_attention skips what other documents hold inside the graph. Or write train.torch_compile: false."
-        return [RecipeError(f"{where}: {message}")]
-    return []
+    if package is None:
+        return
+    if device.kind != "cuda":
+        raise RecipeError(f"{where}: {asked} needs a CUDA device. Write sdpa, or remove the key.")
+    if importlib.util.find_spec(package) is None:
+        raise InputMissingError(
+            f"{where}: {asked} needs the package {package.replace('_', '-')}, which is not installed. Install it, or write sdpa."
+        )
+    if isolates_documents(recipe) and decide_compile(recipe.train.get("torch_compile")):
+        raise RecipeError(
+            f"{where}: {asked} must read from the device where documents begin, which ends one compiled graph in every layer. Remove the key: "
+            "flex_attention skips what other documents hold inside the graph. Or write train.torch_compile: false."
+        )
 
+
+# Choice of the attention that a run trains with: tried on its device against attention spelt out, before it is believed.
+#
+# Shapes: B rows, T token, H heads, K width of a head.
 
 # Largest difference from eager attention in float32, as a share of the largest value. What a format rounds away came to 7e-3
 # in bfloat16 and 4e-6 in float32 (sdpa on a CPU), a window one key too short to 1e-1 and more.
@@ -364,19 +365,13 @@ def trainer_problems(recipe: Recipe) -> list[TandemError]:
     if reason is None:
         return []
     given = [name for name in recipe.train if f"train.{name}" in recipe.places]
-    wrong = next((name for name in given if _refusal(_without(recipe, name)) is None), None)
+    defaults = ((name, {f"train.{name}": ARGUMENTS[name].default}) for name in given)
+    wrong = next((name for name, default in defaults if _refusal(with_values(recipe, default)) is None), None)
     if wrong is None:
-        return [
-            RecipeError(
-                f"{recipe.path}: train: is refused by transformers ({reason}). Change the keys that it speaks of."
-            )
-        ]
+        what = f"train: is refused by transformers ({reason}). Change the keys that it speaks of."
+        return [RecipeError(f"{recipe.path}: {what}")]
     what = f"is {show(recipe.train[wrong])}, which cannot be used here ({reason}). Correct it, or leave it out."
     return [RecipeError(f"{recipe.where(f'train.{wrong}')}: {what}")]
-
-
-def _without(recipe: Recipe, name: str) -> Recipe:
-    return with_values(recipe, {f"train.{name}": ARGUMENTS[name].default})
 
 
 def _refusal(recipe: Recipe) -> str | None:
@@ -385,20 +380,18 @@ def _refusal(recipe: Recipe) -> str | None:
     from safetensors.torch import load, save
     from transformers import Trainer, get_scheduler
 
-    from pipeline.hardware import decide_bf16, device_info
     from pipeline.training.build import build_arguments
     from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
 
     steps = recipe.train.get("max_steps") or STEPS
     known = with_values(recipe, {"train.max_steps": steps})
-    run = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
     decided: dict[str, Any] = {
         "bf16": decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16"))),
         "torch_compile": False,
         "use_cpu": device_info().kind == "cpu",
     }
     try:
-        args = build_arguments(known, run, **decided)
+        args = build_arguments(known, _run(recipe), **decided)
         if recipe.optimizer.type != "trainer":
             return None
         model = torch.nn.Linear(SIDE, SIDE, bias=False, device=args.device)
@@ -429,7 +422,6 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
 
     A run that has finished needs nothing any more: it is not checked.
     """
-    from pipeline.hardware import device_info
     from pipeline.training.distributed import on_rank_0, refuse_unshared
 
     plan = import_built_in("plan.make")(recipe, device_info(), processes=processes)
@@ -466,40 +458,29 @@ def machine_problems(plan: "Plan") -> list[TandemError]:
     """Return what would end the run on this machine, beside what does not fit: its packages, devices, kernels, folders and benchmarks."""
     return [
         *_versions(),
-        *_start(plan),
-        *_devices(plan),
+        *raised(_start, plan),
+        *raised(_devices, plan),
         *_sharding(plan),
         *kernel_problems(plan.recipe, plan.device),
         *_writing(plan),
-        *_benchmarks(plan.recipe),
+        *raised(benchmarks_of, plan.recipe),
     ]
 
 
 def benchmarks_of(recipe: Recipe) -> list[Any]:
-    """Return the benchmarks with a cadence (evals.core.every_steps, evals.chat.every_steps). Raises what their files raise."""
+    """Return the benchmarks with a cadence (evals.core.every_steps, evals.chat.every_steps), whose files are fetched now and read
+    through. Raises what their files raise."""
     cadences = {"evals.core": recipe.evals.core.every_steps, "evals.chat": recipe.evals.chat.every_steps}
     return [import_built_in(name)(recipe) for name, every_steps in cadences.items() if every_steps is not None]
 
 
-def _benchmarks(recipe: Recipe) -> list[TandemError]:
-    """Their files are fetched now and read through."""
-    try:
-        benchmarks_of(recipe)
-    except TandemError as error:
-        return [error]
-    return []
-
-
-def _devices(plan: "Plan") -> list[TandemError]:
+def _devices(plan: "Plan") -> None:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
-    if plan.device.kind == "cpu" or local <= plan.device.count:
-        return []
-    return [
-        RecipeError(
+    if plan.device.kind != "cpu" and local > plan.device.count:
+        raise RecipeError(
             f"command line: {local} processes for {plan.device.count} {plan.device.name}, and two processes cannot share one. "
             f"Start with --num_processes {plan.device.count}, or NPROC={plan.device.count}."
         )
-    ]
 
 
 def _sharding(plan: "Plan") -> list[TandemError]:
@@ -565,37 +546,30 @@ def _tensor_parallel(plan: "Plan", size: int) -> list[str]:
     return found
 
 
-def _start(plan: "Plan") -> list[TandemError]:
-    """Return a checkpoint of a run that is training now: that run deletes it in time, and this one compares it at every start."""
+def _start(plan: "Plan") -> None:
+    """Refuse a checkpoint of a run that is training now: that run deletes it in time, and this one compares it at every start."""
     recipe, folder = plan.recipe, Path(plan.recipe.model.start_from or "")
     run = RunDirectory(folder.parent.parent)
     begun = begun_run(recipe).get("model.start_from") == str(folder)
-    if begun or folder.parent != run.checkpoints or not run.in_use():
-        return []
-    return [
-        InputMissingError(
+    if not begun and folder.parent == run.checkpoints and run.in_use():
+        raise InputMissingError(
             f"{recipe.where('model.start_from')}: run {run.path} is training, and may delete {folder.name} once it has newer ones "
             f"(train.save_total_limit): this run could not be continued then. Wait for {run.model}, or start from a copy of the checkpoint."
         )
-    ]
 
 
-def _versions() -> list[TandemError]:
+def _versions() -> Iterator[TandemError]:
     """Installed packages outside what pyproject.toml asks for."""
     from packaging.requirements import Requirement
 
-    problems: list[TandemError] = []
     for line in _requirements():
         requirement = Requirement(line)
         found = _installed(requirement.name)
         if found == "not" or not requirement.specifier.contains(found, prereleases=True):
-            problems.append(
-                InputMissingError(
-                    f"{requirement.name}: {found} installed, and Tandem needs {requirement.name}{requirement.specifier}. "
-                    f"Run: pip install '{requirement.name}{requirement.specifier}'"
-                )
+            yield InputMissingError(
+                f"{requirement.name}: {found} installed, and Tandem needs {requirement.name}{requirement.specifier}. "
+                f"Run: pip install '{requirement.name}{requirement.specifier}'"
             )
-    return problems
 
 
 @functools.cache
@@ -618,20 +592,13 @@ def _requirements() -> list[str]:
         return []
 
 
-def _writing(plan: "Plan") -> list[TandemError]:
-    problems: list[TandemError] = []
-    for key, folder in (
-        ("run.directory", run_folder(plan.recipe)),
-        ("data.cache_dir", cache_dir(plan.recipe.data.cache_dir)),
-    ):
+def _writing(plan: "Plan") -> Iterator[TandemError]:
+    folders = {"run.directory": run_folder(plan.recipe), "data.cache_dir": cache_dir(plan.recipe.data.cache_dir)}
+    for key, folder in folders.items():
         try:
-            with tempfile.TemporaryFile(dir=nearest_existing(folder)):
-                pass
+            tempfile.TemporaryFile(dir=nearest_existing(folder)).close()
         except OSError as error:
-            problems.append(
-                CannotWriteError(f"{folder}: cannot be written ({error.strerror}). Set {key} to a folder that can.")
-            )
-    return problems
+            yield CannotWriteError(f"{folder}: cannot be written ({error.strerror}). Set {key} to a folder that can.")
 
 
 def run_folder(recipe: Recipe) -> Path:
@@ -649,72 +616,53 @@ def nearest_existing(folder: Path) -> Path:
 
 def named_code_problems(recipe: Recipe) -> list[TandemError]:
     """Return each name that cannot be used. A model that starts from weights has their options."""
-    return [*_callbacks(recipe), *_tasks(recipe), *_factories(recipe), *_split_pattern(recipe), *_model(recipe)]
+    own_model = "" if recipe.model.start_from else recipe.model.type  # one that starts from weights is theirs
+    own = [("optimizer.type", recipe.optimizer.type), ("model.type", own_model)]
+    return [
+        *(problem for name in recipe.run.callbacks for problem in raised(_callback, recipe, name)),
+        *raised(_tasks, recipe),
+        *(problem for key, name in own if ":" in name for problem in raised(_factory, recipe, key, name)),
+        *raised(_split_pattern, recipe),
+        *raised(_model, recipe),
+    ]
 
 
-def _callbacks(recipe: Recipe) -> list[TandemError]:
-    found: list[TandemError] = []
+def _callback(recipe: Recipe, name: str) -> None:
     where = recipe.where("run.callbacks")
-    for name in recipe.run.callbacks:
-        try:
-            inspect.signature(import_attribute(name, recipe.code, where=where)).bind()
-        except RecipeError as error:
-            found.append(error)
-        except (TypeError, ValueError) as error:
-            found.append(
-                RecipeError(
-                    f"{where}: {name} cannot be used ({error}). Name a TrainerCallback class that is made without arguments."
-                )
-            )
-    return found
-
-
-def _tasks(recipe: Recipe) -> list[TandemError]:
-    if not recipe.evals.tasks:
-        return []
     try:
-        import_built_in("evals.load_tasks")(recipe.evals.tasks, folder=recipe.code, where=recipe.where("evals.tasks"))
-    except RecipeError as error:
-        return [error]
-    return []
+        inspect.signature(import_attribute(name, recipe.code, where=where)).bind()
+    except (TypeError, ValueError) as error:
+        raise RecipeError(
+            f"{where}: {name} cannot be used ({error}). Name a TrainerCallback class that is made without arguments."
+        ) from error
 
 
-def _factories(recipe: Recipe) -> list[TandemError]:
-    """Return the optimizer and the model, where they are the user's own. A model that starts from weights is theirs."""
-    named = {
-        "optimizer.type": recipe.optimizer.type,
-        "model.type": "" if recipe.model.start_from else recipe.model.type,
-    }
-    found: list[TandemError] = []
-    for key, name in named.items():
-        if ":" not in name:
-            continue
-        try:
-            if not callable(import_attribute(name, recipe.code, where=recipe.where(key))):
-                found.append(RecipeError(f"{recipe.where(key)}: {name} cannot be called. Name a function or a class."))
-        except RecipeError as error:
-            found.append(error)
-    return found
+def _tasks(recipe: Recipe) -> None:
+    if tasks := recipe.evals.tasks:
+        import_built_in("evals.load_tasks")(tasks, folder=recipe.code, where=recipe.where("evals.tasks"))
 
 
-def _split_pattern(recipe: Recipe) -> list[TandemError]:
+def _factory(recipe: Recipe, key: str, name: str) -> None:
+    if not callable(import_attribute(name, recipe.code, where=recipe.where(key))):
+        raise RecipeError(f"{recipe.where(key)}: {name} cannot be called. Name a function or a class.")
+
+
+def _split_pattern(recipe: Recipe) -> None:
     if recipe.tokenizer.path or recipe.tokenizer.split_pattern in ("nanochat", "gpt2"):
-        return []
+        return
     from tokenizers import Regex
 
     try:
         Regex(recipe.tokenizer.split_pattern)
     except Exception as error:  # tokenizers raises bare Exceptions
-        return [
-            RecipeError(f"{recipe.where('tokenizer.split_pattern')}: is no regular expression ({error}). Correct it.")
-        ]
-    return []
+        where = recipe.where("tokenizer.split_pattern")
+        raise RecipeError(f"{where}: is no regular expression ({error}). Correct it.") from error
 
 
-def _model(recipe: Recipe) -> list[TandemError]:
-    """Return the model is built once without its weights: its config refuses then what it would refuse after the data are prepared."""
+def _model(recipe: Recipe) -> None:
+    """Build the model once without its weights: its config refuses now what it would refuse after the data are prepared."""
     if recipe.model.start_from or ":" in recipe.model.type:
-        return []
+        return
     import torch
 
     from pipeline.model.build import ModelOptionsError, build_model
@@ -727,14 +675,11 @@ def _model(recipe: Recipe) -> list[TandemError]:
             build_model(recipe.model.type, fields, seed=0)
     except ModelOptionsError as error:
         key = str(error).partition(":")[0]
-        return [RecipeError(f"{recipe.places.get(key) or recipe.path}: {error}")]
+        raise RecipeError(f"{recipe.places.get(key) or recipe.path}: {error}") from error
     except Exception as error:  # a value that its config took and its layers do not
-        return [
-            RecipeError(
-                f"{recipe.where('model.options')}: {recipe.model.type} cannot be built with them ({type(error).__name__}: {error}). Correct the value."
-            )
-        ]
-    return []
+        raise RecipeError(
+            f"{recipe.where('model.options')}: {recipe.model.type} cannot be built with them ({type(error).__name__}: {error}). Correct the value."
+        ) from error
 
 
 def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
@@ -759,11 +704,10 @@ def reading_findings(
     """
     found: list[TandemError] = []
     notes: list[str] = []
+    checks = {"sources": _sources, "tokenizer": _tokenizer, "weights": _weights, "changes": _changes}
     for what in only:
         try:
-            notes += {"sources": _sources, "tokenizer": _tokenizer, "weights": _weights, "changes": _changes}[what](
-                recipe
-            ) or []
+            notes += checks[what](recipe) or []
         except TandemError as error:
             found.append(error)
     return found, notes
@@ -771,9 +715,6 @@ def reading_findings(
 
 def _sources(recipe: Recipe) -> list[str]:
     """Opened as the stage will open them; what is found out about a file is kept, so that this costs the start nothing."""
-    from pipeline.sources.open import open_sources
-    from pipeline.sources.verify import overlap_of
-
     if not can_be_made(cache_dir(recipe.data.cache_dir)):  # where it is kept; the check of the folders says so
         return []
     run = _run(recipe)
@@ -798,10 +739,11 @@ def _tokenizer(recipe: Recipe) -> None:
 
     tokenizer, _ = ready_tokenizer(recipe)
     where, ids = recipe.where("tokenizer.path"), tokenizer.get_vocab()
-    largest, rows = max(ids.values()), max(len(tokenizer), _rows(start))
+    token, largest = max(ids.items(), key=lambda pair: pair[1])
+    rows = max(len(tokenizer), _rows(start))
     if largest >= rows:
         raise RecipeError(
-            f"{where}: {path} has the id {largest} for {_shown(ids, largest)} and {len(ids)} ids in all: the model would have {rows} embeddings and none "
+            f"{where}: {path} has the id {largest} for {token!r} and {len(ids)} ids in all: the model would have {rows} embeddings and none "
             "for it. Number its ids without holes, or take another tokenizer."
         )
     if start is None or Path(path) == start or not (start / "tokenizer.json").is_file():
@@ -829,11 +771,8 @@ def _changes(recipe: Recipe) -> list[str]:
     have = _rows(start_folder(recipe))
     if have:
         added = max(0, len(tokenizer) - have)
-        lines.append(
-            f"model: {added} embeddings are added for new tokens ({have:,} -> {len(tokenizer):,})"
-            if added
-            else f"model: its {have:,} embeddings stay as they are; none is added"
-        )
+        changed = f"{added} embeddings are added for new tokens ({have:,} -> {len(tokenizer):,})"
+        lines.append(f"model: {changed if added else f'its {have:,} embeddings stay as they are; none is added'}")
     return lines or [
         f"tokenizer: {recipe.tokenizer.path} keeps its chat template and its {len(tokenizer):,} ids; nothing is added"
     ]
@@ -843,10 +782,6 @@ def _rows(start: Path | None) -> int:
     if start is None:
         return 0
     return int(json.loads((start / "config.json").read_text(encoding="utf-8")).get("vocab_size") or 0)
-
-
-def _shown(ids: dict[str, int], number: int) -> str:
-    return repr(next(token for token, n in ids.items() if n == number))
 
 
 def _weights(recipe: Recipe) -> None:
@@ -864,11 +799,7 @@ def _weights(recipe: Recipe) -> None:
             raise DataError(
                 f"{where}: {folder} is damaged ({'; '.join(damaged)}). Copy it again, or start from another checkpoint of that run."
             )
-    elif not any(_is_weights(path) for path in folder.iterdir()):
+    elif not any(p.suffix == ".safetensors" or p.name.startswith("pytorch_model") for p in folder.iterdir()):
         raise InputMissingError(
             f"{where}: {folder} holds no weights (*.safetensors or pytorch_model*.bin). Name a folder that save_pretrained wrote, or a run."
         )
-
-
-def _is_weights(path: Any) -> bool:
-    return path.suffix == ".safetensors" or path.name.startswith("pytorch_model")

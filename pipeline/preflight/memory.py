@@ -54,11 +54,9 @@ class Memory:
     @property
     def fixed(self) -> int | None:
         """Return what is needed whatever the micro-batch."""
-        return (
-            None
-            if self.optimizer is None
-            else self.weights + self.gradients + self.optimizer + self.process + self.saved
-        )
+        if self.optimizer is None:
+            return None
+        return self.weights + self.gradients + self.optimizer + self.process + self.saved
 
     @property
     def total(self) -> int | None:
@@ -368,13 +366,9 @@ class Collective:
 
     def seconds(self, links: Links) -> float:
         within, between = self.sent()
-        crossings, steps = {
-            "all-to-all": (0.0, 0.0),
-            "all-reduce": (
-                2 * math.log2(self.hosts),
-                2.0 * (self.ranks // self.hosts - 1),
-            ),  # up a tree of hosts and down
-        }.get(self.kind, (self.hosts - 1.0, float(self.ranks - self.hosts)))
+        up_and_down = (2 * math.log2(self.hosts), 2.0 * (self.ranks // self.hosts - 1))  # of a tree of hosts
+        kinds = {"all-to-all": (0.0, 0.0), "all-reduce": up_and_down}
+        crossings, steps = kinds.get(self.kind, (self.hosts - 1.0, float(self.ranks - self.hosts)))
         call = CALL_S + STEP_BETWEEN_S * crossings + STEP_S * steps
         return max(within / links.within_bytes_s, between / links.between_bytes_s) / LINK_SHARE + self.calls * call
 

@@ -4,7 +4,6 @@ Plain arithmetic without network, GPU or weights; without torch too, unless mode
 is None, and printed as n/a.
 """
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -103,10 +102,6 @@ class Probe:
     peak_bytes: int
     time: float
 
-    def facts(self) -> dict[str, Any]:
-        """Return the measurement as run_manifest.json holds it."""
-        return dataclasses.asdict(self)
-
 
 class NotMeasured(Exception):
     """Raised when a probe cannot measure the run; its text is the reason, half a sentence."""
@@ -150,7 +145,7 @@ def measure(argv: list[str], device: DeviceInfo, *, processes: int, seconds: flo
 
 def keep(probe: Probe, recipe: Recipe, device: DeviceInfo, *, processes: int) -> None:
     """For the plans to come."""
-    write_sealed_json(_probe_place(recipe, device, processes=processes), probe.facts())
+    write_sealed_json(_probe_place(recipe, device, processes=processes), asdict(probe))
 
 
 def kept(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Probe | None:
@@ -444,12 +439,6 @@ def _beside_tensors(plan: "Plan", peak: int | None) -> int | None:
     return max(LEAST_PROCESS, peak - (plan.memory.total - plan.memory.process))
 
 
-def process_of_finished_run(plan: "Plan") -> int | None:
-    """Return what the nearest finished run's process took on a CPU beside its tensors; None where there was none."""
-    near = _nearest(plan)
-    return near.process_bytes if near is not None and plan.device.kind == "cpu" else None
-
-
 def _nearest(plan: "Plan") -> FinishedRun | None:
     """Return the finished run of such a machine whose step is nearest in FLOPs, the newest of equals; None where all are far."""
     flops, machine = _step_flops(plan), _machine(plan)
@@ -608,7 +597,7 @@ class Plan:
             "duration_source": duration.source if duration else None,
             "cost": cost.value if cost else None,
             "energy_kwh": energy.value if energy else None,
-            "probe": self.probe.facts() if self.probe else None,
+            "probe": asdict(self.probe) if self.probe else None,
             "val_bpb": expected.facts() if expected else None,
         }
         return _known(found)
@@ -651,25 +640,10 @@ def make_plan(
     count = checkpoints_on_disk(recipe, steps)
     rows = None if steps is None else step_rows(recipe).before(steps)
     half, compiled = compute in ("bfloat16", "float16"), _compiled(recipe, device, shards)
+    shared: dict[str, Any] = {"processes": processes, "half": half, "compiled": compiled, "shards": shards}
     if is_auto(recipe):
-        rows_planned = planned_micro_batch(
-            recipe, sizes, device, processes=processes, half=half, compiled=compiled, shards=shards
-        )
-        recipe = with_values(recipe, {"micro_batch": rows_planned})
-    by_rows = (
-        partial(
-            memory_of,
-            recipe,
-            sizes,
-            processes=processes,
-            half=half,
-            compiled=compiled,
-            on_cpu=device.kind == "cpu",
-            shards=shards,
-        )
-        if sizes
-        else None
-    )
+        recipe = with_values(recipe, {"micro_batch": planned_micro_batch(recipe, sizes, device, **shared)})
+    by_rows = partial(memory_of, recipe, sizes, on_cpu=device.kind == "cpu", **shared) if sizes else None
     plan = Plan(
         recipe=recipe,
         device=device,
@@ -693,10 +667,10 @@ def make_plan(
         probe=kept(recipe, device, processes=processes),
         sizes_unknown=sizes_unknown,
     )
-    found = process_of_finished_run(plan)
-    if found is None or plan.memory is None or plan.least_memory is None:
+    near = _nearest(plan) if device.kind == "cpu" else None
+    if near is None or near.process_bytes is None or plan.memory is None or plan.least_memory is None:
         return plan
-    memory, least = (replace(one, process=found) for one in (plan.memory, plan.least_memory))
+    memory, least = (replace(one, process=near.process_bytes) for one in (plan.memory, plan.least_memory))
     return replace(plan, memory=memory, least_memory=least)
 
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.packing import PACKERS, ConversationPacker, best_fit
-from pipeline.data.stream import PackedRows
+from pipeline.data.packing import PACKERS, ConversationPacker, PackedRows, best_fit
 
 BOS, PAD = 1, 0
 lengths_of_documents = st.lists(st.integers(1, 70), min_size=1, max_size=60)

@@ -169,7 +169,7 @@ def test_the_seal_counts_what_the_shard_holds(bench):
         positions == sum(seal["rows"] for seal in seals) * preparation.plan["row_tokens"]
     )  # the padding is among them
     assert padded
-    assert shares_lost(stream.sequences[0].totals(), chat=False)["padded"] == padded / positions
+    assert shares_lost(stream.sequences[0].totals(), kind="text")["padded"] == padded / positions
 
 
 def test_the_rows_hold_the_text_of_the_documents_they_name(bench):

@@ -39,7 +39,6 @@ from pipeline.data.workers import (
     WorkerPool,
     processes_for,
     read_encoded,
-    write_encoded,
 )
 from pipeline.evals.decontamination import Watchlist
 from pipeline.process.errors import DataError, RecipeError
@@ -152,7 +151,7 @@ def test_processes_find_the_items_of_a_watchlist_that_one_process_finds(bench, f
 
 def test_an_encoded_block_that_is_damaged_anywhere_is_none(tmp_path):
     block = EncodedBlock(0, 1, 0, [], np.arange(9, dtype=np.uint16), np.array([4, 5]), np.zeros((2, 2), np.int32))
-    write_encoded(tmp_path / "block", block)
+    (tmp_path / "block").write_bytes(block.content())
     whole = (tmp_path / "block").read_bytes()
     assert read_encoded(tmp_path / "block").ids.tolist() == [*range(9)]
     for at in range(len(whole)):

@@ -3,6 +3,7 @@
 import fcntl
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,6 +220,17 @@ def test_the_config_follows_the_hardware_and_nproc(nproc, gpus, chosen):
 def test_an_impossible_nproc_is_refused_in_a_sentence(nproc, gpus):
     with pytest.raises(ValueError, match="NPROC is"):
         launch.choose(nproc, gpus)
+
+
+def test_a_clone_starts_its_own_modules_and_not_those_that_are_installed(tmp_path):
+    for folder in ("pipeline", "accelerate_configs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    errors = tmp_path / "pipeline" / "process" / "errors.py"
+    errors.write_text(f'{errors.read_text()}\nprint("of the clone")\n')
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"NPROC": "none"}
+    script = tmp_path / "pipeline" / "launch" / "launch.py"
+    done = subprocess.run([sys.executable, script, "entry.py", "recipe"], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (64, "of the clone\n")
 
 
 def test_the_default_recipe_is_used_when_only_overrides_are_given():

@@ -198,7 +198,7 @@ def test_a_checkpoint_of_a_run_that_trains_is_no_start_since_that_run_deletes_it
 def test_more_processes_than_gpus_are_refused(quickstart, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     plan = quickstart(device=planned_device("1xH100"), processes=2)
-    assert "2 processes for 1 H100" in messages(checks._devices(plan), RecipeError)[0]
+    assert "2 processes for 1 H100" in messages(checks.raised(checks._devices, plan), RecipeError)[0]
 
 
 def test_sharding_is_refused_with_what_it_was_not_tried_with_alone(quickstart, monkeypatch):
@@ -255,7 +255,7 @@ def test_deepspeed_is_refused_for_any_number_of_processes(quickstart, monkeypatc
 
 def test_an_outdated_or_missing_package_is_named_with_its_cure(monkeypatch):
     monkeypatch.setattr(checks, "_requirements", lambda: ["torch>=99", "no-such-package>=2,<3", "psutil>=1"])
-    found = messages(checks._versions(), InputMissingError)
+    found = messages([*checks._versions()], InputMissingError)
     assert len(found) == 2
     assert f"torch: {torch.__version__.split('+')[0]}" in found[0]
     assert "no-such-package: not installed" in found[1]
