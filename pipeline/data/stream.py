@@ -485,7 +485,7 @@ class Stream:
         return self.sequences[place.source].shard(place.shard)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=192)  # orders of a process: 64 for each of its three streams
 def permutation(n: int, *numbers: int) -> np.ndarray:
     """(n,) permutation of 0 ... n-1 that is a pure function of the numbers, on every version of every library.
 

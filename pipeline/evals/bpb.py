@@ -1,7 +1,7 @@
 """Bits per byte: how well a model predicts text, whatever its tokenizer.
 
 A loss per token rewards a tokenizer with short tokens; nats over the bytes of the text do not. Two values are comparable
-when the same bytes were scored with the same context: that is what a protocol id names.
+when the same bytes were scored with the same context: that is what a protocol id names. EvaluationInterrupted ends any evaluation.
 
 Letters: B rows, T positions, V vocabulary.
 """

@@ -21,7 +21,7 @@ from pipeline.evals.contamination import (
 )
 from pipeline.evals.core_bundle import TASKS, Bundle, CoreTask, open_bundle, why_partial
 from pipeline.evals.intervals import bootstrap_means, interval, share_interval
-from pipeline.evals.tasks import broadcast_bool, gathered_over_ranks
+from pipeline.evals.tasks import broadcast_bool, summed_over_ranks
 from pipeline.metrics import Protocol
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
@@ -230,7 +230,7 @@ def score_rows(
     The model is left in the mode it was in. watched: what this rank's batches go through; it may raise EvaluationInterrupted.
     """
     device = torch.device(device)
-    nats_R, misses_R = torch.zeros(2, len(rows), dtype=torch.float64)
+    nats_R, misses_R = (torch.zeros(len(rows), dtype=torch.float64) for _ in range(2))
     forwarded, error = 0, None
     try:
         with evaluating(model):
@@ -245,10 +245,10 @@ def score_rows(
                 forwarded += _score_batch(model, batch, device, nats_R, misses_R)
     except Exception as problem:  # raised below, on every rank
         error = problem
-    shares = gathered_over_ranks((nats_R, misses_R, forwarded), world_size=world_size, error=error)
-    nats_R, misses_R, forwarded = (sum(of_ranks) for of_ranks in zip(*shares, strict=True))
+    own = [nats_R, misses_R, torch.tensor([forwarded], dtype=torch.float64)]
+    nats_R, misses_R, counts = summed_over_ranks(own, world_size=world_size, device=device, error=error)
     given = sum(len(ids) for ids, _ in rows)
-    return Scores(nats=nats_R.numpy(), greedy=(misses_R == 0).numpy(), forwarded=forwarded, given=given)
+    return Scores(nats=nats_R.numpy(), greedy=(misses_R == 0).numpy(), forwarded=int(counts[0]), given=given)
 
 
 def groups_of(rows: list[tuple[np.ndarray, int]], *, share: bool = True) -> list[Group]:

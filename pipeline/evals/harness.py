@@ -208,7 +208,8 @@ def _rows(
             given = numbers.get(f"{metric}_stderr,{chosen}")
             stderr = float(given) if isinstance(given, int | float) else None
             n = numbers.get("sample_count", {}).get(key, numbers["sample_len"])
-            low, high = (None if stderr is None else interval_of_error(value, stderr, n)) or (None, None)
+            ends = None if stderr is None else interval_of_error(value, stderr, n)
+            low, high = ends or (None, None)
             rows.append(
                 {
                     "name": f"{PREFIX}/{task}/{metric if chosen == 'none' else key}",

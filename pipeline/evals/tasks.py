@@ -27,11 +27,33 @@ class OtherRankFailed(RuntimeError):
     """Another rank's share of an evaluation failed; it says why itself."""
 
 
+def summed_over_ranks(
+    tensors: list[torch.Tensor], *, world_size: int, device: torch.device, error: Exception | None = None
+) -> list[torch.Tensor]:
+    """Return the sums over all ranks, on the CPU; every rank must call this. With a world_size of 1 each has its own sums.
+
+    error: what this rank's share failed with. It is raised here, and OtherRankFailed on the ranks that went well; EvaluationInterrupted
+    is raised on all of them.
+    """
+    if world_size == 1:
+        if error is not None:
+            raise error
+        return tensors
+    worst = torch.tensor([0 if error is None else 2 if isinstance(error, EvaluationInterrupted) else 1], device=device)
+    torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MAX)
+    _raise(error, worst=int(worst.item()))
+    found = []
+    for tensor in tensors:
+        there = tensor.to(device)
+        torch.distributed.all_reduce(there)
+        found.append(there.cpu())
+    return found
+
+
 def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None = None) -> list[Any]:
     """Return what each rank has, by rank; every rank must call this. With a world_size of 1 each has its own alone.
 
-    error: what this rank's share failed with. It is raised here, and OtherRankFailed on the ranks that went well; a TandemError or
-    EvaluationInterrupted of one rank is raised on all.
+    error: as in summed_over_ranks, but a TandemError of one rank is raised on all.
     """
     if world_size == 1:
         if error is not None:
@@ -43,13 +65,8 @@ def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None =
         shared.of_all_ranks = True
     everyones: list[Any] = [None] * world_size
     torch.distributed.all_gather_object(everyones, (severity, shared, None if error else mine))
-    worst = max(severity for severity, _, _ in everyones)
-    if worst == 2:
-        raise EvaluationInterrupted
-    if own := error or next((shared for _, shared, _ in everyones if shared is not None), None):
-        raise own
-    if worst:
-        raise OtherRankFailed("another rank failed in its share of the evaluation")
+    of_one = next((shared for _, shared, _ in everyones if shared is not None), None)
+    _raise(error or of_one, worst=max(severity for severity, _, _ in everyones))
     return [found for _, _, found in everyones]
 
 
@@ -60,6 +77,15 @@ def broadcast_bool(own: bool, device: torch.device | str) -> bool:
     value = torch.tensor([float(own)], device=device)
     torch.distributed.broadcast(value, src=0)
     return bool(value.item())
+
+
+def _raise(error: Exception | None, *, worst: int) -> None:
+    if worst == 2:
+        raise EvaluationInterrupted
+    if error is not None:
+        raise error
+    if worst:
+        raise OtherRankFailed("another rank failed in its share of the evaluation")
 
 
 Task = Callable[[Any, Any], dict[str, float]]

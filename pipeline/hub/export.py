@@ -170,16 +170,16 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 def _sizes(config: dict[str, Any]) -> dict[str, int]:
     def size(name: str) -> Any:
-        return config.get(name) or config.get(LLAMA_NAMES[name])
+        return config[name] if name in config else config[LLAMA_NAMES[name]]
 
-    width, heads = size("n_embd"), size("n_head")
+    is_gpt2, width, heads = config["model_type"] == "gpt2", size("n_embd"), size("n_head")
     return {
         "layers": size("n_layer"),
         "positions": size("n_positions"),
         "width": width,
-        "inner": size("n_inner") or 4 * width,  # GPT-2's own default
+        "inner": (config.get("n_inner") or 4 * width) if is_gpt2 else size("n_inner"),
         "heads": heads,
-        "kv_heads": size("n_kv_head") or heads,
+        "kv_heads": config.get("num_key_value_heads") or heads,
         "head_dim": config.get("head_dim") or width // heads,
     }
 
@@ -613,6 +613,7 @@ def _cost_of_quantizing(subject: Subject, gguf: Path, *, dtype: str) -> str:
     unknown = weights.keys() - model.state_dict().keys()
     assert not unknown, f"{sorted(unknown)[:3]} are no weights of a {type(model).__name__}"
     model.load_state_dict(weights, strict=False)
+    del weights  # as large as the model
     after = score()
     return (
         f"{dtype}: {after.bpb:.4f} bits per byte, {after.bpb - before.bpb:+.4f} beside the model's own {before.bpb:.4f} "

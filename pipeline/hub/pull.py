@@ -1,4 +1,5 @@
-"""Restore a published run: what was pushed of it in a run directory, verified, whole or not at all."""
+"""Restore a published run: what was pushed of it in a run directory, verified, whole or not at all. And the Hub as both ways meet it:
+requests that end, questions asked again, and whether a repository may be written."""
 
 import errno
 import os

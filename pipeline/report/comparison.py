@@ -316,7 +316,8 @@ def seed_noise_text(runs: Sequence[RunData]) -> str:
     for key, having in figures.items():
         for n, (group, found) in enumerate(having):
             against = verdict(having[0][1], found, comparisons=judged) if n else "the first"
-            names, deviation = ", ".join(data.name for data in group), f"{stdev(found):.6f}" if len(found) > 1 else None
+            names = ", ".join(data.name for data in group)
+            deviation = f"{stdev(found):.6f}" if len(found) > 1 else None
             rows.append([_what(key), names, len(found), f"{mean(found):.6f}", deviation, against])
     text = table(["figure", "runs", "n", "mean", "standard deviation", "against the first"], rows)
     if judged > 1:
