@@ -46,7 +46,7 @@ BREAKAGES = (
     Breakage("a GPU that only resembles a known one gets its peak", "re.fullmatch(row.device_name, device_name.strip())", "re.match(row.device_name, device_name.strip())", "test_a_device_that_only_resembles_a_known_one_has_no_peak"),
     # Recipe
     Breakage("an inherited mapping is replaced as a whole", "values[key] = _merge(values[key], item) if key in values else item", "values[key] = item", "test_a_chain_of_extends_merges_sections_key_by_key_and_replaces_lists"),
-    Breakage("a limit of a number lets the number beside it pass", "(above is not None and value <= above)", "(above is not None and value < above)", "test_a_wrong_recipe_is_refused_with_place_and_cure"),
+    Breakage("a limit of a number lets the number beside it pass", '("above", operator.gt, "greater than")', '("above", operator.ge, "greater than")', "test_a_wrong_recipe_is_refused_with_place_and_cure"),
     Breakage("FLOPs leave the backward pass out", "return 6 * linear + pair * sum(", "return 2 * linear + pair * sum(", "test_gpt2_flops_are_the_known_ones"),
     # Monitor
     Breakage("energy takes the last power for the whole interval", "self.joules += elapsed * (watts + self._last[1]) / 2", "self.joules += elapsed * watts", "test_energy_of_a_known_power_sampled_at_uneven_times_is_its_integral_to_a_thousandth"),
@@ -97,7 +97,7 @@ BREAKAGES = (
     # Preflight
     Breakage("what a run keeps beside its checkpoints makes room for them", "there = folder_bytes(run.checkpoints) + folder_bytes(run.model)", "there = folder_bytes(folder)", "test_what_the_run_keeps_beside_its_checkpoints_makes_no_room_for_them"),
     Breakage("several processes are planned without the buckets of their gradients", "gradients, optimizer = weights * (2 if processes > 1 else 1),", "gradients, optimizer = weights,", "test_weights_and_gradients_are_counted_exactly_and_buckets_on_several_processes"),
-    Breakage("two processes are started on one GPU", 'if plan.device.kind == "cpu" or local <= plan.device.count:', "if True:", "test_more_processes_than_gpus_are_refused"),
+    Breakage("two processes are started on one GPU", 'if plan.device.kind != "cpu" and local > plan.device.count:', "if False:", "test_more_processes_than_gpus_are_refused"),
     # Chat
     Breakage("half of the oldest turn stays in a conversation that is too long", "del messages[: turns[1]]", "del messages[: turns[1] - 1]", "test_a_turn_with_a_tool_call_is_left_out_as_a_whole"),
     # Launcher
