@@ -88,14 +88,14 @@ class Fit:
         outcomes = {name: counts[name] for name in ("too_long", "cut", "no_target")}
         return cls(read=counts["conversations"], row_tokens=row_tokens, **outcomes, **known)
 
-    def row_tokens_for(self) -> int | None:
-        """Return the shortest rows that hold HELD of the conversations whole; None where that is not known."""
+    def row_tokens_for(self, share: float = HELD) -> int | None:
+        """Return the shortest rows that hold this share of the conversations whole; None where that is not known."""
         if self.longer is None or not self.of:
             return None
         beyond = 0
         for row in sorted(self.longer, reverse=True):
             beyond += self.longer[row]
-            if beyond > (1 - HELD) * self.of:
+            if beyond > (1 - share) * self.of:
                 return row
         return self.row_tokens
 
