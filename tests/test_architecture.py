@@ -22,9 +22,20 @@ ENTRIES = ["pretrain", "sft", "chat", "launch", "sweep"]  # they import every ro
 ORDER = ROOMS + ENTRIES
 MOST_LINES = 1000
 # What a training loads of ours, in functions too: lower them as the core shrinks.
-MOST_REACHED = {"modules": 76, "lines": 24_820}
+MOST_REACHED = {"modules": 75, "lines": 22_900}
 # What runs beside or after it, or only where a recipe asks for it: started as a process, or by name (process/user_code.py).
-NEVER_REACHED = ("report", "hub", "chat", "launch", "sweep.py", "evals/core.py", "evals/chat.py", "evals/sandbox.py")
+NEVER_REACHED = (
+    *("report", "hub", "chat", "launch", "sweep.py", "evals/core.py", "evals/chat.py", "evals/sandbox.py"),
+    *(
+        "preflight/plan.py",
+        "preflight/capacity.py",
+        "preflight/memory.py",
+        "run_dir/columns.py",
+        "run_dir/hub_queue.py",
+    ),
+    *("evals/subject.py", "evals/tasks.py", "callbacks/benchmarks.py", "callbacks/trackers.py", "run/mirror.py"),
+    *("tokenizer/own_template.py", "recipe/counted_sizes.py", "training/sharding.py"),
+)
 
 
 def room_of(path: Path) -> str:

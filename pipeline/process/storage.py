@@ -19,6 +19,7 @@ from typing import IO, Any, BinaryIO, cast
 
 from pipeline.process.errors import CannotWriteError, DamagedFileError
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # A file system that has no such call says one of these; it is no error of this file.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 PLAIN_OPEN = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))  # Windows has the last alone

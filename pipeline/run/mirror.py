@@ -9,7 +9,6 @@ A process beside the run sends them, so that training waits for nothing: python 
 """
 
 import atexit
-import errno
 import hashlib
 import json
 import math
@@ -31,7 +30,15 @@ from typing import Any
 from pipeline.process import commands
 from pipeline.process.errors import DamagedFileError, RecipeError, ServiceError, TandemError
 from pipeline.process.network import as_os_error, is_refused, opened
-from pipeline.process.storage import file_lock, new_folder, parse_json, remove_folder, sha256_file, write_bytes
+from pipeline.process.storage import (
+    DISK_FULL,
+    file_lock,
+    new_folder,
+    parse_json,
+    remove_folder,
+    sha256_file,
+    write_bytes,
+)
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import differences
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files, step_of
@@ -43,7 +50,6 @@ KEPT = 2  # checkpoints in the mirror: the newest, and the one before while that
 LOOK_EVERY_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # after a failure; it doubles up to the longest
 DRAIN_S = 480.0  # that the end of a run waits for what was not sent yet; the other ranks wait for it, for SAVING_S
-FULL = (errno.ENOSPC, errno.EDQUOT)  # of this machine's disk: no fault of the store
 TAKEN_OVER = 3  # the status of a process that sends no more, since another start has the run
 
 
@@ -353,7 +359,7 @@ def restore_from_mirror(recipe: Recipe, run: RunDirectory) -> None:
             if recipe.run.resume == "auto":
                 mirror.restore()
     except OSError as error:
-        if error.errno in FULL:
+        if error.errno in DISK_FULL:
             raise
         here = by_step(run.checkpoints)
         if not here or problems(here[-1]):
@@ -389,7 +395,7 @@ def restore_base_from_mirror(recipe: Recipe, run: RunDirectory) -> bool:
                 return False
             mirror.fetch_records()
     except OSError as error:
-        if error.errno in FULL:
+        if error.errno in DISK_FULL:
             raise
         raise ServiceError(
             f"{recipe.where('run.mirror')}: {mirror.address} does not answer ({error}), and model.start_from, {start}, is not here. Run the same "

@@ -382,7 +382,7 @@ def start_process(recipe: Recipe) -> int:
     if recipe.train.get("use_cpu"):
         leave_accelerators()
     if "FSDP_VERSION" in os.environ or tensor_parallel_size() > 1:
-        # training/distributed.py shards the model of several processes; accelerate would wrap it, and that of one process too.
+        # training/sharding.py shards the model of several processes; accelerate would wrap it, and that of one process too.
         os.environ["ACCELERATE_USE_FSDP"] = os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"
     on_cpu = device_info().kind == "cpu"
     if on_cpu:

@@ -30,6 +30,7 @@ if not __package__:
 
 from pipeline.process import commands
 from pipeline.process.storage import (
+    DISK_FULL,
     Held,
     folder_bytes,
     fsync_file,
@@ -151,7 +152,7 @@ def write_part(job: Job) -> None:
             # Not exists(), whose first answer a network file system may have kept.
             if report.name in os.listdir(report.parent):
                 return  # its name came all the same: rank 0's process may be sealing what it names
-            for name in job.images if error.errno in (errno.ENOSPC, errno.EDQUOT) else ():
+            for name in job.images if error.errno in DISK_FULL else ():
                 remove_file(temporary / name)  # there is room for the report then
             _write_report(report, json.loads(error_line(error)))
             report.stat()

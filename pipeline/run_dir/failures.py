@@ -30,7 +30,7 @@ from pipeline.process.errors import (
     of_panic,
 )
 from pipeline.process.secrets import redact_output, redacted, release_output
-from pipeline.process.storage import close_leases, raise_if_moved, write_json
+from pipeline.process.storage import DISK_FULL, close_leases, raise_if_moved, write_json
 from pipeline.run_dir.run_directory import RunDirectory
 
 _current_run: RunDirectory | None = None
@@ -209,7 +209,7 @@ def _as_tandem_error(error: BaseException) -> BaseException:
     number = int(match[1]) if match else error.errno if isinstance(error, OSError) else None
     where = getattr(error, "filename2", None) or getattr(error, "filename", None)
     where = where or (_current_run.path if _current_run else "disk")
-    if number in (errno.ENOSPC, errno.EDQUOT):
+    if number in DISK_FULL:
         return DiskFullError(
             f"{where}: no space is left. Free some or move run.directory; then run the same command again."
         )

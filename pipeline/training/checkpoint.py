@@ -30,7 +30,7 @@ from pipeline.model.build import cut_like, load_weights, read_tensors, saved_for
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, TandemError
 from pipeline.process.progress import waiting
-from pipeline.process.storage import folder_bytes, raise_if_moved, read_json, temporary_folder
+from pipeline.process.storage import DISK_FULL, folder_bytes, raise_if_moved, read_json, temporary_folder
 from pipeline.run_dir import checkpoint_writer
 from pipeline.run_dir.checkpoints import read_seal
 from pipeline.run_dir.rows import last_attempts, read_rows
@@ -713,7 +713,7 @@ def not_written(target: Path, error: OSError) -> TandemError:
     except CannotWriteError as moved:
         return moved
     where = f"{error.filename or target}: {error.strerror}, so {target.name} was not written; the checkpoints before it are whole."
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in DISK_FULL:
         return DiskFullError(
             f"{where} Free some space (or inodes) or move the run directory, then run the same command again."
         )

@@ -82,7 +82,7 @@ class TandemTrainer(Trainer):
         meter: StepMeter,
         byte_lengths_V: Any,
     ):
-        # Sharded before it comes here (training/distributed.py); Trainer takes it as one that transformers loaded so.
+        # Sharded before it comes here (training/sharding.py); Trainer takes it as one that transformers loaded so.
         self.is_sharded = getattr(model, "is_distributed_loading_by_transformers", False)
         # Ranks that compute each layer together (tensor parallelism) read the same rows.
         self.batch_rank = batch_rank(args.process_index)
