@@ -274,8 +274,8 @@ def measure() -> ProductRates:
     """Multiply matrices of both dtypes in turn on one thread, and return the best rate of each."""
     import torch
 
-    # On several threads a product waits for the slowest, and another program makes one slow.
     factors = {dtype: torch.ones(2, WIDTH, WIDTH, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
+    # On several threads a product waits for the slowest, and another program makes one slow.
     best = _seconds_of_products(factors, threads=1)
     flops = 2 * WIDTH**3
     return ProductRates(float32=flops / best[torch.float32], bfloat16=flops / best[torch.bfloat16], time=time.time())

@@ -36,6 +36,7 @@ def _setting(file: str) -> Setting:
 
 
 def trial(lab: Lab, key: str) -> dict:
+    from pipeline.run_dir.checkpoints import newest_whole
     from pipeline.run_dir.run_directory import RunDirectory
 
     file, damage = key.rsplit("-", 1)
@@ -48,7 +49,8 @@ def trial(lab: Lab, key: str) -> dict:
         if how is None:
             return {"ok": True, "wrong": [], "damage": damage, "cells": 0, "real": False}  # equal in both checkpoints
         tried += 1
-        found, notes = RunDirectory(run).newest_checkpoint()
+        directory = RunDirectory(run)
+        found, notes = newest_whole(directory.checkpoints, directory.quarantine)
         printed = "\n".join(notes)
         if found is None or found.name != f"checkpoint-{_expected(damage)}":
             wrong.append(f"{how}: {found} was taken")

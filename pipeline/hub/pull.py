@@ -393,8 +393,6 @@ def _place(snapshot: Path, run: RunDirectory, repo_id: str) -> None:
 # Before step 1: whether the Hub will take the model.
 
 PATIENCE_S = 10.0
-
-
 LOGIN = "Run `hf auth login`, or set HF_TOKEN to a token that may write there; or remove hub.id."
 
 
@@ -412,7 +410,7 @@ def write_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
         return [], [f"{where}: the Hub did not say whether {recipe.hub.id} may be written ({reason})."]
     if not outcome:
         return [], []
-    run = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
+    run = RunDirectory.of(recipe)
     if run.has_trained():
         return [], [
             f"{where}: {outcome} The run has trained and goes on; what is not published is listed at its end, for `{command('hub', 'push', run.path)}`."

@@ -1,6 +1,6 @@
 """Whether a planned run fits its device and disk, and what it would waste: the findings that follow from arithmetic.
 
-A training looks them up by name: what the plan cannot tell, preflight/checks.py finds without it.
+check_before_training looks them up by name; what this machine lacks beside, preflight/checks.py finds.
 """
 
 import shutil

@@ -391,7 +391,7 @@ def _refusal(recipe: Recipe) -> str | None:
         "use_cpu": device_info().kind == "cpu",
     }
     try:
-        args = build_arguments(known, _run(recipe), **decided)
+        args = build_arguments(known, RunDirectory.of(recipe), **decided)
         if recipe.optimizer.type != "trainer":
             return None
         model = torch.nn.Linear(SIDE, SIDE, bias=False, device=args.device)
@@ -717,17 +717,13 @@ def _sources(recipe: Recipe) -> list[str]:
     """Opened as the stage will open them; what is found out about a file is kept, so that this costs the start nothing."""
     if not can_be_made(cache_dir(recipe.data.cache_dir)):  # where it is kept; the check of the folders says so
         return []
-    run = _run(recipe)
+    run = RunDirectory.of(recipe)
     goes_on = run.has_trained()
     if goes_on:
         recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs", {}))
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     note = None if goes_on else overlap_of(train, validation).note()  # it was said before the first step
     return [f"{recipe.where('data.validation')}: {note}"] if note else []
-
-
-def _run(recipe: Recipe) -> RunDirectory:
-    return RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
 
 
 def _tokenizer(recipe: Recipe) -> None:
@@ -790,7 +786,7 @@ def _weights(recipe: Recipe) -> None:
     A run with a checkpoint of its own goes on from that one and reads them no more.
     """
     start = recipe.model.start_from
-    if start is None or not Path(start).is_dir() or by_step(_run(recipe).checkpoints):
+    if start is None or not Path(start).is_dir() or by_step(RunDirectory.of(recipe).checkpoints):
         return
     folder, where = Path(start), recipe.where("model.start_from")
     if (folder / SEAL).is_file():

@@ -39,6 +39,7 @@ from pipeline.preflight.memory import (
     checkpoints_on_disk,
     collectives,
     fsdp_units,
+    larger_micro_batch,
     memory_of,
     model_bytes,
     planned_micro_batch,
@@ -67,12 +68,13 @@ from pipeline.recipe.resolve import (
     with_batch_tokens,
 )
 from pipeline.recipe.schema import with_values
-from pipeline.recipe.sizes import Sizes, SizesUnknownError, sizes_from_config, sizes_of
+from pipeline.recipe.sizes import Sizes, SizesUnknownError, sizes_from_config, sizes_from_model, sizes_of
 from pipeline.run_dir.columns import attempt_spans, mean_step_s, read_columns
 from pipeline.run_dir.run_directory import RunDirectory, fit_file
 
 if TYPE_CHECKING:
     from pipeline.report.curves import Expected
+    from pipeline.training.trainer import TandemTrainer
 
 
 # Steps measured on this machine before the run: seconds a step, and the most memory that a process took.
@@ -672,6 +674,21 @@ def make_plan(
         return plan
     memory, least = (replace(one, process=near.process_bytes) for one in (plan.memory, plan.least_memory))
     return replace(plan, memory=memory, least_memory=least)
+
+
+def memory_hint(recipe: Recipe, trainer: "TandemTrainer") -> str | None:
+    """Return what the CUDA device of a run had in use at most, when twice its micro-batch would fit too; else None."""
+    import torch
+
+    args = trainer.args
+    peak, limit = trainer.log_row.memory.peak(), torch.cuda.mem_get_info(args.device)[1]
+    sizes = sizes_from_model(trainer.model, recipe.data.row_tokens)
+    half = bool(args.bf16 or args.fp16)
+    memory = memory_of(recipe, sizes, processes=args.world_size, half=half, compiled=bool(args.torch_compile))
+    rows = larger_micro_batch(recipe, memory.fixed, peak=peak, limit=limit, processes=args.world_size)
+    if rows is None:
+        return None
+    return f"{gibibytes(peak)} of {gibibytes(limit)} were in use at most: {KEY}: {rows} fits, too, and auto finds what fits."
 
 
 def _steps(recipe: Recipe) -> int | None:

@@ -50,7 +50,7 @@ BUILT_IN = {
     "mirror.restore_base": "pipeline.run.mirror:restore_base_from_mirror",
     "callbacks.trackers": "pipeline.callbacks.trackers:trackers_of",
     "callbacks.tracker_findings": "pipeline.callbacks.trackers:tracker_findings",
-    "callbacks.ProfileSteps": "pipeline.callbacks.trackers:ProfileSteps",
+    "callbacks.ProfileSteps": "pipeline.callbacks.profiler:ProfileSteps",
     "callbacks.Benchmarks": "pipeline.callbacks.benchmarks:Benchmarks",
     "tokenizer.bound_templates": "pipeline.tokenizer.own_template:bound_templates",
     "tokenizer.OwnTemplate": "pipeline.tokenizer.own_template:OwnTemplate",
@@ -72,7 +72,7 @@ BUILT_IN = {
     "plan.of_run": "pipeline.preflight.plan:plan_of_run",
     "plan.remember": "pipeline.preflight.plan:remember",
     "micro_batch.resolve": "pipeline.run.probing:resolve_micro_batch",
-    "micro_batch.hint": "pipeline.run.probing:memory_hint",
+    "plan.memory_hint": "pipeline.preflight.plan:memory_hint",
     "report.fit": "pipeline.report.curves:expected_bpb",
 }
 

@@ -87,7 +87,7 @@ NOT_OPTIONS = {
     "eos_token_id": "the tokenizer",
     "pad_token_id": "the tokenizer",
 }
-# Config classes that keep GPT-2's names for the sizes; the others of transformers share Llama's (transformers_config.py).
+# Config classes that keep GPT-2's names for the sizes; the others of transformers share Llama's (recipe/counted_sizes.py).
 GPT2_NAMES = {"tandem", "gpt2"}
 LLAMA_NAMES = {
     "n_layer": "num_hidden_layers",

@@ -16,6 +16,7 @@ from pipeline.process.commands import command, stage_command
 from pipeline.process.progress import seconds_text, waiting
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
+from pipeline.recipe.resolve import is_auto
 from pipeline.recipe.sizes import sizes_from_model
 from pipeline.run.open_run import OpenRun
 from pipeline.run_dir.failures import write_report
@@ -255,8 +256,8 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
             shares=trainer.rows.shares(),
             peak_memory_bytes=_peak_memory(trainer),
         )
-        hint = import_built_in("micro_batch.hint")(recipe, trainer) if trainer.args.device.type == "cuda" else None
-        if hint:
+        may_grow = trainer.args.device.type == "cuda" and not is_auto(recipe)
+        if may_grow and (hint := import_built_in("plan.memory_hint")(recipe, trainer)):
             print(f"note: {hint}")
         with open(directory.console, "a", encoding="utf-8") as log:  # by now all that the run read is prepared
             log.write(f"{table(trainer.rows.plan)}\n")

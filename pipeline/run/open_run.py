@@ -1,5 +1,5 @@
 """The start of a run: threads, ranks and import path of the process, the directory, the state that it goes on from
-(its own checkpoint, or by run.fork_from another run's), and resolution of `per_device_train_batch_size: auto`.
+(its own checkpoint, or by run.fork_from another run's).
 """
 
 import hashlib

@@ -24,15 +24,14 @@ from pipeline.data.rows import on_device
 from pipeline.evals.bpb import per_token_nll
 from pipeline.hardware import batch_ranks, device_info, peak_bytes
 from pipeline.preflight.checks import choose_attention
-from pipeline.preflight.memory import CPU_POSITIONS, CPU_SHARE, larger_micro_batch, memory_of, options
-from pipeline.preflight.plan import gibibytes, make_plan
+from pipeline.preflight.memory import CPU_POSITIONS, CPU_SHARE, options
+from pipeline.preflight.plan import make_plan
 from pipeline.process.errors import OutOfMemoryError
 from pipeline.recipe import Recipe, read_recipe
-from pipeline.recipe.resolve import KEY, is_auto, isolates_documents, micro_batch, micro_steps, rows_per_step
+from pipeline.recipe.resolve import KEY, isolates_documents, micro_batch, micro_steps, rows_per_step
 
 # What a stage imports and a probe does not need counts in its memory.
 from pipeline.recipe.schema import with_values
-from pipeline.recipe.sizes import sizes_from_model
 from pipeline.run.open_run import OpenRun, resolve_open_values, start_process
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.load import load_ready
@@ -160,8 +159,6 @@ def _tokenizer(recipe: Recipe) -> Any:
 # fits. It stands in the manifest's `shape`.
 
 RESERVE = 0.05  # of the memory, left free while trying: for evaluations, the update's products, the collectives
-
-
 # Bytes of address space for the threads that the training starts: glibc maps 64 MiB for the memory of each.
 THREADS = 512 << 20
 
@@ -242,21 +239,6 @@ def _tried(trainer: TandemTrainer, possible: list[int], step: int) -> int | None
     if on_cuda:
         torch.cuda.reset_peak_memory_stats(args.device)  # the training's own peak is what memory_hint tells
     return found
-
-
-def memory_hint(recipe: Recipe, trainer: TandemTrainer) -> str | None:
-    """Return what the CUDA device had in use at most, when twice the micro-batch would fit too; else None."""
-    if is_auto(recipe):
-        return None
-    args = trainer.args
-    peak, limit = trainer.log_row.memory.peak(), torch.cuda.mem_get_info(args.device)[1]
-    sizes = sizes_from_model(trainer.model, recipe.data.row_tokens)
-    half = bool(args.bf16 or args.fp16)
-    memory = memory_of(recipe, sizes, processes=args.world_size, half=half, compiled=bool(args.torch_compile))
-    rows = larger_micro_batch(recipe, memory.fixed, peak=peak, limit=limit, processes=args.world_size)
-    if rows is None:
-        return None
-    return f"{gibibytes(peak)} of {gibibytes(limit)} were in use at most: {KEY}: {rows} fits, too, and auto finds what fits."
 
 
 if __name__ == "__main__":

@@ -174,8 +174,6 @@ def divided(tensors: Mapping[str, Tensor], parts: int) -> list[list[str]]:
 # checkpoints and export see no difference.
 
 ROLES = ("input", "hidden", "output")  # of the blocks' matrices; gates and the head are others
-
-
 MULTIPLE = 16  # of both widths, as the float8 kernels ask for
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipeline.callbacks.trackers import ProfileSteps
+from pipeline.callbacks.profiler import ProfileSteps
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.metrics import StepMeter
 
@@ -82,7 +82,7 @@ def test_starting_the_profiler_and_writing_the_trace_are_no_time_of_steps(tmp_pa
             clock.now += 7
             super().stop()
 
-    monkeypatch.setattr("pipeline.callbacks.trackers.profile", Slow)
+    monkeypatch.setattr("pipeline.callbacks.profiler.profile", Slow)
     train(callback, steps=1)
     clock.now += 2
     assert watched._elapsed() == 2
