@@ -1,4 +1,4 @@
-"""What a run says while it trains: the console's lines, the row of metrics.jsonl, warnings of spikes and slow ranks, samples."""
+"""Callbacks that say how a run goes: the console's lines, the row of metrics.jsonl, warnings of spikes and slow ranks, samples."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Whether a planned run fits its device and disk, and what it would waste: the findings that follow from arithmetic.
+"""Findings on a plan: whether the run fits its device and disk, and what it would waste, by arithmetic.
 
 check_before_training looks them up by name; what this machine lacks beside, preflight/checks.py finds.
 """

@@ -1,4 +1,4 @@
-"""What is tried on the device before step 1: a probe's steps, and the micro-batch that fits.
+"""Trials on the device before step 1: a probe's steps, and the micro-batch that fits.
 
 `python -m pipeline.run.probing SECONDS RECIPE [section.key=value ...]` makes the steps that a probe measures (preflight/plan.py): the
 Trainer of the stages on random rows, without callbacks, evaluations and checkpoints. It prints the result as one line of JSON and

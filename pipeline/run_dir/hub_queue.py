@@ -62,7 +62,7 @@ class HubQueue:
     def __init__(self, run: RunDirectory, *, strategy: str = "every_save"):
         self.run, self.path = run, run.hub_queue
         self.all, self.with_state = strategy == "all_checkpoints", strategy == "checkpoint"
-        self.published, self.log = run.published, self.path / "publisher.log"
+        self.published, self.log = self.path / "published.jsonl", self.path / "publisher.log"
 
     @contextmanager
     def hold(self, *, wait_s: float = 0.0) -> Iterator[bool]:

@@ -298,7 +298,6 @@ class RunDirectory:
         self.trackio = self.path / "trackio"
         self.profile = self.path / "profile"
         self.hub_queue = self.path / "hub_queue"
-        self.published = self.hub_queue / "published.jsonl"
 
     @classmethod
     def of(cls, recipe: Any) -> "RunDirectory":

@@ -402,7 +402,7 @@ class LogRow:
         if args.process_index == 0:
             rows = read_rows(run.metrics)
             self.first_start, self.lost_steps = first_start(rows), lost_steps(rows)
-        self.published_file = run.published
+        self.published_file = run.hub_queue / "published.jsonl"
         self._published: tuple[int, list[int]] = 0, []  # bytes of the file, and the steps that it names
 
     def state_dict(self) -> dict[str, float]:
