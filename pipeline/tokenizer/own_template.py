@@ -1,6 +1,7 @@
 """A model's own chat template: bounds on what it costs, and rendering it with the mask of what is learnt.
 
-Loaded for a tokenizer whose template is not the built-in one (tokenizer/chat.py).
+The bounds hold for every tokenizer that is opened; OwnTemplate is for one whose template is not the built-in one
+(tokenizer/chat.py).
 """
 
 import json
