@@ -22,6 +22,7 @@ from pipeline.evals.contamination import (
 from pipeline.evals.core_bundle import TASKS, Bundle, CoreTask, open_bundle, why_partial
 from pipeline.evals.intervals import bootstrap_means, interval, share_interval
 from pipeline.evals.tasks import broadcast_bool, summed_over_ranks
+from pipeline.generation.texts import cache_argument, cache_of
 from pipeline.metrics import Protocol
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
@@ -342,7 +343,7 @@ def _score_batch(model, batch: list[Group], device: torch.device, nats_R, misses
     cache = None
     if kept:
         prefix_BT = torch.from_numpy(np.stack([group.sequences[0].ids[:kept] for group in batch])).to(device)
-        cache = forward_at(model, prefix_BT, torch.tensor([kept - 1], device=device), use_cache=True).past_key_values
+        cache = cache_of(forward_at(model, prefix_BT, torch.tensor([kept - 1], device=device), use_cache=True))
         numbers = [n for n, group in enumerate(batch) for _ in group.sequences]
         # reorder_cache, not batch_select_indices: the latter forgets the states of layers that keep more than keys.
         cache.reorder_cache(torch.tensor(numbers, device=device))
@@ -358,7 +359,7 @@ def _score_batch(model, batch: list[Group], device: torch.device, nats_R, misses
     row_N, position_N = torch.tensor(places, dtype=torch.int64, device=device).reshape(-1, 2).T
     wanted, position_N = position_N.unique(return_inverse=True)
     rest_BT = torch.from_numpy(rows_BT).to(device)
-    output = forward_at(model, rest_BT, wanted, past_key_values=cache, use_cache=cache is not None)
+    output = forward_at(model, rest_BT, wanted, cache=cache, use_cache=cache is not None)
     target_N, owner_N = torch.from_numpy(np.concatenate(targets)).to(device), torch.tensor(owners)
     for some in torch.arange(len(owner_N)).split(TARGETS_AT_ONCE):
         logits_NV = output.logits[row_N[some], position_N[some]].float()
@@ -368,14 +369,12 @@ def _score_batch(model, batch: list[Group], device: torch.device, nats_R, misses
     return rows_BT.size + kept * len(batch)
 
 
-def forward_at(
-    model, input_ids_BT: torch.Tensor, wanted_N: torch.Tensor, *, past_key_values=None, use_cache=False
-) -> Any:
+def forward_at(model, input_ids_BT: torch.Tensor, wanted_N: torch.Tensor, *, cache=None, use_cache=False) -> Any:
     """Return the model's output with the logits of these positions alone: the head for all others is most of a small model."""
     known = inspect.signature(model.forward).parameters
     inputs: dict[str, Any] = {"use_cache": use_cache} if "use_cache" in known else {}
-    if past_key_values is not None:
-        inputs["past_key_values"] = past_key_values
+    if cache is not None:
+        inputs[cache_argument(model)] = cache
     if "logits_to_keep" in known:
         return model(input_ids=input_ids_BT, logits_to_keep=wanted_N, **inputs)
     output = model(input_ids=input_ids_BT, **inputs)
@@ -385,10 +384,10 @@ def forward_at(
 
 def _bytes_of_a_position(model) -> int:
     """Return the bytes that the model caches for one position; 0 when a prefix's states cannot be kept and dealt out to rows."""
-    if not {"past_key_values", "use_cache"} <= set(inspect.signature(model.forward).parameters):
+    if not {cache_argument(model), "use_cache"} <= set(inspect.signature(model.forward).parameters):
         return 0
     output = model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True)
-    cache: Any = getattr(output, "past_key_values", None)
+    cache = cache_of(output)
     if not hasattr(cache, "reorder_cache"):
         return 0
     kept = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]

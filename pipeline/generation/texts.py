@@ -211,7 +211,7 @@ def stream_together(
     aligned = _alignment([len(ids) for ids in prompts], model.device)
     cache: Any = None
     while rows:
-        logits_BV, cache = forward_last(model, input_ids_BT, past_key_values=cache, **aligned)
+        logits_BV, cache = forward_last(model, input_ids_BT, cache=cache, **aligned)
         drawn = next_tokens(logits_BV, generators=[row.generator for row in rows], **sampling)
         tokens = [row.take(token, stops) for row, token in zip(rows, drawn, strict=True)]
         yield [(row.place, token) for row, token in zip(rows, tokens, strict=True) if token is not None]
@@ -263,7 +263,17 @@ def _one_further(aligned: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"attention_mask": mask_BT, "position_ids": aligned["position_ids"][:, -1:] + 1}
 
 
-def forward_last(model, input_ids_BT: torch.Tensor, **inputs: Any) -> tuple[torch.Tensor, Any]:
+def cache_argument(model) -> str:
+    """Return the name of a cache among the arguments of the model's forward: `cache` in transformers' own models since 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def cache_of(output: Any) -> Any:
+    """Return the cache of a model's output, None where it has none."""
+    return output.cache if hasattr(output, "cache") else getattr(output, "past_key_values", None)
+
+
+def forward_last(model, input_ids_BT: torch.Tensor, cache: Any = None, **inputs: Any) -> tuple[torch.Tensor, Any]:
     """Return (B, V) logits of the last position, and the cache behind it; without gradient and in evaluation mode.
 
     Written as one call and no context around the whole generation: a generator that is left half-way would leave the
@@ -271,6 +281,7 @@ def forward_last(model, input_ids_BT: torch.Tensor, **inputs: Any) -> tuple[torc
     """
     beat()
     known = inspect.signature(model.forward).parameters
+    inputs[cache_argument(model)] = cache
     if "logits_to_keep" in known:
         inputs["logits_to_keep"] = 1  # The head for the prompt's other positions would cost T x V numbers.
     if "position_ids" not in known:
@@ -284,7 +295,7 @@ def forward_last(model, input_ids_BT: torch.Tensor, **inputs: Any) -> tuple[torc
     finally:
         if training:
             model.train()
-    return output.logits[:, -1], output.past_key_values
+    return output.logits[:, -1], cache_of(output)
 
 
 def positions(model) -> int | None:

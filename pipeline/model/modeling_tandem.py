@@ -37,6 +37,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_tandem import SMEAR_CHANNELS, VALUE_GATE_CHANNELS, TandemConfig
 
+# The cache's field of an output: past_key_values, and cache since transformers 5.24. Functions take it by place here.
+CACHE = list(BaseModelOutputWithPast.__dataclass_fields__)[1]
+
 # Initial weights. Every parameter is set here: after to_empty() nothing else would do it.
 
 # What transformers makes itself, when the vocabulary is resized.
@@ -128,9 +131,8 @@ def attention_masks(config, inputs_embeds, attention_mask=None, position_ids=Non
     config = _with_kernel_for(config, inputs_embeds, grows=grows)
     kinds = {("full_attention" if window is None else "sliding_attention"): window for window in config.windows}
     if grows:
-        given = {"config": config, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
         makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
-        return {kind: makers[kind](**given, past_key_values=past_key_values) for kind in kinds}
+        return {kind: makers[kind](config, inputs_embeds, attention_mask, past_key_values) for kind in kinds}
     documents_BT = None if position_ids is None else _documents(position_ids, inputs_embeds.shape[0])
     return {kind: _row_mask(config, inputs_embeds, window, documents_BT) for kind, window in kinds.items()}
 
@@ -607,7 +609,7 @@ class TandemPreTrainedModel(PreTrainedModel):
     base_model_prefix = "transformer"
     supports_gradient_checkpointing = True
     _no_split_modules = ["TandemBlock"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -753,9 +755,7 @@ class TandemModel(TandemPreTrainedModel):
                 middle_BTD = x_BTD
         if middle_BTD is not None:
             x_BTD = x_BTD - self.backout_lambda.to(x_BTD.dtype) * middle_BTD
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.ln_f(x_BTD), past_key_values=past_key_values if use_cache else None
-        )
+        return BaseModelOutputWithPast(self.ln_f(x_BTD), past_key_values if use_cache else None)
 
     def _embed_bigrams(self, input_ids, position_ids, past_key_values):
         """The embedding of each token with the one before, both hashed to a row of the table, (B, T, D); the last row is that of a
@@ -840,9 +840,9 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
         if loss is None or not (self.training or per_token_loss):
             logits = head_logits(self.lm_head, positions_to_keep(hidden_BTD, logits_to_keep), **self._head_options)
         return TandemOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
+            loss,
+            logits,
+            getattr(outputs, CACHE),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             nats=nats_BT if self.training else None,
@@ -859,9 +859,10 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(
-        config, inputs_embeds, attention_mask, past_key_values, position_ids=None, **kwargs
+        config, inputs_embeds, attention_mask, past_key_values=None, position_ids=None, **kwargs
     ) -> dict:
         """Masks of a static cache; transformers' own gives a smearing first layer a mask without its window."""
+        past_key_values = kwargs.get("cache", past_key_values)  # its name since transformers 5.24
         return attention_masks(config, inputs_embeds, attention_mask, position_ids, past_key_values)
 
 

@@ -23,7 +23,7 @@ QWEN3 = {
 }
 FORMS = {"portable": ("qwen3", QWEN3), "modern": ("tandem", MODERN), "gpt2": ("tandem", GPT2)}
 LOAD = """
-import json, sys
+import json, sys, warnings
 
 sys.modules["pipeline"] = None  # importing it is an error
 import torch, transformers
@@ -31,10 +31,13 @@ from transformers import AutoModelForCausalLM
 
 given, out = sys.argv[1:]
 found = {"version": transformers.__version__}
+warnings.filterwarnings("error", ".*past_key_values. is deprecated.*")  # the cache's name before 5.24
 for folder, prompts in json.load(open(given)).items():
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
     settings = {"max_new_tokens": 16, "min_new_tokens": 16, "do_sample": False, "eos_token_id": None}
     found[folder] = [model.generate(torch.tensor([ids]), **settings)[0].tolist() for ids in prompts]
+    static = {"cache_implementation": "static", "disable_compile": True}
+    found[f"{folder}, static cache"] = [model.generate(torch.tensor([ids]), **settings, **static)[0].tolist() for ids in prompts]
 json.dump(found, open(out, "w"))
 """
 
@@ -50,6 +53,7 @@ def test_saved_models_load_and_give_the_same_greedy_tokens(version, tmp_path):
         settings = {"max_new_tokens": 16, "min_new_tokens": 16, "do_sample": False, "eos_token_id": None}
         with torch.no_grad():
             expected[name] = [model.generate(torch.tensor([ids]), **settings)[0].tolist() for ids in prompts]
+        expected[f"{name}, static cache"] = expected[name]
     (tmp_path / "given.json").write_text(json.dumps(dict.fromkeys(FORMS, prompts)))
     run_there(sys.executable, LOAD, "given.json", "found.json", cwd=tmp_path, PYTHONPATH=folder)
     found = json.loads((tmp_path / "found.json").read_text())
