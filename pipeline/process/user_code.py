@@ -52,6 +52,7 @@ BUILT_IN = {
     "callbacks.tracker_findings": "pipeline.callbacks.trackers:tracker_findings",
     "callbacks.ProfileSteps": "pipeline.callbacks.profiler:ProfileSteps",
     "callbacks.Benchmarks": "pipeline.callbacks.benchmarks:Benchmarks",
+    "tools.ToolCalls": "pipeline.generation.tools:ToolCalls",
     "tokenizer.bound_templates": "pipeline.tokenizer.own_template:bound_templates",
     "tokenizer.OwnTemplate": "pipeline.tokenizer.own_template:OwnTemplate",
     "tokenizer.train": "pipeline.tokenizer.train:trained_tokenizer",
