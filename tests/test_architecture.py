@@ -34,7 +34,14 @@ NEVER_REACHED = (
         "run_dir/hub_queue.py",
     ),
     *("evals/subject.py", "evals/tasks.py", "callbacks/benchmarks.py", "callbacks/trackers.py", "run/mirror.py"),
-    *("tokenizer/own_template.py", "recipe/counted_sizes.py", "training/sharding.py"),
+    *(
+        "tokenizer/own_template.py",
+        "recipe/counted_sizes.py",
+        "training/sharding.py",
+        "training/causes.py",
+        "generation/tools.py",
+        "recipe/parents.py",
+    ),
 )
 
 

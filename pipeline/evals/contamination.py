@@ -16,8 +16,9 @@ from pipeline.process.errors import DataError, InputMissingError, TandemError
 from pipeline.process.storage import cache_dir, cache_of_run, file_lock, read_json, write_json
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder
 from pipeline.recipe import Recipe, read_recipe
+from pipeline.recipe.parents import parents_of
 from pipeline.recipe.schema import with_values
-from pipeline.run_dir.run_directory import RunDirectory, parents_of
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import open_sources, with_recorded_inputs
 from pipeline.tokenizer.load import open_tokenizer
 

@@ -22,7 +22,7 @@ from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.reader import check_warmup
 from pipeline.recipe.resolve import step_rows, tokens_at
 from pipeline.recipe.schema import Schedule, with_values
-from pipeline.run.open_run import OpenRun, refuse_without_steps
+from pipeline.run.open_run import OpenRun
 from pipeline.sources.open import with_recorded_inputs
 from pipeline.sources.raw_rows import text_bytes
 from pipeline.sources.verify import FactsOfFiles, overlap_of
@@ -114,7 +114,7 @@ def open_rows(
     if in_epochs:
         recipe = resolve_warmup(recipe)
     if run.forks:
-        refuse_without_steps(recipe, run.step)
+        import_built_in("parents.refuse_without_steps")(recipe, run.step)
     validation = ValidationRows.open(preparation)
 
     def print_notes() -> None:

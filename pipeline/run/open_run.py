@@ -52,58 +52,9 @@ from pipeline.recipe.resolve import (
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.checkpoints import by_step, clean, newest_whole, problems, step_of
 from pipeline.run_dir.failures import record_failures_in
-from pipeline.run_dir.run_directory import RunDirectory, find_run
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import from_every_rank, on_rank_0
 from pipeline.training.metrics import has_evaluation
-
-# run.fork_from: a new run from another one's state.
-
-# A fork loads the parent's weights and optimizer state, and its step numbers count rows of this size, so many a step.
-FIXED_IN_A_FORK = ("model.", "tokenizer.", "data.row_tokens", "data.batch_tokens", "optimizer.schedule.batch_", "optimizer.type", "train.optim:")  # fmt: skip
-
-
-def can_fork(differing: list[str]) -> bool:
-    """Return whether a fork could take up the state of a run that differs in these keys (lines of identity.differences)."""
-    return not any(line.startswith(FIXED_IN_A_FORK) for line in differing)
-
-
-def parent_of(recipe: Recipe) -> tuple[Path, dict[str, Any]]:
-    """Return the parent's checkpoint that run.fork_from names, and what the manifest says of it: run, step and differing keys.
-
-    Raises RecipeError for differences that the parent's state or its row numbers cannot follow.
-    """
-    name, _, step = str(recipe.run.fork_from).partition("@")
-    parent = find_run(name, recipe.run.directory)
-    if parent is None:
-        raise InputMissingError(
-            f"{recipe.path}: run.fork_from: no run {name!r}. Name a run directory or a run of {recipe.run.directory}/."
-        )
-    checkpoint = parent.checkpoint(int(step)) if step else parent.whole_checkpoint()
-    if checkpoint is None or problems(checkpoint):
-        raise InputMissingError(
-            f"{recipe.path}: run.fork_from: {name} has no whole checkpoint{' at step ' + step if step else ''}."
-        )
-    changed = differences(parent.read_manifest()["must_match"], must_match(recipe))
-    if not can_fork(changed):
-        lines = "\n  ".join(line for line in changed if line.startswith(FIXED_IN_A_FORK))
-        raise RecipeError(
-            f"{recipe.path}: run.fork_from: a fork takes up {name}'s weights, optimizer and place in the data, and these keys would not fit them:\n  {lines}\n"
-            f"Put them back, or start a new run from its weights alone: model.start_from={name}."
-        )
-    at = step_of(checkpoint) or 0
-    refuse_without_steps(recipe, at)
-    return checkpoint, {"run": name, "step": at, "differences": changed}
-
-
-def refuse_without_steps(recipe: Recipe, step: int) -> None:
-    """Raises RecipeError when a fork from that step has nothing left to train; a horizon in epochs is known with the data."""
-    horizon = recipe.train.get("max_steps")
-    if horizon and horizon <= step:
-        raise RecipeError(
-            f"{recipe.where('run.fork_from')}: goes on from step {step}, and this run ends at step {horizon}: the parent's weights would come out "
-            "unchanged. Fork from an earlier step, or train longer."
-        )
-
 
 # Opening a run: which directory, whether it may go on, from which checkpoint, and what the manifest says of it.
 
@@ -177,13 +128,13 @@ def _open(recipe: Recipe) -> OpenRun:
             f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the recipe or run.name."
         )
         return OpenRun(directory, None, manifest["attempts"], finished=True)
-    fork = recipe.run.fork_from is not None
-    parent = parent_of(recipe) if fork and not by_step(directory.checkpoints) else None
+    parent_of = import_built_in("parents.of_recipe") if recipe.run.fork_from is not None else None
+    parent = parent_of(recipe) if parent_of and not by_step(directory.checkpoints) else None
     directory.hold()
     record_failures_in(directory)
     remove_file(directory.failure)
     checkpoint = _choose_checkpoint(recipe, directory)
-    if checkpoint is None and fork:
+    if checkpoint is None and parent_of:
         checkpoint, facts = parent or parent_of(recipe)  # again when its own were damaged, every one
         directory.update_manifest(forked_from=facts)
     return _record_attempt(recipe, directory, manifest, checkpoint, begun=begun)
@@ -256,9 +207,8 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
     found = differences(manifest["must_match"], must_match(recipe))
     if found:
         lines = "\n  ".join(found)
-        with_state = (
-            f", and with it run.fork_from={directory.name} to start from that one's state" if can_fork(found) else ""
-        )
+        can_fork = import_built_in("parents.can_fork")(found)
+        with_state = f", and with it run.fork_from={directory.name} to start from that one's state" if can_fork else ""
         raise RecipeError(
             f"{recipe.path}: {directory.path} holds a run whose recipe differs in keys that cannot change, and going on would mix two runs:\n  {lines}\n"
             f"Give this one another run.name{with_state}."

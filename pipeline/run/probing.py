@@ -36,8 +36,8 @@ from pipeline.run.open_run import OpenRun, resolve_open_values, start_process
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.load import load_ready
 from pipeline.training.build import build_from_recipe, build_trainer
+from pipeline.training.causes import fits
 from pipeline.training.distributed import from_every_rank, on_rank_0
-from pipeline.training.guard import fits
 from pipeline.training.trainer import TandemTrainer
 
 LEFT_OUT = 2  # steps: the first one compiles, and takes the optimizer's state; the second one may compile again

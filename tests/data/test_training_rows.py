@@ -11,7 +11,7 @@ from pipeline.data.preparation import Preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Optimizer, Schedule, Source
-from pipeline.training.guard import rows_of
+from pipeline.training.causes import rows_of
 
 
 def steps_as_dealt(rows, steps, *, world_size, micro_batch):

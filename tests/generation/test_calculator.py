@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.generation.texts import LONGEST, calculate
+from pipeline.generation.tools import LONGEST, calculate
 
 WHOLE = st.integers(0, 10**9).map(str)
 DECIMAL = st.from_regex(r"(0|[1-9][0-9]{0,5})\.[0-9]{1,4}|\.[0-9]{1,3}|[1-9][0-9]{0,3}\.", fullmatch=True)

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Scripted
 
-from pipeline.generation.texts import ToolCalls, complete, continuations, stream
+from pipeline.generation.texts import complete, continuations, stream
+from pipeline.generation.tools import ToolCalls
 from pipeline.tokenizer.chat import answer_messages, prompt_ids, render
 from pipeline.tokenizer.encode import END, OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START, encode_documents
 
