@@ -34,6 +34,7 @@ NEVER_REACHED = (
         "run_dir/hub_queue.py",
     ),
     *("evals/subject.py", "evals/tasks.py", "callbacks/benchmarks.py", "callbacks/trackers.py", "run/mirror.py"),
+    *("sources/hub_files.py", "sources/quickstart.py", "sources/splits.py", "sources/stores.py"),
     *("tokenizer/own_template.py", "recipe/counted_sizes.py", "training/sharding.py"),
 )
 
@@ -252,7 +253,7 @@ RUNS_CODE = {
     "run_module": {"launch/console.py"},  # modules of ours, from a table
     "get_class_from_dynamic_module": {"evals/subject.py"},  # allow_model_code decides
     "load_dataset": set(),
-    "load_dataset_builder": {"sources/files.py"},  # of a folder without its Python files: datasets 4 runs none
+    "load_dataset_builder": {"sources/splits.py"},  # of a folder without its Python files: datasets 4 runs none
     "load_from_disk": set(),
     "pickle.load": {"data/workers.py"},  # what the process at the other end of a pipe sent, one started by the other
     "pickle.loads": {"data/prepare.py", "data/workers.py"},  # what the parent process sent down a pipe; its own answer
