@@ -34,7 +34,13 @@ NEVER_REACHED = (
         "run_dir/hub_queue.py",
     ),
     *("evals/subject.py", "evals/tasks.py", "callbacks/benchmarks.py", "callbacks/trackers.py", "run/mirror.py"),
-    *("sources/hub_files.py", "sources/quickstart.py", "sources/splits.py", "sources/stores.py"),
+    *(
+        "sources/hub_files.py",
+        "sources/quickstart.py",
+        "sources/splits.py",
+        "sources/stores.py",
+        "sources/recognition.py",
+    ),
     *("tokenizer/own_template.py", "recipe/counted_sizes.py", "training/sharding.py"),
 )
 

@@ -23,17 +23,9 @@ from pipeline.recipe.resolve import TEXT_ID, step_rows
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.recipe.values import Converter
 from pipeline.sources.formats import Format
-from pipeline.sources.open import (
-    NO_CONVERSATIONS,
-    OpenSource,
-    Recognised,
-    column_types,
-    looked_at_rows,
-    open_sources,
-    planned_sources,
-    recognise,
-)
+from pipeline.sources.open import OpenSource, open_sources, planned_sources
 from pipeline.sources.raw_rows import kind_of, read_blocks, text_bytes
+from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, looked_at_rows, recognise
 from pipeline.sources.verify import grouped, untrainable
 from pipeline.tokenizer.chat import rendered_talks
 from pipeline.tokenizer.encode import plain_backend

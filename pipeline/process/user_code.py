@@ -66,6 +66,7 @@ BUILT_IN = {
     "sources.hub": "pipeline.sources.hub_files:dataset_files",
     "sources.head_findings": "pipeline.sources.hub_files:head_findings",
     "sources.tandem": "pipeline.sources.quickstart:built_in_files",
+    "sources.recognise": "pipeline.sources.recognition:recognise_files",
     "sources.stored_files": "pipeline.sources.stores:stored_files",
     "sources.split_files": "pipeline.sources.splits:split_files",
     "sources.saved_files": "pipeline.sources.splits:saved_files",
