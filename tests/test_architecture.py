@@ -33,6 +33,7 @@ NEVER_REACHED = (
         "run_dir/columns.py",
         "run_dir/hub_queue.py",
     ),
+    *("evals/decontamination.py", "evals/contamination.py"),
     *("evals/subject.py", "evals/tasks.py", "callbacks/benchmarks.py", "callbacks/trackers.py", "run/mirror.py"),
     *(
         "sources/hub_files.py",

@@ -39,6 +39,7 @@ BUILT_IN = {
     "evals.load_tasks": "pipeline.evals.tasks:load_tasks",
     "evals.score_tasks": "pipeline.evals.tasks:score_tasks",
     "evals.Watchlist": "pipeline.evals.decontamination:Watchlist",
+    "evals.overlap_of": "pipeline.evals.decontamination:overlap_of",
     "evals.save_watchlist": "pipeline.evals.contamination:save_watchlist",
     "evals.record_findings": "pipeline.evals.contamination:record_findings",
     "evals.unchecked_text": "pipeline.evals.contamination:unchecked_text",

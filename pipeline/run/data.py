@@ -25,7 +25,7 @@ from pipeline.recipe.schema import Schedule, with_values
 from pipeline.run.open_run import OpenRun, refuse_without_steps
 from pipeline.sources.open import with_recorded_inputs
 from pipeline.sources.raw_rows import text_bytes
-from pipeline.sources.verify import FactsOfFiles, overlap_of
+from pipeline.sources.verify import FactsOfFiles
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.encode import lost_text
 from pipeline.training.distributed import on_rank_0
@@ -212,7 +212,7 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
     """Looked for before the first step (run/data.py) and kept from then on; nothing where nothing is held out."""
     if begun:
         return {"overlap": begun["overlap"]} if "overlap" in begun else {}
-    overlap = overlap_of(*sources)
+    overlap = import_built_in("evals.overlap_of")(*sources)
     known = {name: value for name, value in asdict(overlap).items() if value is not None}
     return {"overlap": known} if overlap.documents else {}
 
