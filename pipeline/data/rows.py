@@ -25,8 +25,9 @@ from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, Protocol, dige
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
+from pipeline.process.user_code import import_built_in
 from pipeline.sources.verify import grouped
-from pipeline.tokenizer.encode import LEAST_COVERAGE, byte_lengths, coverage, is_byte_level, keeps_every_text
+from pipeline.tokenizer.encode import LEAST_COVERAGE, byte_lengths, is_byte_level, keeps_every_text
 
 if TYPE_CHECKING:
     import torch
@@ -622,7 +623,8 @@ def held_out_coverage(tokenizer: Any, sources: list[Any]) -> float:
     """Return the share of the held-out text that the tokenizer's ids restore, by the first bytes of each source."""
     if keeps_every_text(tokenizer):
         return 1.0
-    return coverage(tokenizer, (text for source in sources for text in first_texts(source, num_bytes=LOOKED_AT_BYTES)))
+    texts = (text for source in sources for text in first_texts(source, num_bytes=LOOKED_AT_BYTES))
+    return import_built_in("tokenizer.coverage")(tokenizer, texts)
 
 
 def first_texts(source: Any, *, num_bytes: int, role: str | None = None) -> Iterator[str]:

@@ -26,15 +26,8 @@ from pipeline.sources.raw_rows import BadRow, read_blocks
 from pipeline.sources.recognition import recognise_files
 from pipeline.sources.verify import verify
 from pipeline.tokenizer.chat import render, render_batch
-from pipeline.tokenizer.encode import (
-    byte_lengths,
-    coverage,
-    document_start,
-    encode_documents,
-    is_byte_level,
-    require_coverage,
-    span_byte_lengths,
-)
+from pipeline.tokenizer.coverage import coverage, require_coverage, span_byte_lengths
+from pipeline.tokenizer.encode import byte_lengths, document_start, encode_documents, is_byte_level
 
 # Text and conversations to score from files: txt, jsonl or parquet, compressed or not, read as training reads them.
 

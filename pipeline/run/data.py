@@ -27,7 +27,6 @@ from pipeline.sources.open import with_recorded_inputs
 from pipeline.sources.raw_rows import text_bytes
 from pipeline.sources.verify import FactsOfFiles
 from pipeline.tokenizer import identity
-from pipeline.tokenizer.encode import lost_text
 from pipeline.training.distributed import on_rank_0
 
 # The horizon against the data: how often the run will see them, and a warm-up that fits a run given in epochs.
@@ -185,9 +184,8 @@ def record_inputs(
         if len(shares) > 1:
             print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
         if not validation.keeps_text:
-            print(
-                f"note: there are no bits per byte of data.validation, only val/loss: {lost_text(validation.coverage)}."
-            )
+            lost = import_built_in("tokenizer.lost_text")(validation.coverage)
+            print(f"note: there are no bits per byte of data.validation, only val/loss: {lost}.")
         return validation.coverage
 
     validation.coverage = on_rank_0(record)
