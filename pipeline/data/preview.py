@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.rows import TrainingRows, aligned, bits
+from pipeline.data.losses import aligned
+from pipeline.data.rows import TrainingRows, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.layers import find_recipe

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from pipeline.data.preparation import Preparation, batch_warmup, start_preparation
-from pipeline.data.rows import TrainingRows, ValidationRows, held_out_coverage, warning_lines
+from pipeline.data.rows import TrainingRows, ValidationRows, held_out_coverage
 from pipeline.hardware import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.preflight.checks import benchmarks_of, cadence_notes
@@ -118,6 +118,7 @@ def open_rows(
 
     def print_notes() -> None:
         notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
+        warning_lines = import_built_in("data.warning_lines")
         warnings = warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer)
         print(*horizon_lines(recipe, rows, sources[0]), *notes, *warnings, sep="\n", flush=True)
 
