@@ -126,9 +126,10 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if recipe.data.num_proc:
         os.environ.setdefault("RAYON_NUM_THREADS", str(recipe.data.num_proc))
 
+    from pipeline.data.losses import table, warning_lines
     from pipeline.data.prepare import prepare_now, prepare_part, prune, publish
     from pipeline.data.preview import shown_rows
-    from pipeline.data.rows import TrainingRows, ValidationRows, table, warning_lines
+    from pipeline.data.rows import TrainingRows, ValidationRows
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
 

@@ -1,115 +1,87 @@
-"""Shares that packing pads, crops, cuts or leaves out of each source, and sentences where it is much.
+"""What packing leaves out of each source: conversations fitted and counted while shards are made, and sentences where it is much,
+for the start of a run and for who prepares or plans one.
 
-Counts come from the seals, and are those of all that was read up to a shard. Shards that were sealed before longer
-conversations were counted by length say how many were left out, and not which rows would have held them; then, and
-before anything is prepared, a sample is rendered instead.
+Counts come from the seals (stream.py). Shards that were sealed before longer conversations were counted by length say how many
+were left out, and not which rows would have held them; then, and before anything is prepared, a sample is rendered instead.
 """
 
 from bisect import bisect
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from pipeline.data.stream import Stream
+from pipeline.data.preparation import streams_of
+from pipeline.data.stream import LOST, SAMPLE_FILE, Fit, Loss, Stream, epochs_of, losses_of, rows_seen, shares_lost
 from pipeline.process.commands import program
-from pipeline.process.errors import DamagedFileError, DataError
-from pipeline.process.storage import read_sealed_json, write_sealed_json
+from pipeline.process.errors import DataError
+from pipeline.process.progress import short_count
+from pipeline.process.storage import write_sealed_json
 from pipeline.tokenizer.chat import render, rendered_talks
 
+if TYPE_CHECKING:
+    from pipeline.data.rows import TrainingRows, ValidationRows
+
+# Conversations fitted into rows, and what is counted of a source while its shards are made.
+
+Rendered = tuple[list[int], list[bool]]
+Render = Callable[[list[dict]], Rendered]
+
+
+def fit_conversation(messages: list[dict], rendered: Rendered, render: Render, *, capacity: int, overflow: str):
+    """(ids, trained, outcome) of a conversation that fits `capacity` ids and trains at least one; ids is None when dropped.
+
+    rendered: the whole conversation. outcome: whole | cut (ends at its last assistant turn that fits) | too_long | no_target.
+    """
+    ids, trained = rendered
+    if not any(trained):
+        return None, None, "no_target"
+    if len(ids) <= capacity:
+        return ids, trained, "whole"
+    if overflow == "drop":
+        return None, None, "too_long"
+    ends = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
+    up_to = cache(lambda end: render(messages[:end]))
+    fitting = bisect(ends, capacity, key=lambda end: len(up_to(end)[0]))  # lengths grow with the turns
+    if not fitting or not any(up_to(ends[fitting - 1])[1]):
+        return None, None, "too_long"
+    return *up_to(ends[fitting - 1]), "cut"
+
+
+READ_COUNTS = {
+    "text": ("documents", "text_tokens", "text_bytes", "empty_rows"),
+    "chat": ("conversations", "text_tokens", "empty_rows", "cut", "too_long", "no_target", "cut_tokens", "too_long_tokens"),
+}  # fmt: skip
+LENGTH_STEP = 64  # Tokens: finer advice on the length of a row is of no use, and the counts stay few.
+
+
+def new_counts(kind: str) -> dict[str, Any]:
+    """Return what is counted while a source is read, all 0. `longer` of conversations: by row length, those that need it."""
+    return {**dict.fromkeys(READ_COUNTS[kind], 0), **({"longer": {}} if kind == "chat" else {})}
+
+
+def count_conversation(counts: dict[str, Any], *, length: int, kept: int, outcome: str) -> None:
+    """Add a conversation of `length` ids of which `kept` are trained, with the outcome of fit_conversation."""
+    counts["conversations"] += 1
+    counts["text_tokens"] += kept
+    if outcome == "whole":
+        return
+    counts[outcome] += 1
+    # Counts that an earlier version began have no lengths: those of a part would be taken for those of the whole.
+    if outcome != "no_target" and "longer" in counts:
+        counts[f"{outcome}_tokens"] += length - kept
+        row = str(-(-(length - 1) // LENGTH_STEP) * LENGTH_STEP)
+        counts["longer"][row] = counts["longer"].get(row, 0) + 1
+
+
+# What was lost, counted or by a sample, in sentences.
+
 MUCH = 0.01  # Of the conversations, or of the rows of the files.
-HELD = 0.99  # Of the conversations, by the row length that is advised.
 SAMPLE = 2_000  # Conversations: a share of 1 % is then known to 0.2 %.
 SAMPLED_FILES = 16  # That a sample is spread over at least, where there are as many.
 # What the empty rows of conversations are, beside those that an own format passes over.
 NOTHING_TO_LEARN = "have nothing to learn from (no answer, an empty one, or turns in no order that a template renders)"
-SAMPLE_FILE = "sampled_lengths.json"  # In a sequence's folder.
-
-
-# By the kind of rows, what may be lost, as its count and what that is a share of.
-LOST = {
-    "text": {"cropped": ("cropped_tokens", "text_tokens"), "split": ("split_documents", "documents")},
-    "chat": {name: (name.replace(" ", "_"), "conversations") for name in ("cut", "too long", "no target")},
-}
-
-
-def shares_lost(totals: dict[str, Any], *, kind: str) -> dict[str, float]:
-    """Shares by name from the sums of a sequence's shards (sequence.totals); without what nothing was read of.
-
-    padded: of the positions. Those of LOST. empty, bad: of the rows of the files.
-    """
-    shares = {"padded": totals["padded"] / totals["positions"]} if totals["positions"] else {}  # which hold the padding
-    for name, (part, whole) in LOST[kind].items():
-        if totals.get(whole):
-            shares[name] = totals.get(part, 0) / totals[whole]
-    if seen := rows_seen(totals):
-        shares |= {name: totals.get(f"{name}_rows", 0) / seen for name in ("empty", "bad")}
-    return shares
-
-
-def rows_seen(totals: dict[str, Any]) -> int:
-    """Return rows of the files that were read, empty and unreadable ones included."""
-    items = totals.get("conversations", totals.get("documents", 0))
-    return items + totals.get("empty_rows", 0) + totals.get("bad_rows", 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """Counts of how the conversations of a source fit its rows.
-
-    read: those looked at. too_long: left out, cut: without their last turns, no_target: left out since no assistant
-    speaks. tokens_lost: share of the tokens that went with the too long and the cut ones. longer: of `of` conversations,
-    those too long or cut by the row length that holds them (count_conversation). Both None where no length is known.
-    sampled: of how many conversations these two are, where not of those read.
-    """
-
-    read: int
-    too_long: int
-    cut: int
-    no_target: int
-    row_tokens: int
-    tokens_lost: float | None = None
-    longer: dict[int, int] | None = None
-    of: int = 0
-    sampled: int | None = None
-
-    @classmethod
-    def counted(cls, counts: dict[str, Any], *, row_tokens: int, sample: dict[str, Any] | None = None) -> "Fit":
-        """From the counts of what was read; the lengths are the sample's where the counts have none."""
-        lengths = counts if "longer" in counts else sample
-        known: dict[str, Any] = {}
-        if lengths is not None:
-            gone = lengths["too_long_tokens"] + lengths["cut_tokens"]
-            known["tokens_lost"] = gone / max(1, lengths["text_tokens"] + gone)
-            known["longer"] = {int(row): n for row, n in lengths["longer"].items()}
-            known["of"] = lengths["conversations"] - lengths["no_target"]
-            known["sampled"] = lengths["conversations"] if lengths is sample else None
-        outcomes = {name: counts[name] for name in ("too_long", "cut", "no_target")}
-        return cls(read=counts["conversations"], row_tokens=row_tokens, **outcomes, **known)
-
-    def row_tokens_for(self, share: float = HELD) -> int | None:
-        """Return the shortest rows that hold this share of the conversations whole; None where that is not known."""
-        if self.longer is None or not self.of:
-            return None
-        beyond = 0
-        for row in sorted(self.longer, reverse=True):
-            beyond += self.longer[row]
-            if beyond > (1 - share) * self.of:
-                return row
-        return self.row_tokens
-
-    def share_beyond(self, row_tokens: int) -> float | None:
-        """Return the share of the conversations that rows of this length would not hold whole."""
-        if self.longer is None or not self.of:
-            return None
-        return sum(n for row, n in self.longer.items() if row > row_tokens) / self.of
-
-    def facts(self) -> dict[str, Any]:
-        """For the manifest; what is not known is left out."""
-        facts = {name: getattr(self, name) for name in ("read", "too_long", "cut", "no_target", "tokens_lost", "sampled")}  # fmt: skip
-        facts["row_tokens_99"] = self.row_tokens_for()
-        return {name: value for name, value in facts.items() if value is not None}
+ENOUGH_BYTES = 100_000  # Of fewer, BPB differs by several per cent from one sample of text to another.
 
 
 def fit_text(facts: dict[str, Any], row_tokens: int) -> str:
@@ -129,30 +101,6 @@ def fit_text(facts: dict[str, Any], row_tokens: int) -> str:
 
 def _so_many(part: int, whole: int, what: str) -> str:
     return f"{part:,} of {whole:,} {what} ({100 * part / max(1, whole):.2f} %)"
-
-
-class Loss(NamedTuple):
-    """Counts of what was read of a source, as sequence.totals gives them, and of how its conversations fit."""
-
-    name: str
-    counts: dict[str, Any]
-    fit: Fit | None
-
-
-def losses_of(plan: dict, role: str, stream: Stream) -> list[Loss]:
-    """Return the losses of each source of a plan's stream, of what the run reads as far as it is sealed."""
-    found = []
-    for number, (about, sequence) in enumerate(zip(plan[role]["sequences"], stream.sequences, strict=True)):
-        counts, fit = sequence.totals(stream.shards_needed(number)), None
-        if plan["kind"] == "chat" and "conversations" in counts:
-            kept = sequence.folder / SAMPLE_FILE
-            sample = None
-            if "longer" not in counts:
-                with suppress(FileNotFoundError, DamagedFileError):  # a damaged one is taken again
-                    sample = read_sealed_json(kept)
-            fit = Fit.counted(counts, row_tokens=plan["row_tokens"], sample=sample)
-        found.append(Loss(about["name"], counts, fit))
-    return found
 
 
 def with_samples(plan: dict, stream: Stream, *, sources: list[Any], tokenizer: Any) -> list[Loss]:
@@ -274,55 +222,81 @@ def nothing_left(losses: list[Loss]) -> str:
     return f"{'; '.join(lines)}. {advice}"
 
 
-Rendered = tuple[list[int], list[bool]]
+# Summary of prepared data: the table of sources, and warnings where much of them is lost.
 
 
-Render = Callable[[list[dict]], Rendered]
+def table(plan: dict) -> str:
+    """Return one line per source: rows and tokens of the run, shares, what packing padded, cropped, cut or dropped."""
+    chat = plan["kind"] == "chat"
+    what = "conversations" if chat else "documents"
+    lost = (*LOST[plan["kind"]], "empty")
+    lines = [("", "source", "rows", "tokens", "share", "epochs", "padded", *lost, "bad rows", "text")]
+    streams = streams_of(plan)
+    for role, stream in reversed(streams.items()):
+        total = stream.mixture.total_rows or 0
+        used = stream.mixture.used(total)
+        for s, (about, sequence, rows) in enumerate(zip(plan[role]["sequences"], stream.sequences, used, strict=True)):
+            sums = sequence.totals(stream.shards_needed(s))
+            shares = shares_lost(sums, kind=plan["kind"])
+            text = f"{sums.get(what, 0):,} {what}"
+            if not chat:
+                text += f", {sums.get('text_bytes', 0) / max(1, sums.get('text_tokens', 0)):.2f} bytes/token"
+            epochs = epochs_of(about, sequence, rows)
+            lines.append(
+                (
+                    role,
+                    about["name"],
+                    f"{rows:,}",
+                    short_count(rows * plan["row_tokens"]),
+                    f"{100 * rows / total:.2f} %" if total else "-",
+                    "< 1" if epochs is None else f"{epochs:.2f}",
+                    *(f"{100 * shares[name]:.2f} %" if name in shares else "-" for name in ("padded", *lost)),
+                    f"{sums['bad_rows']:,}",
+                    text,
+                )
+            )
+    return "\n".join(aligned(lines))
 
 
-def fit_conversation(messages: list[dict], rendered: Rendered, render: Render, *, capacity: int, overflow: str):
-    """(ids, trained, outcome) of a conversation that fits `capacity` ids and trains at least one; ids is None when dropped.
-
-    rendered: the whole conversation. outcome: whole | cut (ends at its last assistant turn that fits) | too_long | no_target.
-    """
-    ids, trained = rendered
-    if not any(trained):
-        return None, None, "no_target"
-    if len(ids) <= capacity:
-        return ids, trained, "whole"
-    if overflow == "drop":
-        return None, None, "too_long"
-    ends = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
-    up_to = cache(lambda end: render(messages[:end]))
-    fitting = bisect(ends, capacity, key=lambda end: len(up_to(end)[0]))  # lengths grow with the turns
-    if not fitting or not any(up_to(ends[fitting - 1])[1]):
-        return None, None, "too_long"
-    return *up_to(ends[fitting - 1]), "cut"
+def aligned(lines: Collection[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a table whose cells stand one below the other."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
-READ_COUNTS = {
-    "text": ("documents", "text_tokens", "text_bytes", "empty_rows"),
-    "chat": ("conversations", "text_tokens", "empty_rows", "cut", "too_long", "no_target", "cut_tokens", "too_long_tokens"),
-}  # fmt: skip
+def warning_lines(
+    recipe: Any, rows: "TrainingRows", validation: "ValidationRows", *, sources: list[Any], tokenizer: Any
+) -> list[str]:
+    """Return what is lost of the training sources, where it is much, and that validation is small, where it is."""
+    losses = with_samples(rows.plan, rows.stream, sources=sources, tokenizer=tokenizer)
+    lost = [line for loss in losses for line in loss_warnings(loss, longest_row=longest_row(recipe))]
+    held_out = recipe.data.validation or recipe.data.sources
+    built_in = all((source.id or "").startswith("tandem:") for source in held_out)  # nobody can add to what is held out
+    small = [] if built_in else size_warnings(validation, tokenizer)
+    return [
+        f"warning: {recipe.where(key)}: {line}"
+        for key, lines in (("data.sources", lost), ("data.validation", small))
+        for line in lines
+    ]
 
 
-LENGTH_STEP = 64  # Tokens: finer advice on the length of a row is of no use, and the counts stay few.
+def longest_row(recipe: Any) -> int | None:
+    """Return the positions of a model that is there already; None for one that is made now, which can have any."""
+    return recipe.model.n_positions if recipe.model.start_from else None
 
 
-def new_counts(kind: str) -> dict[str, Any]:
-    """Return what is counted while a source is read, all 0. `longer` of conversations: by row length, those that need it."""
-    return {**dict.fromkeys(READ_COUNTS[kind], 0), **({"longer": {}} if kind == "chat" else {})}
+def size_warnings(validation: "ValidationRows", tokenizer: Any) -> list[str]:
+    """Return what to say of a validation too small to compare by: none of its numbers is over enough text."""
+    scored = validation.scored_bytes(tokenizer)
+    if not scored or max(scored.values()) >= ENOUGH_BYTES:
+        return []
+    text, rows = size_text(scored), validation.num_rows()
+    if rows < validation.plan["validation"]["total_rows"]:
+        return [f"{text} Name more in data.validation."]
+    return [f"{text} evals.bpb.tokens asks for no more than these {rows:,} rows: raise it."]
 
 
-def count_conversation(counts: dict[str, Any], *, length: int, kept: int, outcome: str) -> None:
-    """Add a conversation of `length` ids of which `kept` are trained, with the outcome of fit_conversation."""
-    counts["conversations"] += 1
-    counts["text_tokens"] += kept
-    if outcome == "whole":
-        return
-    counts[outcome] += 1
-    # Counts that an earlier version began have no lengths: those of a part would be taken for those of the whole.
-    if outcome != "no_target" and "longer" in counts:
-        counts[f"{outcome}_tokens"] += length - kept
-        row = str(-(-(length - 1) // LENGTH_STEP) * LENGTH_STEP)
-        counts["longer"][row] = counts["longer"].get(row, 0) + 1
+def size_text(scored: dict[str, int]) -> str:
+    """Say that so many bytes (scored_bytes) are few."""
+    name, count = max(scored.items(), key=lambda pair: pair[1])
+    return f"{name} is over {count:,} bytes, fewer than {ENOUGH_BYTES:,}: differences between runs and steps are mostly chance."

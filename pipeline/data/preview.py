@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.rows import TrainingRows, aligned, bits
+from pipeline.data.losses import aligned
+from pipeline.data.rows import TrainingRows, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.layers import find_recipe
@@ -23,17 +24,9 @@ from pipeline.recipe.resolve import TEXT_ID, step_rows
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.recipe.values import Converter
 from pipeline.sources.formats import Format
-from pipeline.sources.open import (
-    NO_CONVERSATIONS,
-    OpenSource,
-    Recognised,
-    column_types,
-    looked_at_rows,
-    open_sources,
-    planned_sources,
-    recognise,
-)
+from pipeline.sources.open import OpenSource, open_sources, planned_sources
 from pipeline.sources.raw_rows import kind_of, read_blocks, text_bytes
+from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, looked_at_rows, recognise
 from pipeline.sources.verify import grouped, untrainable
 from pipeline.tokenizer.chat import rendered_talks
 from pipeline.tokenizer.encode import plain_backend

@@ -1,16 +1,15 @@
 """Rows of training and of validation: batches, what was consumed, the position that a checkpoint keeps, the loader of the
-Trainer's micro-batches, held-out rows under a fixed protocol, and the table that sums them up.
+Trainer's micro-batches, and held-out rows under a fixed protocol.
 """
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.data.losses import LOST, Loss, loss_warnings, losses_of, nothing_left, shares_lost, with_samples
 from pipeline.data.preparation import (
     VALIDATION_BUFFER,
     Preparation,
@@ -18,15 +17,24 @@ from pipeline.data.preparation import (
     note_used,
     open_stream,
     step_rows_of,
-    streams_of,
 )
-from pipeline.data.stream import RowPlace, Sequence, Shard, Stream, documents_begun, shard_path
+from pipeline.data.stream import (
+    Loss,
+    RowPlace,
+    Shard,
+    Stream,
+    documents_begun,
+    epochs_of,
+    losses_of,
+    shard_path,
+    shares_lost,
+)
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, Protocol, digest
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
-from pipeline.process.progress import short_count
+from pipeline.process.user_code import import_built_in
 from pipeline.sources.verify import grouped
-from pipeline.tokenizer.encode import LEAST_COVERAGE, byte_lengths, coverage, is_byte_level, keeps_every_text
+from pipeline.tokenizer.encode import LEAST_COVERAGE, byte_lengths, is_byte_level, keeps_every_text
 
 if TYPE_CHECKING:
     import torch
@@ -228,7 +236,9 @@ class TrainingRows:
             )
         if not rows.total_rows():
             rows.raise_if_too_bad()  # says why each row could not be read
-            raise DataError(f"data.sources ({names}): nothing is left to train on. {nothing_left(rows.losses())}")
+            raise DataError(
+                f"data.sources ({names}): nothing is left to train on. {import_built_in('data.nothing_left')(rows.losses())}"
+            )
         if rows.total_steps() < 1:
             raise DataError(
                 f"data.sources ({names}): {rows.total_rows()} rows of {rows.row_tokens} tokens in all, fewer than the "
@@ -348,7 +358,7 @@ class TrainingRows:
         return epoch * about["passes"] + min(int(done / about["files_in_a_pass"]), about["passes"] - 1)
 
     def losses(self) -> list[Loss]:
-        """Return what packing has left out of each source (losses.py)."""
+        """Return what packing has left out of each source (losses_of)."""
         self.stream.refresh()
         return losses_of(self.plan, "train", self.stream)
 
@@ -481,7 +491,6 @@ def on_device(
 
 RULE = 1  # raise it when the same files, tokenizer and window give other validation rows, or another figure of them
 LOOKED_AT_BYTES = 1_000_000  # of each source, for the share of it that the tokenizer keeps
-ENOUGH_BYTES = 100_000  # Of fewer, BPB differs by several per cent from one sample of text to another.
 ROWS_AT_ONCE = 512
 
 
@@ -579,22 +588,12 @@ class ValidationRows:
                 total += _bytes_of(sequence.shard(number), rows - number * sequence.shard_rows, lengths_V)
         return total
 
-    def size_warnings(self, tokenizer: Any) -> list[str]:
-        """Return what to say of a validation too small to compare by: none of its numbers is over enough text."""
-        scored = self.scored_bytes(tokenizer)
-        if not scored or max(scored.values()) >= ENOUGH_BYTES:
-            return []
-        text, rows = size_text(scored), self.num_rows()
-        if rows < self.plan["validation"]["total_rows"]:
-            return [f"{text} Name more in data.validation."]
-        return [f"{text} evals.bpb.tokens asks for no more than these {rows:,} rows: raise it."]
-
     def _sealed(self, role: str) -> Stream:
         stream = open_stream(self.plan, role)
         self.preparation.wait_until(stream.is_sealed, what="the validation rows")
         if not stream.mixture.total_rows:
             names = ", ".join(about["name"] for about in self.plan[role]["sequences"])
-            why = nothing_left(losses_of(self.plan, role, stream))
+            why = import_built_in("data.nothing_left")(losses_of(self.plan, role, stream))
             raise DataError(
                 f"data.validation ({names}): what is held out gives no row to score. {why} Or name other files in data.validation."
             )
@@ -622,7 +621,8 @@ def held_out_coverage(tokenizer: Any, sources: list[Any]) -> float:
     """Return the share of the held-out text that the tokenizer's ids restore, by the first bytes of each source."""
     if keeps_every_text(tokenizer):
         return 1.0
-    return coverage(tokenizer, (text for source in sources for text in first_texts(source, num_bytes=LOOKED_AT_BYTES)))
+    texts = (text for source in sources for text in first_texts(source, num_bytes=LOOKED_AT_BYTES))
+    return import_built_in("tokenizer.coverage")(tokenizer, texts)
 
 
 def first_texts(source: Any, *, num_bytes: int, role: str | None = None) -> Iterator[str]:
@@ -634,12 +634,6 @@ def first_texts(source: Any, *, num_bytes: int, role: str | None = None) -> Iter
         num_bytes -= sum(len(text.encode()) for text in texts)
         if num_bytes <= 0:
             return
-
-
-def size_text(scored: dict[str, int]) -> str:
-    """Say that so many bytes (scored_bytes) are few."""
-    name, count = max(scored.items(), key=lambda pair: pair[1])
-    return f"{name} is over {count:,} bytes, fewer than {ENOUGH_BYTES:,}: differences between runs and steps are mostly chance."
 
 
 def _bytes_of(shard: Shard, rows: int, lengths_V: np.ndarray | None) -> int:
@@ -658,71 +652,3 @@ def _bytes_of(shard: Shard, rows: int, lengths_V: np.ndarray | None) -> int:
             is_target = np.arange(width) < shard.used[part][:, None]
         total += int(lengths[:, 1:].sum(where=is_target[:, 1:], dtype=np.int64))
     return total
-
-
-# Summary of prepared data: the table of sources, and warnings where much of them is lost.
-
-
-def table(plan: dict) -> str:
-    """Return one line per source: rows and tokens of the run, shares, what packing padded, cropped, cut or dropped."""
-    chat = plan["kind"] == "chat"
-    what = "conversations" if chat else "documents"
-    lost = (*LOST[plan["kind"]], "empty")
-    lines = [("", "source", "rows", "tokens", "share", "epochs", "padded", *lost, "bad rows", "text")]
-    streams = streams_of(plan)
-    for role, stream in reversed(streams.items()):
-        total = stream.mixture.total_rows or 0
-        used = stream.mixture.used(total)
-        for s, (about, sequence, rows) in enumerate(zip(plan[role]["sequences"], stream.sequences, used, strict=True)):
-            sums = sequence.totals(stream.shards_needed(s))
-            shares = shares_lost(sums, kind=plan["kind"])
-            text = f"{sums.get(what, 0):,} {what}"
-            if not chat:
-                text += f", {sums.get('text_bytes', 0) / max(1, sums.get('text_tokens', 0)):.2f} bytes/token"
-            epochs = epochs_of(about, sequence, rows)
-            lines.append(
-                (
-                    role,
-                    about["name"],
-                    f"{rows:,}",
-                    short_count(rows * plan["row_tokens"]),
-                    f"{100 * rows / total:.2f} %" if total else "-",
-                    "< 1" if epochs is None else f"{epochs:.2f}",
-                    *(f"{100 * shares[name]:.2f} %" if name in shares else "-" for name in ("padded", *lost)),
-                    f"{sums['bad_rows']:,}",
-                    text,
-                )
-            )
-    return "\n".join(aligned(lines))
-
-
-def aligned(lines: Collection[tuple[str, ...]]) -> list[str]:
-    """Return the lines of a table whose cells stand one below the other."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-
-
-def epochs_of(about: dict, sequence: Sequence, rows: int) -> float | None:
-    """Return how often a source is seen when so many of its rows are; None while its length is not known."""
-    return rows * about.get("passes", 1) / sequence.rows if sequence.end is not None and sequence.rows else None
-
-
-def warning_lines(
-    recipe: Any, rows: TrainingRows, validation: ValidationRows, *, sources: list[Any], tokenizer: Any
-) -> list[str]:
-    """Return what is lost of the training sources, where it is much, and that validation is small, where it is."""
-    losses = with_samples(rows.plan, rows.stream, sources=sources, tokenizer=tokenizer)
-    lost = [line for loss in losses for line in loss_warnings(loss, longest_row=longest_row(recipe))]
-    held_out = recipe.data.validation or recipe.data.sources
-    built_in = all((source.id or "").startswith("tandem:") for source in held_out)  # nobody can add to what is held out
-    small = [] if built_in else validation.size_warnings(tokenizer)
-    return [
-        f"warning: {recipe.where(key)}: {line}"
-        for key, lines in (("data.sources", lost), ("data.validation", small))
-        for line in lines
-    ]
-
-
-def longest_row(recipe: Any) -> int | None:
-    """Return the positions of a model that is there already; None for one that is made now, which can have any."""
-    return recipe.model.n_positions if recipe.model.start_from else None

@@ -1,10 +1,12 @@
-"""Sealed shards and the order of their rows: shards of a source, a mixture of sources, and the position in it."""
+"""Sealed shards and the order of their rows: shards of a source, a mixture of sources, the position in it, and what packing
+left out."""
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -507,3 +509,122 @@ def permutation(n: int, *numbers: int) -> np.ndarray:
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x = x ^ (x >> np.uint64(31))
     return np.argsort(x, kind="stable")
+
+
+# What packing pads, crops, cuts or leaves out of each source: shares of what the seals count up to a shard, which is all that was
+# read by then.
+
+HELD = 0.99  # Of the conversations, by the row length that is advised.
+SAMPLE_FILE = "sampled_lengths.json"  # In a sequence's folder.
+# By the kind of rows, what may be lost, as its count and what that is a share of.
+LOST = {
+    "text": {"cropped": ("cropped_tokens", "text_tokens"), "split": ("split_documents", "documents")},
+    "chat": {name: (name.replace(" ", "_"), "conversations") for name in ("cut", "too long", "no target")},
+}
+
+
+def shares_lost(totals: dict[str, Any], *, kind: str) -> dict[str, float]:
+    """Shares by name from the sums of a sequence's shards (sequence.totals); without what nothing was read of.
+
+    padded: of the positions. Those of LOST. empty, bad: of the rows of the files.
+    """
+    shares = {"padded": totals["padded"] / totals["positions"]} if totals["positions"] else {}  # which hold the padding
+    for name, (part, whole) in LOST[kind].items():
+        if totals.get(whole):
+            shares[name] = totals.get(part, 0) / totals[whole]
+    if seen := rows_seen(totals):
+        shares |= {name: totals.get(f"{name}_rows", 0) / seen for name in ("empty", "bad")}
+    return shares
+
+
+def rows_seen(totals: dict[str, Any]) -> int:
+    """Return rows of the files that were read, empty and unreadable ones included."""
+    items = totals.get("conversations", totals.get("documents", 0))
+    return items + totals.get("empty_rows", 0) + totals.get("bad_rows", 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Counts of how the conversations of a source fit its rows.
+
+    read: those looked at. too_long: left out, cut: without their last turns, no_target: left out since no assistant
+    speaks. tokens_lost: share of the tokens that went with the too long and the cut ones. longer: of `of` conversations,
+    those too long or cut by the row length that holds them (count_conversation). Both None where no length is known.
+    sampled: of how many conversations these two are, where not of those read.
+    """
+
+    read: int
+    too_long: int
+    cut: int
+    no_target: int
+    row_tokens: int
+    tokens_lost: float | None = None
+    longer: dict[int, int] | None = None
+    of: int = 0
+    sampled: int | None = None
+
+    @classmethod
+    def counted(cls, counts: dict[str, Any], *, row_tokens: int, sample: dict[str, Any] | None = None) -> "Fit":
+        """From the counts of what was read; the lengths are the sample's where the counts have none."""
+        lengths = counts if "longer" in counts else sample
+        known: dict[str, Any] = {}
+        if lengths is not None:
+            gone = lengths["too_long_tokens"] + lengths["cut_tokens"]
+            known["tokens_lost"] = gone / max(1, lengths["text_tokens"] + gone)
+            known["longer"] = {int(row): n for row, n in lengths["longer"].items()}
+            known["of"] = lengths["conversations"] - lengths["no_target"]
+            known["sampled"] = lengths["conversations"] if lengths is sample else None
+        outcomes = {name: counts[name] for name in ("too_long", "cut", "no_target")}
+        return cls(read=counts["conversations"], row_tokens=row_tokens, **outcomes, **known)
+
+    def row_tokens_for(self, share: float = HELD) -> int | None:
+        """Return the shortest rows that hold this share of the conversations whole; None where that is not known."""
+        if self.longer is None or not self.of:
+            return None
+        beyond = 0
+        for row in sorted(self.longer, reverse=True):
+            beyond += self.longer[row]
+            if beyond > (1 - share) * self.of:
+                return row
+        return self.row_tokens
+
+    def share_beyond(self, row_tokens: int) -> float | None:
+        """Return the share of the conversations that rows of this length would not hold whole."""
+        if self.longer is None or not self.of:
+            return None
+        return sum(n for row, n in self.longer.items() if row > row_tokens) / self.of
+
+    def facts(self) -> dict[str, Any]:
+        """For the manifest; what is not known is left out."""
+        facts = {name: getattr(self, name) for name in ("read", "too_long", "cut", "no_target", "tokens_lost", "sampled")}  # fmt: skip
+        facts["row_tokens_99"] = self.row_tokens_for()
+        return {name: value for name, value in facts.items() if value is not None}
+
+
+class Loss(NamedTuple):
+    """Counts of what was read of a source, as sequence.totals gives them, and of how its conversations fit."""
+
+    name: str
+    counts: dict[str, Any]
+    fit: Fit | None
+
+
+def losses_of(plan: dict, role: str, stream: Stream) -> list[Loss]:
+    """Return the losses of each source of a plan's stream, of what the run reads as far as it is sealed."""
+    found = []
+    for number, (about, sequence) in enumerate(zip(plan[role]["sequences"], stream.sequences, strict=True)):
+        counts, fit = sequence.totals(stream.shards_needed(number)), None
+        if plan["kind"] == "chat" and "conversations" in counts:
+            kept = sequence.folder / SAMPLE_FILE
+            sample = None
+            if "longer" not in counts:
+                with suppress(FileNotFoundError, DamagedFileError):  # a damaged one is taken again
+                    sample = read_sealed_json(kept)
+            fit = Fit.counted(counts, row_tokens=plan["row_tokens"], sample=sample)
+        found.append(Loss(about["name"], counts, fit))
+    return found
+
+
+def epochs_of(about: dict, sequence: Sequence, rows: int) -> float | None:
+    """Return how often a source is seen when so many of its rows are; None while its length is not known."""
+    return rows * about.get("passes", 1) / sequence.rows if sequence.end is not None and sequence.rows else None

@@ -33,9 +33,10 @@ from pipeline.process import commands
 from pipeline.process.errors import DataError, RecipeError, ServiceError, TandemError, of_panic
 from pipeline.process.network import keep_retries_in
 from pipeline.process.storage import write_bytes
+from pipeline.process.user_code import import_built_in
 from pipeline.sources.raw_rows import BLOCK_ROWS, kind_of
 from pipeline.tokenizer.chat import render, rendered_talks
-from pipeline.tokenizer.encode import encode_documents, span_byte_lengths
+from pipeline.tokenizer.encode import encode_documents
 
 FOLDER = "encoded-2"  # of the folder of shards; raise the number when the files are others
 ENCODE_CHARS = 8_000_000  # handed to the tokenizer at once: bounds its memory when documents are huge
@@ -156,6 +157,7 @@ def _encode_documents(block: Any, source: Any, tokenizer: Any, settings: dict, n
     ids: list[np.ndarray] = []
     more: dict[str, np.ndarray] = {}
     if settings.get("target_bytes"):
+        span_byte_lengths = import_built_in("tokenizer.span_byte_lengths")
         spans = [span_byte_lengths(tokenizer, document.text) for document in block.items]
         ids = [np.array(found) for found, _ in spans]
         more["target_bytes"] = _flat([lengths for _, lengths in spans], np.int32)

@@ -36,7 +36,7 @@ from pipeline.process.progress import progress
 from pipeline.process.storage import cache_dir
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.tokenizer.chat import prompt_ids
-from pipeline.tokenizer.encode import coverage
+from pipeline.tokenizer.coverage import coverage
 
 # Multiple choice by the logits of the letters alone: one forward pass a question, nothing is generated.
 

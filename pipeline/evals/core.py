@@ -27,7 +27,8 @@ from pipeline.metrics import Protocol
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Recipe
-from pipeline.tokenizer.encode import coverage, document_start, encode_documents
+from pipeline.tokenizer.coverage import coverage
+from pipeline.tokenizer.encode import document_start, encode_documents
 
 # An item of a CORE task as token rows: the examples before it, the question, and the span whose loss counts.
 

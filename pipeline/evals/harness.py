@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.evals.intervals import interval_of_error
 from pipeline.metrics import Protocol, digest
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, refuse
-from pipeline.tokenizer.encode import coverage
+from pipeline.tokenizer.coverage import coverage
 
 PREFIX = "lm_eval"
 RULE = 1  # raise it when the same prompts under the same window are put to the model in another way

@@ -22,19 +22,12 @@ from pipeline.recipe.schema import Samples, Source
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.files import local_files
 from pipeline.sources.formats import format_of
-from pipeline.sources.open import looked_at_rows, recognise
 from pipeline.sources.raw_rows import BadRow, read_blocks
+from pipeline.sources.recognition import recognise_files
 from pipeline.sources.verify import verify
 from pipeline.tokenizer.chat import render, render_batch
-from pipeline.tokenizer.encode import (
-    byte_lengths,
-    coverage,
-    document_start,
-    encode_documents,
-    is_byte_level,
-    require_coverage,
-    span_byte_lengths,
-)
+from pipeline.tokenizer.coverage import coverage, require_coverage, span_byte_lengths
+from pipeline.tokenizer.encode import byte_lengths, document_start, encode_documents, is_byte_level
 
 # Text and conversations to score from files: txt, jsonl or parquet, compressed or not, read as training reads them.
 
@@ -83,7 +76,7 @@ def _items(
     """Return the first items of the files in sorted order, and what was taken of each file."""
     files = local_files(patterns, where=option, folder=None)
     form = format_of(Source(files=patterns), kind=kind, where=option, folder=None)
-    if found := recognise(looked_at_rows(files), kind=kind):
+    if found := recognise_files(files, kind=kind):
         if not found.format:
             raise DataError(f"{option}: {files[0].label} {found.refusal}")
         form = found.format

@@ -600,8 +600,8 @@ def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
 def prepared_notes(recipe: Recipe) -> list[str]:
     """Return what packing will leave out of conversations, by a sample of them, and a validation too small to compare by: for the
     plan of a run whose sources and tokenizer lie here. A stage counts it in what it prepares."""
-    from pipeline.data.losses import Loss, loss_warnings, sampled_fit
-    from pipeline.data.rows import ENOUGH_BYTES, longest_row, size_text
+    from pipeline.data.losses import ENOUGH_BYTES, longest_row, loss_warnings, sampled_fit, size_text
+    from pipeline.data.stream import Loss
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer.load import ready_tokenizer
 

@@ -40,7 +40,6 @@ from pipeline.recipe.sizes import Sizes, model_fields, options_of
 from pipeline.run_dir.checkpoints import SEAL, by_step, loadable_strays, problems
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import open_sources, with_recorded_inputs
-from pipeline.sources.verify import overlap_of
 
 if TYPE_CHECKING:
     from pipeline.preflight.plan import Plan
@@ -722,7 +721,9 @@ def _sources(recipe: Recipe) -> list[str]:
     if goes_on:
         recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs", {}))
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
-    note = None if goes_on else overlap_of(train, validation).note()  # it was said before the first step
+    note = (
+        None if goes_on else import_built_in("evals.overlap_of")(train, validation).note()
+    )  # it was said before the first step
     return [f"{recipe.where('data.validation')}: {note}"] if note else []
 
 

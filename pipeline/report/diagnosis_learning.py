@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.data.rows import ENOUGH_BYTES
+from pipeline.data.losses import ENOUGH_BYTES
 from pipeline.metrics import DEVIATIONS, ENOUGH, VAL_BPB, VALIDATION, WINDOW, RecentValues
 from pipeline.process.commands import program
 from pipeline.report.diagnosis_finding import (

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from pipeline.data.preparation import Preparation, batch_warmup, start_preparation
-from pipeline.data.rows import TrainingRows, ValidationRows, held_out_coverage, warning_lines
+from pipeline.data.rows import TrainingRows, ValidationRows, held_out_coverage
 from pipeline.hardware import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.preflight.checks import benchmarks_of, cadence_notes
@@ -25,9 +25,8 @@ from pipeline.recipe.schema import Schedule, with_values
 from pipeline.run.open_run import OpenRun
 from pipeline.sources.open import with_recorded_inputs
 from pipeline.sources.raw_rows import text_bytes
-from pipeline.sources.verify import FactsOfFiles, overlap_of
+from pipeline.sources.verify import FactsOfFiles
 from pipeline.tokenizer import identity
-from pipeline.tokenizer.encode import lost_text
 from pipeline.training.distributed import on_rank_0
 
 # The horizon against the data: how often the run will see them, and a warm-up that fits a run given in epochs.
@@ -119,6 +118,7 @@ def open_rows(
 
     def print_notes() -> None:
         notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
+        warning_lines = import_built_in("data.warning_lines")
         warnings = warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer)
         print(*horizon_lines(recipe, rows, sources[0]), *notes, *warnings, sep="\n", flush=True)
 
@@ -185,9 +185,8 @@ def record_inputs(
         if len(shares) > 1:
             print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
         if not validation.keeps_text:
-            print(
-                f"note: there are no bits per byte of data.validation, only val/loss: {lost_text(validation.coverage)}."
-            )
+            lost = import_built_in("tokenizer.lost_text")(validation.coverage)
+            print(f"note: there are no bits per byte of data.validation, only val/loss: {lost}.")
         return validation.coverage
 
     validation.coverage = on_rank_0(record)
@@ -212,7 +211,7 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
     """Looked for before the first step (run/data.py) and kept from then on; nothing where nothing is held out."""
     if begun:
         return {"overlap": begun["overlap"]} if "overlap" in begun else {}
-    overlap = overlap_of(*sources)
+    overlap = import_built_in("evals.overlap_of")(*sources)
     known = {name: value for name, value in asdict(overlap).items() if value is not None}
     return {"overlap": known} if overlap.documents else {}
 

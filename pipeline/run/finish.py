@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from pipeline.data.rows import table
 from pipeline.hardware import device_info, model_replicas, peak_bytes, process_start, tensor_parallel_size
 from pipeline.metrics import BEST_BY, is_evaluation, metric_of
 from pipeline.process.commands import command, stage_command
@@ -260,7 +259,7 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         if may_grow and (hint := import_built_in("plan.memory_hint")(recipe, trainer)):
             print(f"note: {hint}")
         with open(directory.console, "a", encoding="utf-8") as log:  # by now all that the run read is prepared
-            log.write(f"{table(trainer.rows.plan)}\n")
+            log.write(f"{import_built_in('data.table')(trainer.rows.plan)}\n")
         _look_back(recipe, run, trainer)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
     trainer.accelerator.wait_for_everyone()

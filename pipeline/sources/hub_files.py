@@ -36,9 +36,7 @@ from pipeline.sources.files import (
     labelled,
     looked_in,
     refuse_unreadable,
-    saved_files,
     shown,
-    split_files,
 )
 from pipeline.sources.formats import Format
 from pipeline.sources.raw_rows import (
@@ -53,6 +51,7 @@ from pipeline.sources.raw_rows import (
     parse_json_line,
     wrong_ends,
 )
+from pipeline.sources.splits import saved_files, split_files
 from pipeline.sources.verify import HEAD_BYTES, NO_ROWS, NO_TEXT, Findings, array_problem, csv_problem, jsonl_problem
 
 # Files of a Hub that are not here yet, by their first and last bytes: an error page among them is reported before step

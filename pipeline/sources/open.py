@@ -4,14 +4,14 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import chain, count, islice, zip_longest
+from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.process.commands import command, program
+from pipeline.process.commands import program
 from pipeline.process.errors import (
     DataError,
     InputMissingError,
@@ -26,308 +26,24 @@ from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import Recipe, with_values
 from pipeline.sources.files import SourceFile, local_files
-from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, Format, UntrainableConversation, format_of, is_tree
+from pipeline.sources.formats import Format, UntrainableConversation, format_of
 from pipeline.sources.raw_rows import (
-    BEGINNINGS,
-    BOM,
-    COMPRESSIONS,
     Block,
     Conversation,
     Document,
     RawRow,
-    kind_of,
-    open_bytes,
-    parse_json_line,
     read_blocks,
-    wrong_content,
-    wrong_ends,
 )
 from pipeline.sources.verify import (
-    HEAD_BYTES,
     MOST_OF_REASON,
-    ONE_OBJECT,
     FactsOfFiles,
     Findings,
     grouped,
-    holds_columns,
     is_blank,
     read_item,
     row_name,
     verified,
 )
-
-# Recognise what the rows of a source are by looking at the first of them: text, a usual form of conversations, or neither.
-#
-# The same rows give the same answer on every machine. Where `text` or `messages` is among the columns nothing else counts:
-# files that were read before are read as before.
-
-LOOKED_AT_ROWS = 64
-LOOKED_AT_FILES = 8  # The first of them that can be read decides.
-
-PROMPTS = ("prompt", "instruction", "question", "query", "problem", "inputs", "input")
-RESPONSES = ("response", "completion", "output", "answer", "solution", "targets")
-NO_CONVERSATIONS = "no usual form of conversations"
-SYSTEM = ("system", "system_prompt")
-MESSAGES = Format("messages", "chat", "messages", recognised=True)
-LISTS_OF_TURNS = {
-    "messages": "chat messages",
-    "turns": "ShareGPT conversations",
-    "exchanges": "conversations of input and output",
-    "texts": "conversations of texts in turns",
-    "tree": "message trees",
-}
-
-
-@dataclass(frozen=True)
-class Recognised:
-    """name: for people, with the columns. format: how the rows are read, None where they cannot be. refusal: why not, as
-    `verb ... . What to do.`, for a sentence that begins with the file. is_default: read as always, nothing to announce."""
-
-    name: str
-    format: Format | None = None
-    refusal: str = ""
-    is_default: bool = False
-
-
-def recognise(rows: Iterable[Any], *, kind: str) -> Recognised | None:
-    """Return what the rows are for a stage of that kind (text or chat); None when none of them has columns."""
-    rows = [row for row in rows if isinstance(row, dict) or _type_of(row) in LISTS_OF_TURNS]
-    mappings = [row for row in rows if isinstance(row, dict)]
-    types = column_types(mappings)
-    if not rows:
-        return None
-    if holds_columns(mappings):
-        return Recognised("one JSON object of columns", refusal=ONE_OBJECT)
-    chat = _chat(types) if mappings else Recognised("chat messages", MESSAGES, is_default=True)
-    return _chat_or_refusal(chat, types) if kind == "chat" else _text(chat, types, mappings)
-
-
-def column_types(rows: list[dict]) -> dict[str, str]:
-    """Return what each column holds: text, number, boolean, mapping, null, a list by what is in it (messages, turns, exchanges,
-    texts, list), tree, or `mixed`."""
-    types: dict[str, str] = {}
-    for row in rows:
-        for name, value in row.items():
-            found, before = _type_of(value), types.get(name, "null")
-            if before in ("null", found) or (before == "list" and found in LISTS_OF_TURNS):
-                types[name] = found
-            elif found != "null" and not (found == "list" and before in LISTS_OF_TURNS):
-                types[name] = "mixed"
-            else:
-                types[name] = before
-    return types
-
-
-def _type_of(value: Any) -> str:
-    if isinstance(value, list):
-        first = next((item for item in value if item is not None), None)
-        if isinstance(first, str):
-            return "texts"
-        keys = first.keys() if isinstance(first, dict) else ()
-        if "role" in keys and ("content" in keys or "tool_calls" in keys):
-            return "messages"
-        if "from" in keys and "value" in keys:
-            return "turns"
-        return "exchanges" if "input" in keys and "output" in keys else "list"
-    if is_tree(value):
-        return "tree"
-    simple = {type(None): "null", str: "text", bool: "boolean", int: "number", float: "number", dict: "mapping"}
-    return simple.get(type(value), type(value).__name__)
-
-
-def _chat_or_refusal(chat: Recognised | None, types: dict[str, str]) -> Recognised:
-    if chat is not None:
-        return chat
-    found = f"has no column 'messages'; found: {', '.join(types) or 'none'}"
-    if types.keys() >= {"message_id", "parent_id", "role", "text"}:
-        return Recognised(
-            "one message of a tree a row, as OASST has them",
-            refusal="has one message of a tree in each row (message_id, parent_id, role, text), as OASST has them, and no whole conversations. "
-            'Its file of whole trees gives a conversation each: Write files: "*_ready.trees.jsonl.gz". Or train the stage pretrain, on its column text.',
-        )
-    texts = [name for name, kind in types.items() if kind == "text" and name.lower() in TEXT_COLUMNS]
-    if texts:
-        return Recognised(
-            NO_CONVERSATIONS,
-            refusal=f"{found}. It holds plain text, and SFT trains on conversations. Train the stage pretrain with it ({command('pretrain')}), or name columns of a conversation: columns: {{prompt: COLUMN, response: COLUMN}}.",
-        )
-    return Recognised(
-        NO_CONVERSATIONS,
-        refusal=f"{found}. They are no usual form of conversations (docs/data.md). Name them: columns: {{prompt: COLUMN, response: COLUMN}}, or {{messages: COLUMN}}, or write a format module:attr.",
-    )
-
-
-def _chat(types: dict[str, str]) -> Recognised | None:
-    """Return the conversations that these columns are, refused or not; None when they look like none."""
-    if "messages" in types:
-        return Recognised("chat messages (column messages)", MESSAGES, is_default=True)
-    if types.keys() >= {"chosen", "rejected"}:
-        return _preferences(types)
-    if types.keys() >= {"prompt", "completion", "label"} and types["label"] in ("boolean", "number"):
-        return Recognised(
-            "answers judged good or bad (columns prompt, completion, label)",
-            refusal="holds answers judged good or bad (columns prompt, completion, label), as KTO takes them, and SFT would train on the bad ones too. Keep the rows whose label is true, without that column; or train TRL's KTOTrainer on the finished model (docs/build_on.md).",
-        )
-    if types.keys() >= {"completions", "labels"}:
-        return Recognised(
-            "steps with a label each (columns completions, labels)",
-            refusal="holds steps with a label each (columns completions, labels), as a reward model for steps takes them, and no conversations. Use other data for SFT.",
-        )
-    named = [name for name, kind in types.items() if name.lower() in CHAT_COLUMNS and kind in LISTS_OF_TURNS]
-    others = [
-        name
-        for name, kind in types.items()
-        if kind == "tree" or (kind in ("messages", "turns") and name.lower() not in PROMPTS + RESPONSES)
-    ]
-    columns = named or others
-    if len(columns) > 1:
-        return _ambiguous("could each be the conversation", columns, f"{{messages: {columns[0]}}}")
-    if columns:
-        form = Format("messages", "chat", columns[0], columns=_optional(types, system=SYSTEM), recognised=True)
-        return Recognised(f"{LISTS_OF_TURNS[types[columns[0]]]} ({_columns_of(form, types)})", form)
-    return _exchange(types)
-
-
-def _preferences(types: dict[str, str]) -> Recognised:
-    if types["chosen"] in ("text", "messages") and types.get("prompt") == types["chosen"]:
-        cure = "columns: {prompt: prompt, response: chosen}"
-    elif types["chosen"] in LISTS_OF_TURNS:
-        cure = "columns: {messages: chosen}"
-    else:
-        cure = "a format module:attr that makes messages of `chosen`"
-    return Recognised(
-        "preference pairs (columns chosen, rejected)",
-        refusal=f"holds preference pairs (columns chosen, rejected), and SFT trains on conversations. Train on the chosen answers alone with {cure}; or train TRL's DPOTrainer on the finished model (docs/build_on.md).",
-    )
-
-
-def _exchange(types: dict[str, str]) -> Recognised | None:
-    """Return a prompt and a response in columns of their own, in any case of letters."""
-    lower = {name.lower(): name for name in reversed(list(types))}
-    usable = {small: name for small, name in lower.items() if types[name] in ("text", "messages")}
-    prompts = [name for name in PROMPTS if name in usable]
-    if len(prompts) > 1 and "input" in prompts:
-        prompts.remove("input")  # what an instruction is about
-    responses = [name for name in RESPONSES if name in usable]
-    if prompts == ["prompt"] and not responses and set(types) <= {"prompt", "prompt_id", "id"}:
-        return Recognised(
-            "prompts without answers (column prompt)",
-            refusal="holds prompts without answers (column prompt), and SFT trains on the answers. Use data that has them.",
-        )
-    if not prompts or not responses:
-        return None
-    for several, role in ((prompts, "prompt"), (responses, "response")):
-        if len(several) > 1:
-            columns = [name for name in types if name in {usable[small] for small in several}]
-            named = {"prompt": usable[prompts[0]], "response": usable[responses[0]], role: columns[0]}
-            listed = ", ".join(f"{key}: {column}" for key, column in named.items())
-            return _ambiguous(f"could each be the {role}", columns, f"{{{listed}}}")
-    prompt, response = usable[prompts[0]], usable[responses[0]]
-    contexts = [name for name in ("input", "context") if name != prompts[0]]
-    contexts = [lower.get(name, name) for name in contexts]
-    optional = _optional(types, context=contexts, system=SYSTEM, history=("history",))
-    pair = (("prompt", prompt), ("response", response))
-    form = Format("prompt_response", "chat", None, columns=(*pair, *optional), recognised=True)
-    known = {("instruction", "output"): "Alpaca instructions", ("instruction", "response"): "Dolly instructions"}
-    label = known.get((prompts[0], responses[0]), "prompts and responses")
-    if types[prompt] == "messages":
-        label = f"{label} as messages"
-    return Recognised(f"{label} ({_columns_of(form, types)})", form)
-
-
-def _optional(types: dict[str, str], **roles: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return (role, column) for columns that are read where a row has them, also when the rows that were looked at have none."""
-    wanted = {"history": ("list", "null")}
-    return tuple(
-        (role, name)
-        for role, names in roles.items()
-        for name in names
-        if types.get(name, "null") in wanted.get(role, ("text", "null"))
-    )
-
-
-def _text(chat: Recognised | None, types: dict[str, str], rows: list[dict]) -> Recognised:
-    if "text" in types:
-        return Recognised("text (column text)", Format("text", "text", "text", recognised=True), is_default=True)
-    texts = [name for name, kind in types.items() if kind == "text"]
-    named = [name for name in texts if name.lower() in TEXT_COLUMNS]
-    found = f"has no column 'text'; found: {', '.join(types) or 'none'}"
-    if len(named) == 1:
-        return Recognised(f"text (column {named[0]})", Format("text", "text", named[0], recognised=True))
-    if named:
-        return Recognised(
-            f"text (column {' or '.join(named)})",
-            refusal=f"{found}. {' and '.join(named)} could each be the text. Set text_column: {named[0]}.",
-        )
-    longest = max(texts, key=lambda name: sum(len(row.get(name) or "") for row in rows), default="COLUMN")
-    if chat is not None:
-        stage = f"Train the stage SFT with it ({command('sft')}; run.stage: sft), or name" if chat.format else "Name"
-        return Recognised(
-            chat.name,
-            refusal=f"holds {chat.name}, and pretraining reads plain text. {stage} the column that holds text: text_column: {longest}.",
-        )
-    if not texts:
-        return Recognised(
-            "no text", refusal=f"{found}, and none of them holds text. Name other files, or write a format module:attr."
-        )
-    return Recognised(f"text (column {longest})", refusal=f"{found}. Set text_column: {longest}.")
-
-
-def _ambiguous(what: str, columns: list[str], cure: str) -> Recognised:
-    return Recognised(
-        f"conversations in one of the columns {', '.join(columns)}",
-        refusal=f"has the columns {' and '.join(columns)}, which {what}, and which one is meant cannot be known. Write columns: {cure}.",
-    )
-
-
-def _columns_of(form: Format, types: dict[str, str]) -> str:
-    here = [name for name, kind in types.items() if name in (form.read_columns or ()) and kind != "null"]
-    return f"column{'s' if len(here) > 1 else ''} {', '.join(here)}"
-
-
-def looked_at_rows(files: list[SourceFile]) -> list[Any]:
-    """Return values of the first rows of a source: of the first file that is here and can be read, else of the first one's
-    beginning on the Hub; where that shows no whole row, that file is fetched: it is the one that is read first."""
-    if files and kind_of(files[0].label) == "txt":
-        return [{"text": ""}]
-    here = [file for file in files if file.path is not None]
-    for file in here[:LOOKED_AT_FILES]:
-        if rows := list(islice(_readable_rows(file), LOOKED_AT_ROWS)):
-            return rows
-    if here or not files or files[0].peek is None:
-        return []
-    ends = files[0].peek()
-    files[0].peek = lambda: ends  # verify looks at the same ones: the Hub is asked once.
-    if ends is None:
-        return []  # The Hub is silent: the file is looked at when it is fetched.
-    head, tail = ends
-    if kind_of(files[0].label) == "jsonl" and not files[0].label.lower().endswith(COMPRESSIONS):
-        lines = head.removeprefix(BOM).split(b"\n")
-        lines = lines if len(head) < HEAD_BYTES else lines[:-1]  # the last one goes on behind the head
-        rows = [value for line in lines if line.strip() and isinstance(value := parse_json_line(line), dict | list)]
-        if rows or head.lstrip(BOM + b" \t\r\n")[:1] not in (b"{", b"["):
-            return rows
-    if wrong_ends(files[0].label, head, tail):
-        return []  # verify says what it is
-    files[0].local_path()
-    return list(islice(_readable_rows(files[0]), LOOKED_AT_ROWS))
-
-
-def _readable_rows(file: SourceFile) -> Iterator[Any]:
-    """Yield row values that have columns; a file that cannot be read gives what it gave so far: verify says what is wrong."""
-    path = file.local_path()
-    try:
-        with open_bytes(path) as content:
-            head = content.read(HEAD_BYTES)
-        if wrong_content(head, expected=BEGINNINGS.get(path.suffix.lower(), ())) or (
-            kind_of(path.name) not in ("parquet", "arrow") and b"\0" in head
-        ):
-            return  # An error page or UTF-16 may look like a file of other columns.
-        for block in read_blocks(path):
-            yield from (value for _, _, value in block if isinstance(value, dict | list))
-    except Exception:
-        return
-
 
 # Files of a source, or rows of its only file, that are kept from training where data.validation names nothing.
 
@@ -731,13 +447,13 @@ class _Opening:
 
         A validation that is held out of a training source is read as that one.
         """
-        seen: dict[int, Recognised | None] = {}
+        seen: dict[int, Any] = {}
         for source in sources:
             spec = source.spec
             if spec.format or spec.text_column or spec.messages_column or spec.columns or not source.files:
                 continue
             if id(spec) not in seen and not source.is_built_in:
-                seen[id(spec)] = found = recognise(looked_at_rows(source.files), kind=self.kind)
+                seen[id(spec)] = found = import_built_in("sources.recognise")(source.files, kind=self.kind)
                 if found and not found.format:
                     name = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
                     self.problems.append(DataError(f"{name} {found.refusal}"))

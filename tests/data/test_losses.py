@@ -7,10 +7,11 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline.data.losses import Fit, Loss, loss_warnings, losses_of, sampled_fit, with_samples
+from pipeline.data.losses import loss_warnings, sampled_fit, size_warnings, table, warning_lines, with_samples
 from pipeline.data.preparation import make_plan
 from pipeline.data.prepare import Workshop
-from pipeline.data.rows import TrainingRows, ValidationRows, table, warning_lines
+from pipeline.data.rows import TrainingRows, ValidationRows
+from pipeline.data.stream import Fit, Loss, losses_of
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
 from pipeline.process.storage import read_sealed_json
@@ -228,7 +229,7 @@ def test_the_scored_bytes_are_those_of_the_labels(bench, stage):
     if stage == "pretrain":
         expected["val/bpb_documents"] = of(rows.document_batches(rows=3))
     assert rows.scored_bytes(bench.tokenizer) == expected
-    (warning,) = rows.size_warnings(bench.tokenizer)
+    (warning,) = size_warnings(rows, bench.tokenizer)
     name, count = max(expected.items(), key=lambda pair: pair[1])
     assert f"{name} is over {count:,} bytes, fewer than 100,000" in warning
     assert "evals.bpb.tokens asks for no more" in warning
@@ -241,7 +242,7 @@ def test_a_large_validation_is_not_mentioned(bench, text_files):
     rows = ValidationRows.open(bench.prepared(recipe))
     assert min(rows.scored_bytes(bench.tokenizer).values()) < 100_000  # rows of best_fit_crop lose the tails
     assert max(rows.scored_bytes(bench.tokenizer).values()) > 100_000
-    assert rows.size_warnings(bench.tokenizer) == []
+    assert size_warnings(rows, bench.tokenizer) == []
 
 
 @pytest.mark.parametrize("program", ["pandas", "datasets"])

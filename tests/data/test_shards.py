@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from pipeline.data.losses import shares_lost
 from pipeline.data.packing import SequenceWriter
 from pipeline.data.preparation import make_plan, open_stream, sequence_folder
 from pipeline.data.prepare import prepare_now
-from pipeline.data.stream import NUMPY_TYPES, open_shard, shard_path, state_path, tensors_in
+from pipeline.data.stream import NUMPY_TYPES, open_shard, shard_path, shares_lost, state_path, tensors_in
 from pipeline.data.workers import safetensors_parts
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Source

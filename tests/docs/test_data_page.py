@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.data.preview import preview
-from pipeline.sources.open import CHAT_COLUMNS, PROMPTS, RESPONSES, TEXT_COLUMNS, recognise
+from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS
+from pipeline.sources.recognition import PROMPTS, RESPONSES, recognise
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 ROWS = [(form, json.loads(row)) for form, row in re.findall(r"^\| ([^|]+) \| `(\{.+?\})` \|", PAGE, re.M)]

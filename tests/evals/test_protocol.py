@@ -23,7 +23,8 @@ from pipeline.report.benchmarks import score_rows
 from pipeline.report.comparison import comparison
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.tokenizer.encode import coverage, keeps_every_text
+from pipeline.tokenizer.coverage import coverage
+from pipeline.tokenizer.encode import keeps_every_text
 from tests.model.tiny_models import tiny
 
 TEXT = (

@@ -164,16 +164,16 @@ def test_documents_that_are_trained_on_are_looked_for_once_and_not_in_a_run_that
 
 @pytest.mark.parametrize("validation", ["[{files: b.jsonl}]", "null"])
 def test_the_text_read_for_validation_documents_is_bounded(recipe_file, tmp_path, monkeypatch, validation):
-    from pipeline.sources import verify
+    from pipeline.evals import decontamination
 
     for name in ("a", "b"):
         lines = [json.dumps({"text": f"{name} {n:05} " + "x" * 992}) + "\n" for n in range(3000)]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     recipe = read_recipe([recipe_file(), "data.sources=[{files: a.jsonl}]", f"data.validation={validation}"])
     _, (source,) = open_sources(recipe, kind="text")
-    monkeypatch.setattr(verify, "HELD_OUT_CHARS", 500_000)
+    monkeypatch.setattr(decontamination, "HELD_OUT_CHARS", 500_000)
     rows_for_one = source.files[0].period or 1
-    assert len(list(verify._held_out(source))) == 500 // rows_for_one + 1
+    assert len(list(decontamination._held_out(source))) == 500 // rows_for_one + 1
     assert rows_for_one == (100 if validation == "null" else 1)
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.evals.decontamination import overlap_of
 from pipeline.recipe import Recipe, read_recipe
 from pipeline.recipe.schema import Source
 from pipeline.sources import quickstart
 from pipeline.sources.open import open_sources
 from pipeline.sources.quickstart import corpus_folder, spelling_words
-from pipeline.sources.verify import overlap_of
 from pipeline.tokenizer.train import train_bpe, training_texts
 
 RECIPES = Path(__file__).parents[2] / "recipes"

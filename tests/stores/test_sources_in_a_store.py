@@ -69,7 +69,7 @@ def test_files_that_the_disk_cannot_take_are_refused_before_the_first_is_fetched
     total = sum(path.stat().st_size for path in text_files)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=total - 400))
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.sources.files._fetched", lambda store, name, facts, target: parts.append(target))
+        patch.setattr("pipeline.sources.stores._fetched", lambda store, name, facts, target: parts.append(target))
         parts = []
         with pytest.raises(DiskFullError):
             local_files("s3://corpus/text", where="here", folder=None, cache=tmp_path)

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.tokenizer.coverage import span_byte_lengths
 from pipeline.tokenizer.encode import (
     SPECIALS,
     byte_lengths,
     control_ids,
     encode_documents,
     is_byte_level,
-    span_byte_lengths,
 )
 
 anything = st.text(st.characters(exclude_categories=["Cs"]))
