@@ -30,6 +30,7 @@ NEVER_REACHED = (
         "preflight/plan.py",
         "preflight/capacity.py",
         "preflight/memory.py",
+        "preflight/kernels.py",
         "run_dir/columns.py",
         "run_dir/hub_queue.py",
     ),
