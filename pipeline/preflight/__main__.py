@@ -19,6 +19,7 @@ from pipeline.preflight.checks import (
     attention_line,
     cadence_notes,
     choose_attention,
+    machine_problems,
     named_code_problems,
     reading_findings,
     service_findings,
@@ -533,7 +534,7 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     if plan.steps is not None:
         notes += cadence_notes(recipe, plan.steps)  # a stage prints them once its data are known
     problems = find_problems(plan, on_this_machine=not planned)
-    findings = [] if planned else [service_findings(recipe)]
+    findings = [] if planned else [(machine_problems(plan), []), service_findings(recipe)]
     if _has_torch():
         findings.append(([*trainer_problems(recipe), *named_code_problems(recipe)], []))
     for more_problems, more_notes in (*findings, _data(recipe)):

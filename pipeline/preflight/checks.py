@@ -16,8 +16,6 @@ from pipeline.hardware import (
     can_compile,
     decide_bf16,
     device_info,
-    parallelism_size,
-    tensor_parallel_size,
 )
 from pipeline.process.errors import (
     CannotWriteError,
@@ -278,6 +276,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
             return None
         problems = [
             *import_built_in("plan.find_problems")(plan, on_this_machine=True),
+            *machine_problems(plan),
             *trainer_problems(recipe),
             *named_code_problems(recipe),
         ]
@@ -301,12 +300,10 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
 
 
 def machine_problems(plan: "Plan") -> list[TandemError]:
-    """Return what would end the run on this machine, beside what does not fit: its packages, devices, kernels, folders and benchmarks."""
+    """Return what would end the run on this machine, beside what does not fit: its packages, kernels, folders and benchmarks."""
     return [
         *_versions(),
         *raised(_start, plan),
-        *raised(_devices, plan),
-        *_sharding(plan),
         *kernel_problems(plan.recipe, plan.device),
         *_writing(plan),
         *raised(benchmarks_of, plan.recipe),
@@ -318,78 +315,6 @@ def benchmarks_of(recipe: Recipe) -> list[Any]:
     through. Raises what their files raise."""
     cadences = {"evals.core": recipe.evals.core.every_steps, "evals.chat": recipe.evals.chat.every_steps}
     return [import_built_in(name)(recipe) for name, every_steps in cadences.items() if every_steps is not None]
-
-
-def _devices(plan: "Plan") -> None:
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
-    if plan.device.kind != "cpu" and local > plan.device.count:
-        raise RecipeError(
-            f"command line: {local} processes for {plan.device.count} {plan.device.name}, and two processes cannot share one. "
-            f"Start with --num_processes {plan.device.count}, or NPROC={plan.device.count}."
-        )
-
-
-def _sharding(plan: "Plan") -> list[TandemError]:
-    """Return what FSDP2 and tensor parallelism are not tried with, where the launcher asks for them, and DeepSpeed, which is never supported."""
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        return [RecipeError("accelerate's config file: DeepSpeed is not supported. Start from accelerate_configs/fsdp2.yaml.")]  # fmt: skip
-    tensor_parallel = tensor_parallel_size()
-    fsdp = os.environ.get("FSDP_VERSION")
-    if plan.processes == 1 or (fsdp is None and tensor_parallel == 1):
-        return []
-    recipe, train = plan.recipe, plan.recipe.train
-    launcher = {
-        "fsdp_version: 1": fsdp not in (None, "2"),
-        "fsdp_offload_params: true": os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true",
-        "fsdp_activation_checkpointing: true": os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true",
-        **{f"{name}_size above 1": parallelism_size(name) > 1 for name in ("cp", "sp")},
-        "tp_size above 1 with FSDP": fsdp is not None and tensor_parallel > 1,
-    }
-    keys = {
-        "train.fp8": train.get("fp8"),
-        "train.fp16": train.get("fp16"),
-        "model.embedding_dtype": recipe.model.embedding_dtype != "float32",
-        "train.optim": recipe.optimizer.type == "trainer"
-        and (tensor_parallel > 1 or train.get("optim") not in ("adamw_torch", "adamw_torch_fused")),
-        "train.torch_compile": tensor_parallel > 1 and train.get("torch_compile") is True,
-    }
-    found = [
-        f"accelerate's config file: {setting} is not supported. Start from accelerate_configs/fsdp2.yaml."
-        for setting, is_set in launcher.items()
-        if is_set
-    ]
-    if fsdp is None:
-        found += _tensor_parallel(plan, tensor_parallel)
-    replicas, parts = parallelism_size("dp_replicate"), parallelism_size("dp_shard")
-    if fsdp is not None and "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ and replicas * parts != plan.processes:
-        found.append(
-            f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of processes, {plan.processes}, so no "
-            "groups of processes can share the copies of the model. Change --num_processes or one of the two."
-        )
-    found += [
-        f"{recipe.where(key)}: is not supported with a sharded model ({'FSDP2' if fsdp else 'tensor parallel'}). Remove the key, or launch with accelerate_configs/ddp.yaml."
-        for key, is_set in keys.items()
-        if is_set
-    ]
-    return [RecipeError(text) for text in found]
-
-
-def _tensor_parallel(plan: "Plan", size: int) -> list[str]:
-    """Return why the processes cannot compute each layer together."""
-    found = []
-    if size != plan.processes:
-        found.append(
-            f"accelerate's config file: tp_size {size} is not the number of processes, {plan.processes}, and copies of a model that is split "
-            f"by layers are not supported. Add --parallelism_config_tp_size {plan.processes}, or launch with accelerate_configs/fsdp2.yaml."
-        )
-    sizes = plan.sizes if isinstance(plan.sizes, Sizes) else None
-    for name, count in (("heads", sizes.n_head), ("heads of keys and values", sizes.n_kv_head)) if sizes else ():
-        if count % size:
-            found.append(
-                f"{plan.recipe.path}: the model has {count} {name}, which {size} processes cannot share evenly (tp_size). "
-                "Take a number of processes that divides it, or launch with accelerate_configs/fsdp2.yaml."
-            )
-    return found
 
 
 def _start(plan: "Plan") -> None:
