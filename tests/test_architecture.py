@@ -31,6 +31,8 @@ NEVER_REACHED = (
         "preflight/capacity.py",
         "preflight/memory.py",
         "preflight/kernels.py",
+        "preflight/devices.py",
+        "preflight/processor.py",
         "run_dir/columns.py",
         "run_dir/hub_queue.py",
     ),

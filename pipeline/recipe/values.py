@@ -11,8 +11,8 @@ from functools import cache
 from glob import has_magic
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pipeline.hardware import parse_hardware
 from pipeline.process.network import BUCKET_FOLDER, SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
+from pipeline.process.user_code import import_built_in
 from pipeline.recipe.located_yaml import INSTEAD, SECRET_NAME, Item, Problems, lookalike, show
 from pipeline.recipe.schema import ARGUMENTS, SECTIONS, OwnTask, Recipe, Source
 from pipeline.recipe.sizes import TANDEM_OPTIONS
@@ -446,7 +446,7 @@ def _run(recipe: Recipe, problems: Problems) -> None:
             problems.add(recipe.where("run.fork_from"), f"names {parent}, which is this run. Give it another run.name.")
     if run.hardware is not None:
         try:
-            parse_hardware(run.hardware)
+            import_built_in("devices.parse_hardware")(run.hardware)
         except ValueError as error:
             problems.add(recipe.where("run.hardware"), str(error))
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from pipeline import hardware as device_module
-from pipeline.hardware import planned_device
 from pipeline.preflight import capacity, checks
 from pipeline.preflight.__main__ import main
 from pipeline.preflight.capacity import find_notes, find_problems
 from pipeline.preflight.checks import kernel_problems, machine_problems
+from pipeline.preflight.devices import planned_device
 from pipeline.preflight.plan import gigabytes, make_plan
 from pipeline.process.errors import (
     CannotWriteError,
