@@ -37,7 +37,7 @@ NEVER_REACHED = (
         "run_dir/hub_queue.py",
     ),
     *("evals/subject.py", "evals/tasks.py", "callbacks/benchmarks.py", "callbacks/trackers.py", "run/mirror.py"),
-    *("tokenizer/own_template.py", "recipe/counted_sizes.py", "training/sharding.py"),
+    *("tokenizer/own_template.py", "recipe/counted_sizes.py", "recipe/mistakes.py", "training/sharding.py"),
 )
 
 
