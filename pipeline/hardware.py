@@ -1,8 +1,6 @@
 """The machine that a run trains on: its processors, memory and devices, and what they can do."""
 
 import ctypes
-import hashlib
-import importlib.util
 import os
 import platform
 import re
@@ -10,18 +8,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from glob import glob
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.process.errors import CannotWriteError
-from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
+from pipeline.process.user_code import import_built_in
 
 # The processor: cores and memory this process may use, its flags, whether it can compile, how fast it multiplies.
 
@@ -144,14 +136,14 @@ def cpu_can_compile() -> bool:
 def set_threads(local_processes: int = 1, *, kept: int | None = None) -> int:
     """Share the cores out among the processes of this machine, and return the threads that torch now uses.
 
-    Where two threads share a core, one of each core is used unless both were measured to be faster (best_threads). The number
+    Where two threads share a core, one of each core is used unless both were measured to be faster (preflight/processor.py). The number
     changes the last bits of fp32 sums, and launchers set it to 1 unasked: it is set here, and printed and saved by the caller.
     kept: of a run that goes on, which stays where it is one of the two numbers of this machine, whatever is measured now.
     """
     import torch
 
     choices = {max(1, cores // local_processes) for cores in (physical_cores(), usable_cores())}
-    threads = kept if kept in choices else max(1, best_threads() // local_processes)
+    threads = kept if kept in choices else max(1, import_built_in("processor.best_threads")() // local_processes)
     torch.set_num_threads(threads)
     return threads
 
@@ -207,29 +199,7 @@ def initialize_vector_functions() -> None:
             getattr(torch, name)(torch.full((1,), 0.5, dtype=dtype))
 
 
-# Measured speed of matrix products on this processor by dtype, cached: its flags do not tell it.
-#
-# An EPYC with avx512_bf16 and no AMX trains in bfloat16 1.8 times as fast as in float32, other processors emulate the type
-# and lose by it (docs/log.md). The measurement takes a fraction of a second on one thread.
-
-WIDTH = 512  # of the square matrices: as wide as the blocks of a small model
-REPEATS = 8  # of each dtype in turn; the best counts, which other programs on the machine disturb least
-GAIN = 1.1  # of both threads of a core over one: they share its units, and the other programs of the run find a thread free
-FASTER = 1.5  # what bfloat16 must gain in the products, so that the step gains too: its other half stays as it is
-
-
-@dataclass(frozen=True)
-class ProductRates:
-    """FLOP/s of one thread in square products, and when they were measured (seconds since 1970)."""
-
-    float32: float
-    bfloat16: float
-    time: float
-
-    @property
-    def bfloat16_is_faster(self) -> bool:
-        return self.bfloat16 >= FASTER * self.float32
-
+# The format that a processor trains in.
 
 _decided: list[bool] = []
 
@@ -241,7 +211,7 @@ def bfloat16_is_faster() -> bool:
     """
     if _decided:
         return _decided[0]
-    rates = product_rates()
+    rates = import_built_in("processor.product_rates")()
     if rates is not None:
         return rates.bfloat16_is_faster
     return bool({"amx_bf16", "avx512_bf16"} & cpu_flags())
@@ -250,86 +220,6 @@ def bfloat16_is_faster() -> bool:
 def decide_for_all_ranks(faster: bool) -> None:
     """Use this answer in this process from now on: ranks that measured for themselves could train in two types."""
     _decided[:] = [faster]
-
-
-def product_rates() -> ProductRates | None:
-    """Return the rates of this processor as kept in the cache, else measured now; None without torch."""
-    rates = kept_rates()
-    if rates is None and importlib.util.find_spec("torch") is not None:
-        rates = measure()
-        with suppress(OSError, CannotWriteError):
-            write_sealed_json(_place(), asdict(rates))
-    return rates
-
-
-def kept_rates() -> ProductRates | None:
-    """Return what was measured on such a processor with this torch, without torch; None when nothing was."""
-    try:
-        return ProductRates(**read_sealed_json(_place()))
-    except (OSError, ValueError, TypeError, PackageNotFoundError, CannotWriteError):
-        return None
-
-
-def measure() -> ProductRates:
-    """Multiply matrices of both dtypes in turn on one thread, and return the best rate of each."""
-    import torch
-
-    factors = {dtype: torch.ones(2, WIDTH, WIDTH, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
-    # On several threads a product waits for the slowest, and another program makes one slow.
-    best = _seconds_of_products(factors, threads=1)
-    flops = 2 * WIDTH**3
-    return ProductRates(float32=flops / best[torch.float32], bfloat16=flops / best[torch.bfloat16], time=time.time())
-
-
-def _seconds_of_products(factors: dict[Any, Any], *, threads: int) -> dict[Any, float]:
-    """Return the best time of the product of each two matrices, multiplied in turn on so many threads."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    best = dict.fromkeys(factors, float("inf"))
-    try:
-        for repeat in range(1 + REPEATS):
-            for dtype, (a, b) in factors.items():
-                began = time.perf_counter()
-                a @ b
-                if repeat:  # the first one looks for its kernel
-                    best[dtype] = min(best[dtype], time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(before)
-    return best
-
-
-def best_threads() -> int:
-    """Return the threads to train with: one a core, or all that the cores have where products are faster so by GAIN.
-
-    They are measured once on a machine with two threads a core, and kept.
-    """
-    physical, usable = physical_cores(), usable_cores()
-    if physical == usable:
-        return usable
-    kept = f".{physical}-{usable}.json"
-    with suppress(OSError, ValueError, TypeError, KeyError, PackageNotFoundError, CannotWriteError):
-        return usable if read_sealed_json(_place(kept))["gain"] >= GAIN else physical
-    gain = seconds_of_product(physical) / seconds_of_product(usable)
-    with suppress(OSError, CannotWriteError):
-        write_sealed_json(_place(kept), {"gain": gain, "time": time.time()})
-    return usable if gain >= GAIN else physical
-
-
-def seconds_of_product(threads: int) -> float:
-    """Return the best time of a matrix product on so many threads, in the dtype that is the faster one here."""
-    import torch
-
-    dtype = torch.bfloat16 if bfloat16_is_faster() else torch.float32
-    a, b = torch.ones(2, 4 * WIDTH, WIDTH, dtype=dtype)
-    return _seconds_of_products({dtype: (a, b.T)}, threads=threads)[dtype]
-
-
-def _place(suffix: str = ".json") -> Path:
-    flags = sorted(flag for flag in cpu_flags() if flag.startswith(("avx", "amx", "fma", "asimd", "sve", "bf16")))
-    machine = "\n".join([cpu_name(), *flags, version("torch")])
-    return cache_dir() / "processors" / f"{hashlib.sha256(machine.encode()).hexdigest()[:16]}{suffix}"
 
 
 # The device that trains: its name, peak rates with their sources, memory, and what was measured of it.
@@ -433,57 +323,6 @@ LINKS = {
 }
 
 
-def parse_hardware(text: str) -> tuple[int, int, Accelerator]:
-    """Return `64x8xH100`, `8xH100` or `H100` as hosts, devices of each and row. Raises ValueError with a sentence that lists the known names."""
-    match = re.fullmatch(r"(?:(?:(\d+)\s*[xX*]\s*)?(\d+)\s*[xX*]\s*)?(.+)", text.strip())
-    hosts, count = (int(match[part] or 1) if match else 1 for part in (1, 2))
-    wanted = (match[3] if match else text).lower().replace(" ", "").replace("_", "-")
-    for row in ACCELERATORS:
-        if wanted in (row.name.lower(), row.name.lower().replace("-", "")) and hosts * count:
-            return hosts, count, row
-    names = " ".join(row.name for row in ACCELERATORS)
-    raise ValueError(
-        f"{text!r} is no hardware we know, and a plan for it would be a guess. Write <count>x<name> or <hosts>x<count>x<name>, one of: {names}."
-    )
-
-
-# The accelerators a run would see, asked of the drivers: without torch, and before anything holds a device.
-
-
-def visible_gpus(environ: Mapping[str, str]) -> list[tuple[str | None, float | None]]:
-    """Return name and memory in GiB of each accelerator that CUDA_VISIBLE_DEVICES leaves; what the driver keeps to itself is None.
-
-    NVIDIA's, else AMD's; on a Mac the one it has.
-    """
-    if sys.platform == "darwin":
-        return [(None, None)]
-    present = _nvidia() or _amd()
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not present:
-        return present
-    # CUDA stops reading at the first id that is none.
-    ids = [part.strip() for part in visible.split(",")]
-    ids = ids[: next((n for n, part in enumerate(ids) if part in ("", "-1")), len(ids))]
-    # An id that is no number names a device or a slice of one; which, only the driver knows.
-    return [present[int(i)] if i.isdecimal() and int(i) < len(present) else present[0] for i in ids]
-
-
-def _nvidia() -> list[tuple[str | None, float | None]]:
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [line.rpartition(", ") for line in lines if line.strip()]
-    return [(name, float(mebibytes) / 1024 if mebibytes.isdecimal() else None) for name, _, mebibytes in rows]
-
-
-def _amd() -> list[tuple[str | None, float | None]]:
-    # The kernel lists processors among the nodes, too, with the id 0.
-    nodes = sorted(glob("/sys/class/kfd/kfd/topology/nodes/*/gpu_id"))
-    return [(None, None) for node in nodes if Path(node).read_text().strip() != "0"]
-
-
 # The device that trains, and what `auto` means on it.
 
 Kind = Literal["cuda", "mps", "cpu"]
@@ -515,44 +354,26 @@ def device_info() -> DeviceInfo:
     """Return the device of this process: CUDA or ROCm, else Apple's MPS, else the processor."""
     import torch
 
-    use_cpu = _cpu_was_asked_for()
+    use_cpu = cpu_was_asked_for()
     if torch.cuda.is_available() and not use_cpu:
         # Not current_device(): until a rank has chosen its device that is 0 for all of them.
         rank = int(os.environ.get("LOCAL_RANK", 0))
         properties = torch.cuda.get_device_properties(rank if rank < torch.cuda.device_count() else 0)
         known = find_by_device_name(properties.name)
-        here = _device("cuda", properties.name, torch.cuda.device_count(), properties.total_memory / 2**30, known)
-        return replace(here, hosts=_hosts())
+        here = rated_device("cuda", properties.name, torch.cuda.device_count(), properties.total_memory / 2**30, known)
+        return replace(here, hosts=launched_hosts())
     kind: Kind = "mps" if torch.backends.mps.is_available() and not use_cpu else "cpu"
-    return _device(kind, cpu_name(), 1, memory_bytes() / 2**30, None)
+    return rated_device(kind, cpu_name(), 1, memory_bytes() / 2**30, None)
 
 
-def planned_device(hardware: str) -> DeviceInfo:
-    """Return `8xH100`, `64x8xH100` as the devices of a plan. Raises ValueError with a sentence that lists the known names."""
-    hosts, count, row = parse_hardware(hardware)
-    return replace(_device("cuda", row.name, count, row.memory_gib, row), hosts=hosts)
-
-
-def device_without_torch() -> DeviceInfo:
-    """Return the same as device_info, asked of the drivers alone: a plan starts at once, and holds no device."""
-    gpus = [] if _cpu_was_asked_for() else visible_gpus(os.environ)
-    memory_gib = memory_bytes() / 2**30
-    if not gpus:
-        return _device("cpu", cpu_name(), 1, memory_gib, None)
-    if sys.platform == "darwin":
-        return _device("mps", cpu_name(), 1, memory_gib, None)
-    name, gpu_memory_gib = gpus[0]
-    here = _device("cuda", name or "AMD GPU", len(gpus), gpu_memory_gib, find_by_device_name(name or ""))
-    return replace(here, hosts=_hosts())
-
-
-def _hosts() -> int:
+def launched_hosts() -> int:
     """Return how many machines the launcher started ranks on; 1 without one."""
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     return max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
 
 
-def _device(kind: Kind, name: str, count: int, memory_gib: float | None, known: Accelerator | None) -> DeviceInfo:
+def rated_device(kind: Kind, name: str, count: int, memory_gib: float | None, known: Accelerator | None) -> DeviceInfo:
+    """Return a device with what its row of ACCELERATORS says of it; known: that row, None without one."""
     rated: dict[str, Any] = dict.fromkeys(("peak_flops", "bandwidth_bytes_s", "power_w", "source"))
     if known:
         rated = {name: getattr(known, name) for name in rated} | {"links": LINKS.get(known.name)}
@@ -600,7 +421,7 @@ def leave_accelerators() -> None:
     os.environ["ACCELERATE_USE_CPU"] = "true"
 
 
-def _cpu_was_asked_for() -> bool:
+def cpu_was_asked_for() -> bool:
     """Return whether the launcher is to leave the accelerators alone (`use_cpu: true` in its config file)."""
     return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
 

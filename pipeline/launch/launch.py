@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 if not __package__:  # started as a file
     sys.path[0] = str(ROOT)
 
-from pipeline.hardware import visible_gpus  # noqa: E402 - found only from the root
+from pipeline.preflight.devices import visible_gpus  # noqa: E402 - found only from the root
 from pipeline.process.commands import whole_number  # noqa: E402
 from pipeline.process.errors import HangError, Interrupted, Preempted, RecipeError, TandemError  # noqa: E402
 from pipeline.process.storage import read_json, write_json  # noqa: E402

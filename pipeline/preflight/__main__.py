@@ -12,18 +12,20 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pipeline.hardware import DeviceInfo, batch_ranks, device_without_torch, leave_accelerators, planned_device
+from pipeline.hardware import DeviceInfo, batch_ranks, leave_accelerators
 from pipeline.metrics import SFT_BPB, VAL_BPB_DOCUMENTS
 from pipeline.preflight.capacity import find_notes, find_problems, memory_doubt
 from pipeline.preflight.checks import (
     attention_line,
     cadence_notes,
     choose_attention,
+    machine_problems,
     named_code_problems,
     reading_findings,
     service_findings,
     trainer_problems,
 )
+from pipeline.preflight.devices import device_without_torch, planned_device
 from pipeline.preflight.memory import (
     DEVICE_SHARE,
     FP32,
@@ -533,7 +535,7 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     if plan.steps is not None:
         notes += cadence_notes(recipe, plan.steps)  # a stage prints them once its data are known
     problems = find_problems(plan, on_this_machine=not planned)
-    findings = [] if planned else [service_findings(recipe)]
+    findings = [] if planned else [(machine_problems(plan), []), service_findings(recipe)]
     if _has_torch():
         findings.append(([*trainer_problems(recipe), *named_code_problems(recipe)], []))
     for more_problems, more_notes in (*findings, _data(recipe)):

@@ -1,14 +1,15 @@
-"""Findings on a plan: whether the run fits its device and disk, and what it would waste, by arithmetic.
+"""Findings on a plan: whether the run fits its devices, their layout and its disk, and what it would waste, by arithmetic.
 
 check_before_training looks them up by name; what this machine lacks beside, preflight/checks.py finds.
 """
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
-from pipeline.hardware import batch_ranks, has_memory_files
-from pipeline.preflight.checks import machine_problems, nearest_existing, raised, run_folder
+from pipeline.hardware import batch_ranks, has_memory_files, parallelism_size, tensor_parallel_size
+from pipeline.preflight.checks import nearest_existing, raised, run_folder
 from pipeline.preflight.memory import DEVICE_SHARE, fsdp_units, padded, queued_bytes
 from pipeline.preflight.plan import Plan, compute_of_step, gibibytes, gigabytes, make_plan
 from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError
@@ -18,6 +19,7 @@ from pipeline.recipe.counted_sizes import chosen_sizes
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.reader import check_halvings
 from pipeline.recipe.resolve import micro_batch, step_rows
+from pipeline.recipe.sizes import Sizes
 from pipeline.run_dir.run_directory import RunDirectory
 
 WASTE_WORTH_A_NOTE = 0.05
@@ -30,7 +32,7 @@ def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
     """Return what would end the run. Not on_this_machine: its device is another one, and only arithmetic counts."""
     problems = [*raised(_batch, plan), *raised(_memory, plan)]
     if on_this_machine:
-        problems += [*machine_problems(plan), *raised(_disk, plan), *raised(_temporary_folder, plan)]
+        problems += [*raised(_devices, plan), *_sharding(plan), *raised(_disk, plan), *raised(_temporary_folder, plan)]
     return problems
 
 
@@ -183,6 +185,78 @@ def _or_shard(plan: Plan, limit: float) -> str:
     if shared is None or shared > limit:
         return ""
     return f", or share it among the {plan.processes} processes (accelerate_configs/fsdp2.yaml), of which each needs {gibibytes(shared)} then"
+
+
+def _devices(plan: Plan) -> None:
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
+    if plan.device.kind != "cpu" and local > plan.device.count:
+        raise RecipeError(
+            f"command line: {local} processes for {plan.device.count} {plan.device.name}, and two processes cannot share one. "
+            f"Start with --num_processes {plan.device.count}, or NPROC={plan.device.count}."
+        )
+
+
+def _sharding(plan: Plan) -> list[TandemError]:
+    """Return what FSDP2 and tensor parallelism are not tried with, where the launcher asks for them, and DeepSpeed, which is never supported."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        return [RecipeError("accelerate's config file: DeepSpeed is not supported. Start from accelerate_configs/fsdp2.yaml.")]  # fmt: skip
+    tensor_parallel = tensor_parallel_size()
+    fsdp = os.environ.get("FSDP_VERSION")
+    if plan.processes == 1 or (fsdp is None and tensor_parallel == 1):
+        return []
+    recipe, train = plan.recipe, plan.recipe.train
+    launcher = {
+        "fsdp_version: 1": fsdp not in (None, "2"),
+        "fsdp_offload_params: true": os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true",
+        "fsdp_activation_checkpointing: true": os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true",
+        **{f"{name}_size above 1": parallelism_size(name) > 1 for name in ("cp", "sp")},
+        "tp_size above 1 with FSDP": fsdp is not None and tensor_parallel > 1,
+    }
+    keys = {
+        "train.fp8": train.get("fp8"),
+        "train.fp16": train.get("fp16"),
+        "model.embedding_dtype": recipe.model.embedding_dtype != "float32",
+        "train.optim": recipe.optimizer.type == "trainer"
+        and (tensor_parallel > 1 or train.get("optim") not in ("adamw_torch", "adamw_torch_fused")),
+        "train.torch_compile": tensor_parallel > 1 and train.get("torch_compile") is True,
+    }
+    found = [
+        f"accelerate's config file: {setting} is not supported. Start from accelerate_configs/fsdp2.yaml."
+        for setting, is_set in launcher.items()
+        if is_set
+    ]
+    if fsdp is None:
+        found += _tensor_parallel(plan, tensor_parallel)
+    replicas, parts = parallelism_size("dp_replicate"), parallelism_size("dp_shard")
+    if fsdp is not None and "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ and replicas * parts != plan.processes:
+        found.append(
+            f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of processes, {plan.processes}, so no "
+            "groups of processes can share the copies of the model. Change --num_processes or one of the two."
+        )
+    found += [
+        f"{recipe.where(key)}: is not supported with a sharded model ({'FSDP2' if fsdp else 'tensor parallel'}). Remove the key, or launch with accelerate_configs/ddp.yaml."
+        for key, is_set in keys.items()
+        if is_set
+    ]
+    return [RecipeError(text) for text in found]
+
+
+def _tensor_parallel(plan: Plan, size: int) -> list[str]:
+    """Return why the processes cannot compute each layer together."""
+    found = []
+    if size != plan.processes:
+        found.append(
+            f"accelerate's config file: tp_size {size} is not the number of processes, {plan.processes}, and copies of a model that is split "
+            f"by layers are not supported. Add --parallelism_config_tp_size {plan.processes}, or launch with accelerate_configs/fsdp2.yaml."
+        )
+    sizes = plan.sizes if isinstance(plan.sizes, Sizes) else None
+    for name, count in (("heads", sizes.n_head), ("heads of keys and values", sizes.n_kv_head)) if sizes else ():
+        if count % size:
+            found.append(
+                f"{plan.recipe.path}: the model has {count} {name}, which {size} processes cannot share evenly (tp_size). "
+                "Take a number of processes that divides it, or launch with accelerate_configs/fsdp2.yaml."
+            )
+    return found
 
 
 def _disk(plan: Plan) -> None:

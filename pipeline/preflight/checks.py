@@ -1,7 +1,6 @@
 """Checks before step 1 for what is wrong, from the recipe, its plan and this machine; preflight/capacity.py says what does not fit."""
 
 import functools
-import importlib.util
 import inspect
 import json
 import os
@@ -16,10 +15,7 @@ from pipeline.hardware import (
     DeviceInfo,
     can_compile,
     decide_bf16,
-    decide_compile,
     device_info,
-    parallelism_size,
-    tensor_parallel_size,
 )
 from pipeline.process.errors import (
     CannotWriteError,
@@ -59,13 +55,13 @@ def raised(check: Callable[..., object], *given: Any) -> list[TandemError]:
 
 # Formats and kernels that a recipe asks for and this machine may lack. Imports torch.
 
-FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
-
 
 def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     """fp16, tf32, fp8, torch.compile and attention kernels against the device of this process."""
-    first = [*_formats(recipe, device), *_float8(recipe, device)]
-    return [*first, *raised(_compiler, recipe), *raised(_attention, recipe, device)]
+    found = [*_formats(recipe, device), *_float8(recipe, device), *raised(_compiler, recipe)]
+    if recipe.model.attn_implementation not in (None, "eager", "sdpa"):
+        found += raised(import_built_in("kernels.refuse_attention"), recipe, device)
+    return found
 
 
 def _formats(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]:
@@ -83,34 +79,11 @@ def _has_tf32(device: DeviceInfo) -> bool:
 
 
 def _float8(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]:
-    where = recipe.where("train.fp8")
-    if not recipe.train.get("fp8"):
-        if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
-            message = "accelerate's config file has mixed_precision: fp8 and the recipe does not, whose choice it is. Write train.fp8: true beside bf16: true, or mixed_precision: bf16 there."
-            yield RecipeError(f"{where}: {message}")
-        return
-    if not _has_float8(device):
-        message = f"float8 is for NVIDIA GPUs of compute capability 8.9 (Ada, Hopper) or later, and this is {device.name}. Remove the key; bf16 stays."
-        yield RecipeError(f"{where}: {message}")
-    if importlib.util.find_spec("torchao") is None:
-        message = "float8 needs the package torchao, which is not installed. Install it (pip install 'torchao>=0.18'), or remove the key."
-        yield InputMissingError(f"{where}: {message}")
-    started = recipe.model.start_config
-    if recipe.model.start_from is not None and started is None:
-        return  # of such a model it is reported when its weights are here (training/build.py)
-    has_bias = started is None or started.get("model_type") != "nanochat"  # where the config does not say
-    if not becomes_tandem(recipe):
-        yield RecipeError(f"{where}: is for model.type tandem, and this model is another one. Remove the key.")
-    elif (options_of(recipe) if started is None else started).get("use_bias", has_bias):
-        cure = "Remove the key" if started else "Remove the key, or set model.options.use_bias: false"
-        message = f"this model's matrices have biases, as GPT-2's, and such are not converted. {cure}."
-        yield RecipeError(f"{where}: {message}")
-
-
-def _has_float8(device: DeviceInfo) -> bool:
-    import torch
-
-    return device.kind == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 9)
+    if recipe.train.get("fp8"):
+        yield from import_built_in("kernels.float8_problems")(recipe, device)
+    elif os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
+        message = "accelerate's config file has mixed_precision: fp8 and the recipe does not, whose choice it is. Write train.fp8: true beside bf16: true, or mixed_precision: bf16 there."
+        yield RecipeError(f"{recipe.where('train.fp8')}: {message}")
 
 
 def _compiler(recipe: Recipe) -> None:
@@ -128,49 +101,8 @@ def drops_attention(recipe: Recipe) -> bool:
     return becomes_tandem(recipe) and config.get(name, default) > 0
 
 
-def _attention(recipe: Recipe, device: DeviceInfo) -> None:
-    asked, where = recipe.model.attn_implementation, recipe.where("model.attn_implementation")
-    if asked in (None, "eager", "sdpa"):
-        return
-    if asked == "flex_attention":
-        if device.kind != "cuda":
-            raise RecipeError(
-                f"{where}: flex_attention has no backward pass on {device.kind}. Write sdpa, or remove the key."
-            )
-        if drops_attention(recipe):
-            cure = "Write sdpa" if recipe.model.start_config else "Write model.options: {attn_pdrop: 0.0}, or sdpa"
-            raise RecipeError(f"{where}: flex_attention has no dropout, and the model's attention has some. {cure}.")
-        return
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+# Choice of the attention that a run trains with: a kernel is tried on its device before it is believed.
 
-    from_hub = "/" in str(asked)  # a kernel of the Hub, as kernels-community/flash-attn
-    if not from_hub and asked not in ALL_ATTENTION_FUNCTIONS:
-        known = ", ".join(["eager", *sorted(ALL_ATTENTION_FUNCTIONS.valid_keys())])
-        raise RecipeError(f"{where}: {asked!r} is no attention that transformers knows. Write one of {known}.")
-    package = "kernels" if from_hub else FLASH_PACKAGES.get(str(asked))
-    if package is None:
-        return
-    if device.kind != "cuda":
-        raise RecipeError(f"{where}: {asked} needs a CUDA device. Write sdpa, or remove the key.")
-    if importlib.util.find_spec(package) is None:
-        raise InputMissingError(
-            f"{where}: {asked} needs the package {package.replace('_', '-')}, which is not installed. Install it, or write sdpa."
-        )
-    if isolates_documents(recipe) and decide_compile(recipe.train.get("torch_compile")):
-        raise RecipeError(
-            f"{where}: {asked} must read from the device where documents begin, which ends one compiled graph in every layer. Remove the key: "
-            "flex_attention skips what other documents hold inside the graph. Or write train.torch_compile: false."
-        )
-
-
-# Choice of the attention that a run trains with: tried on its device against attention spelt out, before it is believed.
-#
-# Shapes: B rows, T token, H heads, K width of a head.
-
-# Largest difference from eager attention in float32, as a share of the largest value. What a format rounds away came to 7e-3
-# in bfloat16 and 4e-6 in float32 (sdpa on a CPU), a window one key too short to 1e-1 and more.
-TOLERANCE = {"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-5}
-LONGEST_TRIAL = 2048  # tokens: attention spelt out takes memory with their square
 AS_ASKED = "as the recipe says"
 
 
@@ -183,14 +115,14 @@ def choose_attention(
 ) -> tuple[str | None, str]:
     """Return the attention implementation by its name in transformers (None leaves it to transformers), and why.
 
-    What the recipe names is kept, and tried as what is chosen here is. trial: as difference_from_eager, which it is by
-    default. Raises RecipeError when what the recipe names does not work on this device.
+    What the recipe names is kept, and tried as what is chosen here is. trial: as difference_from_eager of preflight/kernels.py,
+    which it is by default. Raises RecipeError when what the recipe names does not work on this device.
     """
-    asked, trial = recipe.model.attn_implementation, trial or difference_from_eager
+    asked = recipe.model.attn_implementation
     if asked in ("eager", "sdpa") or (asked and (device.kind != "cuda" or sizes is None)):
         return asked, AS_ASKED
     if asked:
-        worked, found = _tried(asked, recipe, sizes, trial)
+        worked, found = import_built_in("kernels.try_attention")(asked, recipe, sizes, trial)
         if worked:
             return asked, f"{AS_ASKED}; {found}"
         raise RecipeError(
@@ -209,7 +141,7 @@ def choose_attention(
         return "sdpa", f"{hidden}, by a dense mask: flex_attention has no backward pass on {device.kind}"
     if not can_compile():
         return "sdpa", f"{hidden}, by a dense mask: flex_attention needs a compiler, and Triton is not here"
-    worked, found = _tried("flex_attention", recipe, sizes, trial)
+    worked, found = import_built_in("kernels.try_attention")("flex_attention", recipe, sizes, trial)
     if worked:
         return "flex_attention", f"{hidden}, whose hidden blocks it skips; {found}"
     return "sdpa", f"{hidden}, by a dense mask: flex_attention does not work here ({found})"
@@ -224,94 +156,6 @@ def _hidden(recipe: Recipe, sizes: "Sizes | CountedSizes") -> str:
     window = min(sizes.windows)
     parts = [f"windows of {window:,} in rows of {sizes.row_tokens:,} tokens"] * (window < sizes.row_tokens)
     return " and ".join(parts + ["documents that do not see each other"] * isolates_documents(recipe))
-
-
-def _tried(implementation: str, recipe: Recipe, sizes: Any, trial: Callable[..., float]) -> tuple[bool, str]:
-    """Return whether the implementation works in the run's format, and what was found."""
-    fp16 = bool(recipe.train.get("fp16"))
-    dtype = "bfloat16" if decide_bf16(recipe.train.get("bf16"), fp16=fp16) else "float16" if fp16 else "float32"
-    try:
-        difference = trial(implementation, sizes, isolated=isolates_documents(recipe), dtype=dtype, device="cuda")
-    except Exception as error:  # of Triton, the compiler, the driver or the kernel: each has classes of its own
-        lines = str(error).strip().splitlines() or [""]
-        return False, f"{type(error).__name__}: {lines[0]}"
-    return difference <= TOLERANCE[dtype], f"on this device it differs by {difference:.0e} from eager, in {dtype}"
-
-
-def difference_from_eager(
-    implementation: str, sizes: "Sizes | CountedSizes", *, isolated: bool, dtype: str, device: str
-) -> float:
-    """Largest difference of output and gradients from eager attention in float32, each as a share of its largest value.
-
-    Forward and backward of one layer with the model's heads, window and documents on random numbers, in two short rows.
-    FlexAttention is compiled into one graph, as in a compiled model.
-    """
-    import torch
-
-    window = min(sizes.windows)
-    length = min(sizes.row_tokens, LONGEST_TRIAL)
-    if window < sizes.row_tokens:
-        window = min(window, LONGEST_TRIAL // 2)
-        length = min(length, (window + 256) // 128 * 128 + 128)  # some blocks are whole, some cut, some skipped
-    windowed = window < length
-    generator = torch.Generator().manual_seed(0)
-    heads = (sizes.n_head, sizes.n_kv_head, sizes.n_kv_head, sizes.n_head)
-    shapes = [(2, count, length, sizes.head_dim) for count in heads]
-    states = [torch.randn(shape, generator=generator).to(device, getattr(torch, dtype)) for shape in shapes]
-    query, key, value, toward = states
-    query, toward = 3 * query, toward.transpose(1, 2)  # sharper than a model's, so that no key is lost in a mean
-    positions = None
-    if isolated:
-        tokens, cut = torch.arange(length, device=device), length // 8
-        positions = torch.stack([torch.where(tokens < cut, tokens, tokens - cut), tokens % (length // 5 + 1)])
-    results = []
-    for name in (implementation, "eager"):
-        attend = _layer(name, sizes, window if windowed else None, length, positions)
-        if name == "flex_attention":
-            attend = torch.compile(attend, fullgraph=True)
-        float32 = torch.float32 if name == "eager" else None
-        given = [x.detach().to(float32 or x.dtype).requires_grad_() for x in (query, key, value)]
-        output = attend(*given)
-        results.append([output, *torch.autograd.grad(output, given, toward.to(output.dtype))])
-    pairs = zip(*results, strict=True)
-    differences = [(found.float() - true).abs().max() / true.abs().max() for found, true in pairs]
-    return torch.stack(differences).max().item()
-
-
-def _layer(
-    implementation: str, sizes: "Sizes | CountedSizes", window: int | None, length: int, positions: Any
-) -> Callable:
-    """Return the attention of a layer as Tandem computes it, (B, H, T, K) to (B, T, H, K)."""
-    import torch
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    from pipeline.model.configuration_tandem import TandemConfig
-    from pipeline.model.modeling_tandem import TandemModel, attention_masks, eager_attention, flash_documents
-
-    config = TandemConfig(
-        vocab_size=8,
-        n_positions=length,
-        n_layer=2,
-        n_embd=sizes.n_head * sizes.head_dim,
-        n_head=sizes.n_head,
-        n_kv_head=sizes.n_kv_head,
-        window_pattern=None if window is None else "SL",
-        sliding_window=window,
-    )
-    with torch.device("meta"):  # the weights are not used
-        model = TandemModel._from_config(config, attn_implementation=implementation).train()
-    config, layer = model.config, model.h[0].attn
-    kind = "full_attention" if window is None else "sliding_attention"
-
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        states = query.transpose(1, 2).flatten(2)
-        mask = attention_masks(config, states, position_ids=positions)[kind]
-        documents = {} if positions is None else flash_documents(config, states, positions)
-        attention = ALL_ATTENTION_FUNCTIONS.get_interface(layer.implementation(value, mask), eager_attention)
-        options = {"scaling": layer.scaling, "sliding_window": layer.sliding_window, **documents}
-        return attention(layer, query, key, value, mask, **options)[0]
-
-    return attend
 
 
 # What a run will lack for its length: a rate that reaches its peak, checkpoints to go on from, validation on the way.
@@ -431,6 +275,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
             return None
         problems = [
             *import_built_in("plan.find_problems")(plan, on_this_machine=True),
+            *machine_problems(plan),
             *trainer_problems(recipe),
             *named_code_problems(recipe),
         ]
@@ -454,12 +299,10 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
 
 
 def machine_problems(plan: "Plan") -> list[TandemError]:
-    """Return what would end the run on this machine, beside what does not fit: its packages, devices, kernels, folders and benchmarks."""
+    """Return what would end the run on this machine, beside what does not fit: its packages, kernels, folders and benchmarks."""
     return [
         *_versions(),
         *raised(_start, plan),
-        *raised(_devices, plan),
-        *_sharding(plan),
         *kernel_problems(plan.recipe, plan.device),
         *_writing(plan),
         *raised(benchmarks_of, plan.recipe),
@@ -471,78 +314,6 @@ def benchmarks_of(recipe: Recipe) -> list[Any]:
     through. Raises what their files raise."""
     cadences = {"evals.core": recipe.evals.core.every_steps, "evals.chat": recipe.evals.chat.every_steps}
     return [import_built_in(name)(recipe) for name, every_steps in cadences.items() if every_steps is not None]
-
-
-def _devices(plan: "Plan") -> None:
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
-    if plan.device.kind != "cpu" and local > plan.device.count:
-        raise RecipeError(
-            f"command line: {local} processes for {plan.device.count} {plan.device.name}, and two processes cannot share one. "
-            f"Start with --num_processes {plan.device.count}, or NPROC={plan.device.count}."
-        )
-
-
-def _sharding(plan: "Plan") -> list[TandemError]:
-    """Return what FSDP2 and tensor parallelism are not tried with, where the launcher asks for them, and DeepSpeed, which is never supported."""
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        return [RecipeError("accelerate's config file: DeepSpeed is not supported. Start from accelerate_configs/fsdp2.yaml.")]  # fmt: skip
-    tensor_parallel = tensor_parallel_size()
-    fsdp = os.environ.get("FSDP_VERSION")
-    if plan.processes == 1 or (fsdp is None and tensor_parallel == 1):
-        return []
-    recipe, train = plan.recipe, plan.recipe.train
-    launcher = {
-        "fsdp_version: 1": fsdp not in (None, "2"),
-        "fsdp_offload_params: true": os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true",
-        "fsdp_activation_checkpointing: true": os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true",
-        **{f"{name}_size above 1": parallelism_size(name) > 1 for name in ("cp", "sp")},
-        "tp_size above 1 with FSDP": fsdp is not None and tensor_parallel > 1,
-    }
-    keys = {
-        "train.fp8": train.get("fp8"),
-        "train.fp16": train.get("fp16"),
-        "model.embedding_dtype": recipe.model.embedding_dtype != "float32",
-        "train.optim": recipe.optimizer.type == "trainer"
-        and (tensor_parallel > 1 or train.get("optim") not in ("adamw_torch", "adamw_torch_fused")),
-        "train.torch_compile": tensor_parallel > 1 and train.get("torch_compile") is True,
-    }
-    found = [
-        f"accelerate's config file: {setting} is not supported. Start from accelerate_configs/fsdp2.yaml."
-        for setting, is_set in launcher.items()
-        if is_set
-    ]
-    if fsdp is None:
-        found += _tensor_parallel(plan, tensor_parallel)
-    replicas, parts = parallelism_size("dp_replicate"), parallelism_size("dp_shard")
-    if fsdp is not None and "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ and replicas * parts != plan.processes:
-        found.append(
-            f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of processes, {plan.processes}, so no "
-            "groups of processes can share the copies of the model. Change --num_processes or one of the two."
-        )
-    found += [
-        f"{recipe.where(key)}: is not supported with a sharded model ({'FSDP2' if fsdp else 'tensor parallel'}). Remove the key, or launch with accelerate_configs/ddp.yaml."
-        for key, is_set in keys.items()
-        if is_set
-    ]
-    return [RecipeError(text) for text in found]
-
-
-def _tensor_parallel(plan: "Plan", size: int) -> list[str]:
-    """Return why the processes cannot compute each layer together."""
-    found = []
-    if size != plan.processes:
-        found.append(
-            f"accelerate's config file: tp_size {size} is not the number of processes, {plan.processes}, and copies of a model that is split "
-            f"by layers are not supported. Add --parallelism_config_tp_size {plan.processes}, or launch with accelerate_configs/fsdp2.yaml."
-        )
-    sizes = plan.sizes if isinstance(plan.sizes, Sizes) else None
-    for name, count in (("heads", sizes.n_head), ("heads of keys and values", sizes.n_kv_head)) if sizes else ():
-        if count % size:
-            found.append(
-                f"{plan.recipe.path}: the model has {count} {name}, which {size} processes cannot share evenly (tp_size). "
-                "Take a number of processes that divides it, or launch with accelerate_configs/fsdp2.yaml."
-            )
-    return found
 
 
 def _start(plan: "Plan") -> None:

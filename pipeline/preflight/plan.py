@@ -28,7 +28,6 @@ from pipeline.hardware import (
     device_info,
     model_shards,
     physical_cores,
-    product_rates,
     usable_cores,
 )
 from pipeline.preflight.memory import (
@@ -47,6 +46,7 @@ from pipeline.preflight.memory import (
     row_bytes,
     usable_bytes,
 )
+from pipeline.preflight.processor import product_rates
 from pipeline.process import commands
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json

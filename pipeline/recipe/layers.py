@@ -1,6 +1,5 @@
 """The layers of a recipe: files with their bases, then overrides of the command line."""
 
-import difflib
 import os
 import re
 import shlex
@@ -10,16 +9,15 @@ from typing import get_origin
 
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.secrets import looks_secret
+from pipeline.process.user_code import import_built_in
 from pipeline.recipe.located_yaml import INSTEAD, SECRET_NAME, Item, Problems, compose, not_text, read_file, show
-from pipeline.recipe.values import RENAMED, all_keys, alternatives, annotation_of
+from pipeline.recipe.values import alternatives, annotation_of
 
 # The command line of a recipe: which file its first word means, and the overrides after it.
 
 COMMAND_LINE = "command line"
 SHIPPED = next(p for n in (1, 2) if (p := Path(__file__).parents[n] / "recipes").is_dir() or n == 2)
 SUFFIXES = ("", ".yaml", ".yml")
-# What other programs call the option that names the recipe.
-RECIPE_OPTIONS = ("config", "config_file", "config_path", "recipe", "c")
 # Keys whose value is a list of entries with keys of their own.
 LISTS = ("data.sources", "data.validation", "evals.chat.own")
 MOST_PARTS = 50  # dots of an override's key
@@ -31,7 +29,7 @@ def recipe_of(argv: list[str]) -> str:
     if argv and not argv[0].startswith("-") and ("=" not in argv[0] or argv[0].endswith((".yaml", ".yml"))):
         return argv[0]
     given = f" before {argv[0].split('=')[0]}" if argv else ""
-    if argv and (named := _recipe_option(argv)):
+    if argv and (named := import_built_in("mistakes.recipe_option")(argv)):
         raise RecipeError(f"{COMMAND_LINE}: {named}")
     raise RecipeError(
         f"{COMMAND_LINE}: no recipe is named{given}. Write the path of a .yaml file first, then section.key=value."
@@ -54,18 +52,7 @@ def find_recipe(name: str, *, folder: str | Path = "") -> str:
     given = Path(folder, name)
     if given.exists():  # a folder, which read_file speaks of
         return str(given)
-    beside = given.parent if given.parent.is_dir() else None
-    here = sorted(p.name for p in beside.glob("*.y*ml")) if beside else []
-    shipped = sorted(p.stem for p in SHIPPED.glob("*.yaml"))
-    stem = given.stem if given.suffix in SUFFIXES else given.name
-    if near := difflib.get_close_matches(stem, shipped, n=1):
-        hint = f" Did you mean {near[0]}?"
-    elif here:
-        hint = f" {beside} holds: {', '.join(here[:12])}."
-    elif bare and shipped:
-        hint = f" Check the path. Shipped with this program: {', '.join(shipped)}."
-    else:
-        hint = " Check the path."
+    hint = import_built_in("mistakes.recipe_hint")(given, bare=bare)
     raise InputMissingError(f"{given}: there is no such recipe.{hint}")
 
 
@@ -78,7 +65,7 @@ def read_overrides(texts: list[str], problems: Problems) -> dict[str, str]:
         if text.startswith("-"):
             if rest and "=" not in text and "=" not in rest[0] and not rest[0].startswith("-"):
                 text = f"{text}={rest.pop(0)}"
-            problems.add(COMMAND_LINE, _recipe_option([text]) or _as_override(text))
+            problems.add(COMMAND_LINE, import_built_in("mistakes.wrong_option")(text))
             continue
         name, equals, value = text.partition("=")
         if name.count(".") > MOST_PARTS:
@@ -128,31 +115,6 @@ def _joined(value: str, following: list[str]) -> tuple[str, int] | None:
 
 def _open(text: str) -> int:
     return sum((c in OPENING) - (c in CLOSING) for c in text)
-
-
-def _recipe_option(argv: list[str]) -> str | None:
-    """Return what to write instead of an option that names the recipe; None for another one."""
-    option, _, value = argv[0].partition("=")
-    if option.lstrip("-") not in RECIPE_OPTIONS:
-        return None
-    name = value or (argv[1] if len(argv) > 1 else "RECIPE.yaml")
-    return f"{option} is not an option: the recipe is the first word. Write {name} first, then section.key=value."
-
-
-def _as_override(text: str) -> str:
-    """Return what to write instead of `--key=value`."""
-    option, _, value = text.partition("=")
-    name = option.lstrip("-").replace("-", "_")
-    section, _, last = name.rpartition(".")
-    places = [place for place in all_keys().get(last, []) if not section or place == name]
-    of_train = [place for place in places if place == f"train.{last}"]  # what an option of a trainer's name means
-    if of_train or len(places) == 1:
-        example = f"here {(of_train or places)[0]}={show_plain(value) if value else '...'}"
-    elif last in RENAMED and not RENAMED[last].startswith("-"):
-        example = f"here {RENAMED[last]}"
-    else:
-        example = f"here one of {', '.join(places[:3])}" if places else "for example train.max_steps=100"
-    return f"{option} is not an override. Write section.key=value, {example}."
 
 
 # One tree of values out of a recipe, what it extends, and the command line: later layers win key by key.

@@ -22,20 +22,12 @@ import yaml
 from pipeline.process.errors import DamagedFileError, InputMissingError, RecipeError
 from pipeline.process.secrets import looks_secret
 from pipeline.process.storage import open_regular
+from pipeline.process.user_code import import_built_in
 
 # Mistakes of a recipe, collected so that the user sees all of them at once.
 
 SECRET_NAME = re.compile(r"(^|_)(token|password|passwd|api_?key|secret|credentials?)$", re.IGNORECASE)
 INSTEAD = "Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B."
-
-
-def lookalike(text: str) -> str:
-    """Return `It holds U+0430 (CYRILLIC SMALL LETTER A). ` for the first character that no name of ours has; it may look like one that it has."""
-    strange = next((c for c in text if not (c.isascii() and c.isprintable())), None)
-    if strange is None:
-        return ""
-    name = unicodedata.name(strange, "a character without a name")
-    return f"It holds U+{ord(strange):04X} ({name}). "
 
 
 class Problems:
@@ -165,7 +157,11 @@ def load_mapping(path: str | Path, *, most_values: int = MOST_VALUES) -> dict[st
             return value
         reason = "it holds no keys with values"
     except yaml.YAMLError as error:
-        reason = _explain(error) if isinstance(error, yaml.MarkedYAMLError) else " ".join(str(error).split())
+        reason = (
+            import_built_in("mistakes.explain_yaml")(error)
+            if isinstance(error, yaml.MarkedYAMLError)
+            else " ".join(str(error).split())
+        )
     raise DamagedFileError(
         f"{path}: is no YAML as it was written ({reason.partition('. ')[0].rstrip('.')}). Put it back from a copy."
     )
@@ -237,7 +233,7 @@ def compose(text: str, file: str, problems: Problems, *, where: str | None = Non
         at_end = "end of stream" in (error.problem or "")
         mark = (at_end and error.context_mark) or error.problem_mark
         place = where or f"{file}:{mark.line + 1}" if mark else file
-        raise RecipeError(f"{place}: {_explain(error)}") from None
+        raise RecipeError(f"{place}: {import_built_in('mistakes.explain_yaml')(error)}") from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         byte = error.character - 0xDC00  # as Python reads a byte that is no UTF-8
@@ -318,26 +314,3 @@ def _scalar(node: yaml.ScalarNode, place: str) -> Any:
     if text in (".nan", ".NaN", ".NAN"):
         return float("nan")
     return text
-
-
-def _explain(error: yaml.MarkedYAMLError) -> str:
-    problem, context = error.problem or "", error.context or ""
-    if isinstance(error, BoundsError):
-        return problem
-    if "'\\t'" in problem or "\\t" in problem:
-        return "a tab character. YAML indents with spaces: replace the tab."
-    if "end of stream" in problem and "quoted" in context:
-        return "a quote is opened and never closed. Close it on the same line."
-    if "undefined alias" in problem:
-        return 'an alias without its anchor. Write &name where the value stands first; a text that begins with * must stand in quotes: "*.parquet".'
-    if "alias" in context:
-        return 'a value that begins with * must stand in quotes: "*.parquet".'
-    if "anchor" in context:
-        return "a value that begins with & must stand in quotes."
-    if "single document" in context:
-        return "a second document begins here. A recipe is one document: remove the `---`."
-    if "mapping values are not allowed" in problem:
-        return "a colon where no key can stand. Put a text that holds `: ` in quotes, and check the indentation."
-    if "could not find expected ':'" in problem:
-        return "a key without a colon here or on the line before. Write `key: value`."
-    return f"is not valid YAML: {problem}{f' ({context})' if context else ''}. Check indentation, colons and quotes."

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.process.user_code import import_built_in
 from pipeline.recipe.layers import find_recipe, read_layers, recipe_of
 from pipeline.recipe.located_yaml import FLOAT, INTEGER, WORDS, Item, Problems, show
 from pipeline.recipe.resolve import (
@@ -43,7 +44,7 @@ from pipeline.recipe.sizes import (
     TANDEM_OPTIONS,
     options_of,
 )
-from pipeline.recipe.values import MISSING, Converter, check_forms, check_profile_steps, unknown_key, why_not_accepted
+from pipeline.recipe.values import MISSING, Converter, check_forms, check_profile_steps
 
 # Checks of keys against each other: values that contradict one another.
 
@@ -430,7 +431,7 @@ def _typed(tree: Item, problems: Problems) -> Recipe:
         if name.startswith("x-"):
             continue  # a place for anchors
         if name not in sections:
-            problems.add(f"{item.where}: {name}", unknown_key(name))
+            problems.add(f"{item.where}: {name}", import_built_in("mistakes.unknown_key")(name))
         elif name == "train":
             recipe.train = read_train(item, convert)
         else:
@@ -464,10 +465,10 @@ def read_train(item: Item, convert: Converter) -> dict[str, Any]:
         path, place = f"train.{name}", f"{child.where}: train.{name}"
         argument = ARGUMENTS.get(name)
         if argument is None:
-            convert.problems.add(place, unknown_key(path))
+            convert.problems.add(place, import_built_in("mistakes.unknown_key")(path))
             continue
         if not argument.accepted:
-            convert.problems.add(place, why_not_accepted(name))
+            convert.problems.add(place, import_built_in("mistakes.why_not_accepted")(name))
             continue
         convert.places[path] = child.where
         if child.value is None and name in DERIVED:
@@ -525,7 +526,7 @@ def _options(item: Item, convert: Converter) -> dict[str, Any]:
                 f"{child.where}: {path}", f"is no option. It is set by {NOT_OPTIONS[name]}. Set it there."
             )
         elif name not in TANDEM_OPTIONS:
-            convert.problems.add(f"{child.where}: {path}", unknown_key(path))
+            convert.problems.add(f"{child.where}: {path}", import_built_in("mistakes.unknown_key")(path))
         else:
             convert.places[path] = child.where
             value = convert.value(TANDEM_OPTIONS[name], child, path, {})

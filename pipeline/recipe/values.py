@@ -1,80 +1,18 @@
-"""Values of a recipe: read by the type of their key, and names that are close to a wrong one."""
+"""Values of a recipe: read by the type of their key, and their forms; what to say of a wrong one is in recipe/mistakes.py."""
 
-import difflib
 import math
 import operator
 import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import Field, fields, is_dataclass
-from functools import cache
 from glob import has_magic
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pipeline.hardware import parse_hardware
 from pipeline.process.network import BUCKET_FOLDER, SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
-from pipeline.recipe.located_yaml import INSTEAD, SECRET_NAME, Item, Problems, lookalike, show
-from pipeline.recipe.schema import ARGUMENTS, SECTIONS, OwnTask, Recipe, Source
-from pipeline.recipe.sizes import TANDEM_OPTIONS
-
-# What to say about a key that does not exist: the right section, the new name, the nearest name.
-
-# Names that recipes elsewhere use, and what they are here: the new key, or a sentence.
-RENAMED = {
-    "warmup_ratio": "train.warmup_steps (below 1 it is a share of the run) with optimizer.type trainer, else optimizer.schedule.warmup_steps",
-    "evaluation_strategy": "train.eval_strategy",
-    "no_cuda": "train.use_cpu",
-    "torchdynamo": "train.torch_compile_backend",
-    "group_by_length": "-rows all have data.row_tokens positions; remove it",
-    "overwrite_output_dir": "-a run is continued, or refused when it is another one (run.resume); remove it",
-    "logging_dir": "-TensorBoard's files lie in the run directory; remove it",
-    "save_safetensors": "-weights are always safetensors; remove it",
-    "torch_dtype": "-weights train in float32 under train.bf16 or train.fp16; hub.dtype sets the finished model's type",
-    "dtype": "-weights train in float32 under train.bf16 or train.fp16; hub.dtype sets the finished model's type",
-    "half_precision_backend": "train.bf16 or train.fp16",
-    "fp16_backend": "train.fp16",
-    "fp16_opt_level": "train.fp16",
-    "per_gpu_eval_batch_size": "train.per_device_eval_batch_size",
-    "eval_batch_size": "train.per_device_eval_batch_size",
-    "include_tokens_per_second": "-perf/tok_per_s is always logged; remove it",
-    "include_inputs_for_metrics": "-evaluation keeps sums only; remove it",
-    "push_to_hub_model_id": "hub.id",
-    "push_to_hub_organization": "hub.id",
-    "use_mps_device": "-Apple's GPU is found by itself; remove it",
-    "use_ipex": "train.bf16",
-    "jit_mode_eval": "train.torch_compile",
-    "past_index": "-no model here needs it; remove it",
-    "mp_parameters": "-remove it",
-    "ray_scope": "-remove it",
-    "dispatch_batches": "train.accelerator_config",
-    "split_batches": "train.accelerator_config",
-    "adafactor": "train.optim: adafactor",
-    "tpu_num_cores": "-the launcher says this; remove it",
-    "dataset_name": "data.sources (id)",
-    "dataset_text_field": "data.sources.0.text_column",
-    "batch_size": "data.batch_tokens (tokens of an optimizer step) or train.per_device_train_batch_size (rows of a micro-batch)",
-    "total_batch_size": "data.batch_tokens",
-    "num_iterations": "train.max_steps",
-    "target_flops": "run.flops",
-    "target_param_data_ratio": "run.tokens_per_param",
-    "lr": "train.learning_rate with optimizer.type trainer, else optimizer.groups.<group>.learning_rate",
-    "epochs": "train.num_train_epochs",
-    "grad_clip": "train.max_grad_norm",
-    "betas": "optimizer.groups.<group>.betas",
-    "model_name_or_path": "model.start_from",
-    "tokenizer_name_or_path": "tokenizer.path",
-    "tokenizer_name": "tokenizer.path",
-    "chat_template_path": "tokenizer.chat_template",
-    "packing_strategy": "data.packing",
-    "wandb_project": "monitor.project",
-    **dict.fromkeys(("dataset", "datasets", "dataset_mixture"), "data.sources"),
-    **dict.fromkeys(
-        ("block_size", "seq_len", "sequence_len", "max_seq_len", "max_seq_length", "max_length"), "data.row_tokens"
-    ),
-    **dict.fromkeys(
-        ("device_batch_size", "micro_batch_size", "per_gpu_train_batch_size"), "train.per_device_train_batch_size"
-    ),
-}
+from pipeline.process.user_code import import_built_in
+from pipeline.recipe.located_yaml import Item, Problems, show
+from pipeline.recipe.schema import ARGUMENTS, OwnTask, Recipe, Source
 
 
 def keys_of(cls: type) -> Iterator[tuple[Field, Any]]:
@@ -83,75 +21,8 @@ def keys_of(cls: type) -> Iterator[tuple[Field, Any]]:
     yield from ((f, hints[f.name]) for f in fields(cls) if not f.metadata.get("internal"))
 
 
-@cache
-def all_keys() -> dict[str, list[str]]:
-    """Return every key by its last word, as dotted paths; `data.sources.<n>.` stands as `data.sources.0.`."""
-    found: dict[str, list[str]] = {}
-
-    def walk(cls: Any, prefix: str) -> None:
-        for f, annotation in keys_of(cls):
-            found.setdefault(f.name, []).append(prefix + f.name)
-            for inner in filter(is_dataclass, (annotation, *get_args(annotation))):
-                walk(inner, f"{prefix}{f.name}." if inner is annotation else f"{prefix}{f.name}.0.")
-
-    walk(Recipe, "")
-    for name, argument in ARGUMENTS.items():
-        if argument.accepted:
-            found.setdefault(name, []).append(f"train.{name}")
-    return found
-
-
-def unknown_key(path: str) -> str:
-    """Return the sentence about a key that is not in the schema. path: dotted, as written."""
-    section, _, name = path.rpartition(".")
-    if SECRET_NAME.search(name):
-        return f"a secret never stands in a recipe. {INSTEAD}"
-    places = all_keys()
-    elsewhere = [p for p in places.get(name, []) if p != path]
-    if name in SECTIONS and section:
-        return f"no key of {section}; {name} is a section of its own. Begin its line at the left margin."
-    if name in RENAMED:
-        text = RENAMED[name]
-        return f"is not a key here: {text[1:]}." if text.startswith("-") else f"is not a key here. Use {text}."
-    if elsewhere:
-        return f"unknown key here; it belongs to another section. Write it as {' or '.join(elsewhere[:3])}."
-    if name in ARGUMENTS and section != "train":
-        return f"unknown key here, and train.{name} is not accepted: {why_not_accepted(name)}"
-    strange = lookalike(name)
-    if near := difflib.get_close_matches(name, siblings(section), n=1, cutoff=0.6):
-        return f"unknown key. {strange}Did you mean {f'{section}.' if section else ''}{near[0]}?"
-    if near := difflib.get_close_matches(name, list(places), n=1, cutoff=0.8):
-        return f"unknown key. {strange}Did you mean {' or '.join(places[near[0]][:3])}?"
-    names = siblings(section)
-    return f"unknown key. {strange}{section or 'A recipe'} has: {', '.join(names[:40])}{', ...' if len(names) > 40 else ''}."
-
-
-def siblings(section: str) -> list[str]:
-    """Return the keys that section has."""
-    if section == "model.options":
-        return list(TANDEM_OPTIONS)
-    if section == "train":
-        return [name for name, argument in ARGUMENTS.items() if argument.accepted]
-    if not section:
-        return [*SECTIONS, "extends"]
-    generic = ".".join("0" if part.isdecimal() else part for part in section.split(".")).replace(
-        "data.validation", "data.sources"
-    )
-    paths = (p for group in all_keys().values() for p in group)
-    return [p[len(generic) + 1 :] for p in paths if p.startswith(generic + ".") and "." not in p[len(generic) + 1 :]]
-
-
-def why_not_accepted(name: str) -> str:
-    """Return why a field of TrainingArguments is not accepted under train."""
-    argument = ARGUMENTS[name]
-    if argument.kind == "managed":
-        return f"is set by {argument.text}. Set it there."
-    return f"is refused: {argument.text}. Remove it."
-
-
 # Typed values out of YAML items: what a key's annotation promises is what it holds, or the mistake is named.
 
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 MISSING = object()
 BOUNDS: tuple[tuple[str, Callable[[Any, Any], bool], str], ...] = (
     ("minimum", operator.ge, "at least"),
@@ -174,17 +45,14 @@ class Converter:
         if item.value is None:
             return cls()
         if not isinstance(item.value, dict):
-            self.problems.add(
-                f"{item.where}: {name}",
-                f"holds {describe(item)}; it must be keys with values. Write them below it, indented.",
-            )
+            self.problems.add(f"{item.where}: {name}", import_built_in("mistakes.not_keys")(item))
             return cls()
         known = {f.name: (f, annotation) for f, annotation in keys_of(cls)}
         values = {}
         for key, child in item.value.items():
             path = f"{name}.{key}" if name else key
             if key not in known:
-                self.problems.add(f"{child.where}: {path}", unknown_key(path))
+                self.problems.add(f"{child.where}: {path}", import_built_in("mistakes.unknown_key")(path))
                 continue
             self.places[path] = child.where
             f, annotation = known[key]
@@ -201,10 +69,7 @@ class Converter:
         if item.value is None:
             if type(None) in options:
                 return None
-            self.problems.add(
-                f"{item.where}: {path}",
-                f"is null; it must be {expected(annotation)}. Leave the key out for its default.",
-            )
+            self.problems.add(f"{item.where}: {path}", import_built_in("mistakes.wrong_type")(annotation, item))
             return MISSING
         if isinstance(item.value, list) and any(get_origin(o) is list for o in options):
             inner = next(get_args(o)[0] for o in options if get_origin(o) is list)
@@ -216,9 +81,7 @@ class Converter:
             value = self._scalar(option, item)
             if value is not MISSING:
                 return value if self._in_limits(value, item, path, limits) else MISSING
-        self.problems.add(
-            f"{item.where}: {path}", f"is {describe(item)}; it must be {expected(annotation)}.{advice(options, item)}"
-        )
+        self.problems.add(f"{item.where}: {path}", import_built_in("mistakes.wrong_type")(annotation, item))
         return MISSING
 
     def _scalar(self, option: Any, item: Item) -> Any:
@@ -277,53 +140,6 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) in (Union, types.UnionType):
         return get_args(annotation)
     return (annotation,)
-
-
-def expected(annotation: Any) -> str:
-    """Return the annotation in words: `a whole number or null`."""
-    words = []
-    for option in alternatives(annotation):
-        if get_origin(option) is Literal:
-            words.append(" | ".join(str(v) for v in get_args(option)))
-        elif get_origin(option) is list:
-            inner = get_args(option)[0]
-            words.append("a list" if is_dataclass(inner) else f"a list of {expected(inner)}")
-        elif option is dict or get_origin(option) is dict:
-            words.append("keys with values")
-        else:
-            words.append(WORDS.get(option, getattr(option, "__name__", str(option))))
-    return " or ".join(words)
-
-
-def describe(item: Item) -> str:
-    """Return what stands there, in words."""
-    value = item.value
-    if isinstance(value, dict):
-        return "keys with values"
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, str):
-        return f"the text {show(value)}"
-    return show(value)
-
-
-def advice(options: tuple[Any, ...], item: Item) -> str:
-    """Return what to do about a value of the wrong type."""
-    value = item.value
-    choices = [str(v) for o in options if get_origin(o) is Literal for v in get_args(o)]
-    if isinstance(value, str) and choices and (near := difflib.get_close_matches(value, choices, n=1)):
-        return f" {lookalike(value)}Did you mean {near[0]}?"
-    if isinstance(value, str) and bool in options:
-        return " Write true or false without quotes."
-    if isinstance(value, str) and (int in options or float in options):
-        return " Write the number without quotes." if item.quoted else " Write a number."
-    if isinstance(value, float) and int in options:
-        return f" Write {round(value)}." if math.isfinite(value) else " Write a whole number."
-    if str in options and not isinstance(value, (dict, list)):
-        return " Put it in quotes."
-    if any(get_origin(o) is list for o in options) and not isinstance(value, dict):
-        return " Write it as a list: [a, b]."
-    return " Change it."
 
 
 # Formats of values whose type says too little: names of folders and repositories, module:attr, shares.
@@ -446,7 +262,7 @@ def _run(recipe: Recipe, problems: Problems) -> None:
             problems.add(recipe.where("run.fork_from"), f"names {parent}, which is this run. Give it another run.name.")
     if run.hardware is not None:
         try:
-            parse_hardware(run.hardware)
+            import_built_in("devices.parse_hardware")(run.hardware)
         except ValueError as error:
             problems.add(recipe.where("run.hardware"), str(error))
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipeline.hardware import ACCELERATORS, find_by_device_name, parse_hardware
+from pipeline.hardware import ACCELERATORS, find_by_device_name
+from pipeline.preflight.devices import parse_hardware
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,11 @@ from transformers import NanoChatConfig
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipeline.hardware import planned_device
 from pipeline.model.build import build_model
 from pipeline.preflight import checks
-from pipeline.preflight.checks import (
-    TOLERANCE,
-    attention_line,
-    choose_attention,
-    difference_from_eager,
-    kernel_problems,
-)
+from pipeline.preflight.checks import attention_line, choose_attention, kernel_problems
+from pipeline.preflight.devices import planned_device
+from pipeline.preflight.kernels import TOLERANCE, difference_from_eager
 from pipeline.preflight.plan import make_plan
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from pipeline import hardware as device_module
-from pipeline.hardware import planned_device
 from pipeline.preflight import capacity, checks
 from pipeline.preflight.__main__ import main
 from pipeline.preflight.capacity import find_notes, find_problems
-from pipeline.preflight.checks import kernel_problems
+from pipeline.preflight.checks import kernel_problems, machine_problems
+from pipeline.preflight.devices import planned_device
 from pipeline.preflight.plan import gigabytes, make_plan
 from pipeline.process.errors import (
     CannotWriteError,
@@ -45,13 +45,17 @@ def quickstart(tmp_path):
     return plan
 
 
+def problems_here(plan):
+    return [*find_problems(plan, on_this_machine=True), *machine_problems(plan)]
+
+
 def messages(problems, kind):
     assert all(type(problem) is kind for problem in problems), problems
     return [str(problem) for problem in problems]
 
 
 def test_a_recipe_that_fits_this_machine_has_no_problem_and_leaves_nothing_behind(quickstart, tmp_path):
-    assert find_problems(quickstart(), on_this_machine=True) == []
+    assert problems_here(quickstart()) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -80,7 +84,7 @@ def test_smaller_first_steps_that_save_no_time_or_are_compiled_again_are_noted(q
 
 def test_a_folder_that_cannot_be_written_is_found_before_it_is_needed(quickstart, tmp_path):
     (tmp_path / "runs").write_text("a file where the folder should be")
-    found = find_problems(quickstart(), on_this_machine=True)
+    found = problems_here(quickstart())
     assert len(found) == 1
     assert "(Not a directory). Set run.directory to a folder that can." in messages(found, CannotWriteError)[0]
 
@@ -88,9 +92,9 @@ def test_a_folder_that_cannot_be_written_is_found_before_it_is_needed(quickstart
 def test_a_disk_too_small_for_the_checkpoints_is_refused(quickstart, monkeypatch):
     plan = quickstart()
     monkeypatch.setattr(capacity, "_free", lambda folder: plan.run_disk_bytes - 1)
-    assert "train.save_total_limit" in messages(find_problems(plan, on_this_machine=True), DiskFullError)[0]
+    assert "train.save_total_limit" in messages(problems_here(plan), DiskFullError)[0]
     monkeypatch.setattr(capacity, "_free", lambda folder: plan.run_disk_bytes)
-    assert find_problems(plan, on_this_machine=True) == []
+    assert problems_here(plan) == []
 
 
 def test_two_checkpoints_and_a_fifth_must_fit_however_few_are_planned(quickstart, monkeypatch):
@@ -104,10 +108,10 @@ def test_two_checkpoints_and_a_fifth_must_fit_however_few_are_planned(quickstart
             least += 4 * plan.sizes.parameters()["total"]
         assert (plan.run_disk_bytes or 0) < least
         monkeypatch.setattr(capacity, "_free", lambda folder, least=least: least - 1)
-        (message,) = messages(find_problems(plan, on_this_machine=True), DiskFullError)
+        (message,) = messages(problems_here(plan), DiskFullError)
         assert f"checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model" in message
         monkeypatch.setattr(capacity, "_free", lambda folder, least=least: least)
-        assert find_problems(plan, on_this_machine=True) == []
+        assert problems_here(plan) == []
 
 
 def test_checkpoints_that_lie_there_already_are_not_asked_room_for_again(quickstart, monkeypatch):
@@ -116,7 +120,7 @@ def test_checkpoints_that_lie_there_already_are_not_asked_room_for_again(quickst
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"0" * 1_000_000)
     monkeypatch.setattr(capacity, "_free", lambda folder: plan.run_disk_bytes - 1_000_000)
-    assert find_problems(plan, on_this_machine=True) == []
+    assert problems_here(plan) == []
 
 
 def test_what_the_run_keeps_beside_its_checkpoints_makes_no_room_for_them(quickstart, monkeypatch):
@@ -126,7 +130,7 @@ def test_what_the_run_keeps_beside_its_checkpoints_makes_no_room_for_them(quicks
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(b"0" * 1_000_000)
     monkeypatch.setattr(capacity, "_free", lambda folder: plan.run_disk_bytes - 1)
-    assert len(messages(find_problems(plan, on_this_machine=True), DiskFullError)) == 1
+    assert len(messages(problems_here(plan), DiskFullError)) == 1
 
 
 def test_a_model_that_waits_for_the_hub_needs_room_too(quickstart):
@@ -186,51 +190,51 @@ def test_a_checkpoint_of_a_run_that_trains_is_no_start_since_that_run_deletes_it
     plan = quickstart(f"model.start_from={start}", "run.name=mine")
     with open(tmp_path / "training" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        (message,) = messages(find_problems(plan, on_this_machine=True), InputMissingError)
+        (message,) = messages(problems_here(plan), InputMissingError)
         assert "may delete checkpoint-5 once it has newer ones" in message
         (mine / "checkpoints" / "checkpoint-1").mkdir(parents=True)  # one that has begun from it goes on
         (mine / "run_manifest.json").write_text(json.dumps({"must_match": {"model.start_from": str(start)}}))
-        assert find_problems(plan, on_this_machine=True) == []
+        assert problems_here(plan) == []
     shutil.rmtree(mine)
-    assert find_problems(plan, on_this_machine=True) == []
+    assert problems_here(plan) == []
 
 
 def test_more_processes_than_gpus_are_refused(quickstart, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     plan = quickstart(device=planned_device("1xH100"), processes=2)
-    assert "2 processes for 1 H100" in messages(checks.raised(checks._devices, plan), RecipeError)[0]
+    assert "2 processes for 1 H100" in messages(checks.raised(capacity._devices, plan), RecipeError)[0]
 
 
 def test_sharding_is_refused_with_what_it_was_not_tried_with_alone(quickstart, monkeypatch):
     monkeypatch.setenv("FSDP_VERSION", "2")
-    assert checks._sharding(quickstart(processes=2)) == []
+    assert capacity._sharding(quickstart(processes=2)) == []
     wrong = ("train.fp8=true", "train.fp16=true", "model.embedding_dtype=bfloat16")
     for override in wrong:
-        (found,) = messages(checks._sharding(quickstart(override, processes=2)), RecipeError)
+        (found,) = messages(capacity._sharding(quickstart(override, processes=2)), RecipeError)
         assert found.startswith(f"command line: {override.split('=')[0]}: is not supported with a sharded model"), found
-        assert checks._sharding(quickstart(override, processes=1)) == []
+        assert capacity._sharding(quickstart(override, processes=1)) == []
     monkeypatch.setenv("WORLD_SIZE", "4")
     for name, size in {"DP_REPLICATE": 2, "DP_SHARD": 4, "TP": 2, "CP": 1}.items():
         monkeypatch.setenv(f"PARALLELISM_CONFIG_{name}_SIZE", str(size))
-    found = messages(checks._sharding(quickstart(processes=4)), RecipeError)
+    found = messages(capacity._sharding(quickstart(processes=4)), RecipeError)
     assert [found[0].split(":")[1], found[1].split(":")[1]] == [
         " tp_size above 1 with FSDP is not supported. Start from accelerate_configs/fsdp2.yaml.",
         " dp_replicate_size 2 x dp_shard_size 4 is not the number of processes, 4, so no groups of processes can share the copies of the model. Change --num_processes or one of the two.",
     ]
     monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "1")
-    assert checks._sharding(quickstart(processes=8)) == []
+    assert capacity._sharding(quickstart(processes=8)) == []
     for name in ("DP_REPLICATE", "DP_SHARD", "TP", "CP"):
         monkeypatch.delenv(f"PARALLELISM_CONFIG_{name}_SIZE")
     monkeypatch.setenv("FSDP_VERSION", "1")
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
-    found = messages(checks._sharding(quickstart(processes=2)), RecipeError)
+    found = messages(capacity._sharding(quickstart(processes=2)), RecipeError)
     assert ["fsdp_version: 1" in found[0], "fsdp_offload_params" in found[1]] == [True, True]
 
 
 def test_tensor_parallelism_is_refused_with_what_it_was_not_tried_with_alone(quickstart, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "2")
-    assert checks._sharding(quickstart("model.preset=portable", processes=2)) == []
+    assert capacity._sharding(quickstart("model.preset=portable", processes=2)) == []
     wrong = (
         "train.fp8=true",
         "train.fp16=true",
@@ -238,18 +242,18 @@ def test_tensor_parallelism_is_refused_with_what_it_was_not_tried_with_alone(qui
         "train.torch_compile=true",
     )
     for override in wrong:
-        (found,) = messages(checks._sharding(quickstart(override, processes=2)), RecipeError)
+        (found,) = messages(capacity._sharding(quickstart(override, processes=2)), RecipeError)
         assert "is not supported with a sharded model (tensor parallel). Remove the key" in found, found
-    (found,) = messages(checks._sharding(quickstart(processes=4)), RecipeError)
+    (found,) = messages(capacity._sharding(quickstart(processes=4)), RecipeError)
     assert "tp_size 2 is not the number of processes, 4" in found
-    (found,) = messages(checks._sharding(quickstart("model.n_kv_head=1", processes=2)), RecipeError)
+    (found,) = messages(capacity._sharding(quickstart("model.n_kv_head=1", processes=2)), RecipeError)
     assert "the model has 1 heads of keys and values, which 2 processes cannot share evenly" in found
 
 
 def test_deepspeed_is_refused_for_any_number_of_processes(quickstart, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     for processes in (1, 2):
-        (found,) = messages(find_problems(quickstart(processes=processes), on_this_machine=True), RecipeError)
+        (found,) = messages(problems_here(quickstart(processes=processes)), RecipeError)
         assert "DeepSpeed is not supported" in found
 
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import hardware as cpu
-from pipeline.hardware import device_without_torch, planned_device
 from pipeline.preflight import plan as durations
+from pipeline.preflight.devices import device_without_torch, planned_device
 from pipeline.preflight.plan import (
     CPU_MFU,
     Probe,
@@ -18,6 +17,7 @@ from pipeline.preflight.plan import (
     make_plan,
     remember,
 )
+from pipeline.preflight.processor import ProductRates
 from pipeline.recipe import read_recipe
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
@@ -29,7 +29,7 @@ PROBE = Probe(step_s=0.5, low_s=0.4, high_s=0.9, steps=9, first_step_s=7.0, peak
 
 @pytest.fixture
 def plan_of(tmp_path, monkeypatch):
-    rates = cpu.ProductRates(float32=1e11, bfloat16=2e11, time=0.0)
+    rates = ProductRates(float32=1e11, bfloat16=2e11, time=0.0)
     monkeypatch.setattr(durations, "product_rates", lambda: rates)
     monkeypatch.setattr(durations, "physical_cores", lambda: 4)
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from pipeline.recipe import read_recipe
+from pipeline.recipe.mistakes import RENAMED, all_keys
 from pipeline.recipe.schema import ARGUMENTS, OPTIMIZERS, SCHEDULERS, defaults, training_arguments
-from pipeline.recipe.values import RENAMED, all_keys
 
 
 @pytest.fixture(scope="module")

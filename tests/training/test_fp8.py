@@ -13,7 +13,7 @@ from pipeline.callbacks.log import Samples
 from pipeline.evals.bpb import compiled_nll, per_token_nll
 from pipeline.hardware import DeviceInfo
 from pipeline.model.groups import parameter_group
-from pipeline.preflight import checks as kernels
+from pipeline.preflight import kernels
 from pipeline.preflight.checks import kernel_problems
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
@@ -136,9 +136,9 @@ def test_samples_are_made_without_float8(tmp_path):
 RUN = """
 import sys
 from pipeline.run_dir.failures import exit_with_status
-from pipeline.preflight import checks as kernels
+from pipeline.preflight import checks
 from pipeline.pretrain import main
-kernels._float8 = lambda recipe, device: []
+checks._float8 = lambda recipe, device: []
 exit_with_status(main)
 """
 

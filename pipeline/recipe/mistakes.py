@@ -1,0 +1,296 @@
+"""What to say of a recipe that has mistakes: the key that was meant, what a key holds, the recipe that was meant, where YAML ends.
+
+A recipe without mistakes asks for none of it; who finds one looks its sentence up by name.
+"""
+
+import difflib
+import math
+import unicodedata
+from dataclasses import is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+
+from pipeline.recipe.layers import SHIPPED, SUFFIXES, show_plain
+from pipeline.recipe.located_yaml import INSTEAD, SECRET_NAME, BoundsError, Item, show
+from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Recipe
+from pipeline.recipe.sizes import TANDEM_OPTIONS
+from pipeline.recipe.values import alternatives, keys_of
+
+# A key that does not exist: the right section, the new name, the nearest name.
+
+# Names that recipes elsewhere use, and what they are here: the new key, or a sentence.
+RENAMED = {
+    "warmup_ratio": "train.warmup_steps (below 1 it is a share of the run) with optimizer.type trainer, else optimizer.schedule.warmup_steps",
+    "evaluation_strategy": "train.eval_strategy",
+    "no_cuda": "train.use_cpu",
+    "torchdynamo": "train.torch_compile_backend",
+    "group_by_length": "-rows all have data.row_tokens positions; remove it",
+    "overwrite_output_dir": "-a run is continued, or refused when it is another one (run.resume); remove it",
+    "logging_dir": "-TensorBoard's files lie in the run directory; remove it",
+    "save_safetensors": "-weights are always safetensors; remove it",
+    "torch_dtype": "-weights train in float32 under train.bf16 or train.fp16; hub.dtype sets the finished model's type",
+    "dtype": "-weights train in float32 under train.bf16 or train.fp16; hub.dtype sets the finished model's type",
+    "half_precision_backend": "train.bf16 or train.fp16",
+    "fp16_backend": "train.fp16",
+    "fp16_opt_level": "train.fp16",
+    "per_gpu_eval_batch_size": "train.per_device_eval_batch_size",
+    "eval_batch_size": "train.per_device_eval_batch_size",
+    "include_tokens_per_second": "-perf/tok_per_s is always logged; remove it",
+    "include_inputs_for_metrics": "-evaluation keeps sums only; remove it",
+    "push_to_hub_model_id": "hub.id",
+    "push_to_hub_organization": "hub.id",
+    "use_mps_device": "-Apple's GPU is found by itself; remove it",
+    "use_ipex": "train.bf16",
+    "jit_mode_eval": "train.torch_compile",
+    "past_index": "-no model here needs it; remove it",
+    "mp_parameters": "-remove it",
+    "ray_scope": "-remove it",
+    "dispatch_batches": "train.accelerator_config",
+    "split_batches": "train.accelerator_config",
+    "adafactor": "train.optim: adafactor",
+    "tpu_num_cores": "-the launcher says this; remove it",
+    "dataset_name": "data.sources (id)",
+    "dataset_text_field": "data.sources.0.text_column",
+    "batch_size": "data.batch_tokens (tokens of an optimizer step) or train.per_device_train_batch_size (rows of a micro-batch)",
+    "total_batch_size": "data.batch_tokens",
+    "num_iterations": "train.max_steps",
+    "target_flops": "run.flops",
+    "target_param_data_ratio": "run.tokens_per_param",
+    "lr": "train.learning_rate with optimizer.type trainer, else optimizer.groups.<group>.learning_rate",
+    "epochs": "train.num_train_epochs",
+    "grad_clip": "train.max_grad_norm",
+    "betas": "optimizer.groups.<group>.betas",
+    "model_name_or_path": "model.start_from",
+    "tokenizer_name_or_path": "tokenizer.path",
+    "tokenizer_name": "tokenizer.path",
+    "chat_template_path": "tokenizer.chat_template",
+    "packing_strategy": "data.packing",
+    "wandb_project": "monitor.project",
+    **dict.fromkeys(("dataset", "datasets", "dataset_mixture"), "data.sources"),
+    **dict.fromkeys(
+        ("block_size", "seq_len", "sequence_len", "max_seq_len", "max_seq_length", "max_length"), "data.row_tokens"
+    ),
+    **dict.fromkeys(
+        ("device_batch_size", "micro_batch_size", "per_gpu_train_batch_size"), "train.per_device_train_batch_size"
+    ),
+}
+
+
+@cache
+def all_keys() -> dict[str, list[str]]:
+    """Return every key by its last word, as dotted paths; `data.sources.<n>.` stands as `data.sources.0.`."""
+    found: dict[str, list[str]] = {}
+
+    def walk(cls: Any, prefix: str) -> None:
+        for f, annotation in keys_of(cls):
+            found.setdefault(f.name, []).append(prefix + f.name)
+            for inner in filter(is_dataclass, (annotation, *get_args(annotation))):
+                walk(inner, f"{prefix}{f.name}." if inner is annotation else f"{prefix}{f.name}.0.")
+
+    walk(Recipe, "")
+    for name, argument in ARGUMENTS.items():
+        if argument.accepted:
+            found.setdefault(name, []).append(f"train.{name}")
+    return found
+
+
+def unknown_key(path: str) -> str:
+    """Return the sentence about a key that is not in the schema. path: dotted, as written."""
+    section, _, name = path.rpartition(".")
+    if SECRET_NAME.search(name):
+        return f"a secret never stands in a recipe. {INSTEAD}"
+    places = all_keys()
+    elsewhere = [p for p in places.get(name, []) if p != path]
+    if name in SECTIONS and section:
+        return f"no key of {section}; {name} is a section of its own. Begin its line at the left margin."
+    if name in RENAMED:
+        text = RENAMED[name]
+        return f"is not a key here: {text[1:]}." if text.startswith("-") else f"is not a key here. Use {text}."
+    if elsewhere:
+        return f"unknown key here; it belongs to another section. Write it as {' or '.join(elsewhere[:3])}."
+    if name in ARGUMENTS and section != "train":
+        return f"unknown key here, and train.{name} is not accepted: {why_not_accepted(name)}"
+    strange = lookalike(name)
+    if near := difflib.get_close_matches(name, siblings(section), n=1, cutoff=0.6):
+        return f"unknown key. {strange}Did you mean {f'{section}.' if section else ''}{near[0]}?"
+    if near := difflib.get_close_matches(name, list(places), n=1, cutoff=0.8):
+        return f"unknown key. {strange}Did you mean {' or '.join(places[near[0]][:3])}?"
+    names = siblings(section)
+    return f"unknown key. {strange}{section or 'A recipe'} has: {', '.join(names[:40])}{', ...' if len(names) > 40 else ''}."
+
+
+def siblings(section: str) -> list[str]:
+    """Return the keys that section has."""
+    if section == "model.options":
+        return list(TANDEM_OPTIONS)
+    if section == "train":
+        return [name for name, argument in ARGUMENTS.items() if argument.accepted]
+    if not section:
+        return [*SECTIONS, "extends"]
+    generic = ".".join("0" if part.isdecimal() else part for part in section.split(".")).replace(
+        "data.validation", "data.sources"
+    )
+    paths = (p for group in all_keys().values() for p in group)
+    return [p[len(generic) + 1 :] for p in paths if p.startswith(generic + ".") and "." not in p[len(generic) + 1 :]]
+
+
+def why_not_accepted(name: str) -> str:
+    """Return why a field of TrainingArguments is not accepted under train."""
+    argument = ARGUMENTS[name]
+    if argument.kind == "managed":
+        return f"is set by {argument.text}. Set it there."
+    return f"is refused: {argument.text}. Remove it."
+
+
+def lookalike(text: str) -> str:
+    """Return `It holds U+0430 (CYRILLIC SMALL LETTER A). ` for the first character that no name of ours has; it may look like one that it has."""
+    strange = next((c for c in text if not (c.isascii() and c.isprintable())), None)
+    if strange is None:
+        return ""
+    name = unicodedata.name(strange, "a character without a name")
+    return f"It holds U+{ord(strange):04X} ({name}). "
+
+
+# A value of another type than its key's.
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+
+
+def wrong_type(annotation: Any, item: Item) -> str:
+    """Return the sentence about a value that its key cannot hold."""
+    if item.value is None:
+        return f"is null; it must be {expected(annotation)}. Leave the key out for its default."
+    return f"is {describe(item)}; it must be {expected(annotation)}.{advice(alternatives(annotation), item)}"
+
+
+def not_keys(item: Item) -> str:
+    """Return the sentence about a value where a section should be."""
+    return f"holds {describe(item)}; it must be keys with values. Write them below it, indented."
+
+
+def expected(annotation: Any) -> str:
+    """Return the annotation in words: `a whole number or null`."""
+    words = []
+    for option in alternatives(annotation):
+        if get_origin(option) is Literal:
+            words.append(" | ".join(str(v) for v in get_args(option)))
+        elif get_origin(option) is list:
+            inner = get_args(option)[0]
+            words.append("a list" if is_dataclass(inner) else f"a list of {expected(inner)}")
+        elif option is dict or get_origin(option) is dict:
+            words.append("keys with values")
+        else:
+            words.append(WORDS.get(option, getattr(option, "__name__", str(option))))
+    return " or ".join(words)
+
+
+def describe(item: Item) -> str:
+    """Return what stands there, in words."""
+    value = item.value
+    if isinstance(value, dict):
+        return "keys with values"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        return f"the text {show(value)}"
+    return show(value)
+
+
+def advice(options: tuple[Any, ...], item: Item) -> str:
+    """Return what to do about a value of the wrong type."""
+    value = item.value
+    choices = [str(v) for o in options if get_origin(o) is Literal for v in get_args(o)]
+    if isinstance(value, str) and choices and (near := difflib.get_close_matches(value, choices, n=1)):
+        return f" {lookalike(value)}Did you mean {near[0]}?"
+    if isinstance(value, str) and bool in options:
+        return " Write true or false without quotes."
+    if isinstance(value, str) and (int in options or float in options):
+        return " Write the number without quotes." if item.quoted else " Write a number."
+    if isinstance(value, float) and int in options:
+        return f" Write {round(value)}." if math.isfinite(value) else " Write a whole number."
+    if str in options and not isinstance(value, (dict, list)):
+        return " Put it in quotes."
+    if any(get_origin(o) is list for o in options) and not isinstance(value, dict):
+        return " Write it as a list: [a, b]."
+    return " Change it."
+
+
+# A command line that names no recipe, another one than there is, or an override as an option.
+
+# What other programs call the option that names the recipe.
+RECIPE_OPTIONS = ("config", "config_file", "config_path", "recipe", "c")
+
+
+def recipe_hint(given: Path, *, bare: bool) -> str:
+    """Return what may have been meant by the path of a recipe that is not there. bare: it is a name without a folder."""
+    beside = given.parent if given.parent.is_dir() else None
+    here = sorted(p.name for p in beside.glob("*.y*ml")) if beside else []
+    shipped = sorted(p.stem for p in SHIPPED.glob("*.yaml"))
+    stem = given.stem if given.suffix in SUFFIXES else given.name
+    if near := difflib.get_close_matches(stem, shipped, n=1):
+        return f" Did you mean {near[0]}?"
+    if here:
+        return f" {beside} holds: {', '.join(here[:12])}."
+    if bare and shipped:
+        return f" Check the path. Shipped with this program: {', '.join(shipped)}."
+    return " Check the path."
+
+
+def recipe_option(argv: list[str]) -> str | None:
+    """Return what to write instead of an option that names the recipe; None for another one."""
+    option, _, value = argv[0].partition("=")
+    if option.lstrip("-") not in RECIPE_OPTIONS:
+        return None
+    name = value or (argv[1] if len(argv) > 1 else "RECIPE.yaml")
+    return f"{option} is not an option: the recipe is the first word. Write {name} first, then section.key=value."
+
+
+def wrong_option(text: str) -> str:
+    """Return what to write instead of an option."""
+    return recipe_option([text]) or _as_override(text)
+
+
+def _as_override(text: str) -> str:
+    """Return what to write instead of `--key=value`."""
+    option, _, value = text.partition("=")
+    name = option.lstrip("-").replace("-", "_")
+    section, _, last = name.rpartition(".")
+    places = [place for place in all_keys().get(last, []) if not section or place == name]
+    of_train = [place for place in places if place == f"train.{last}"]  # what an option of a trainer's name means
+    if of_train or len(places) == 1:
+        example = f"here {(of_train or places)[0]}={show_plain(value) if value else '...'}"
+    elif last in RENAMED and not RENAMED[last].startswith("-"):
+        example = f"here {RENAMED[last]}"
+    else:
+        example = f"here one of {', '.join(places[:3])}" if places else "for example train.max_steps=100"
+    return f"{option} is not an override. Write section.key=value, {example}."
+
+
+# A text that is no YAML.
+
+
+def explain_yaml(error: yaml.MarkedYAMLError) -> str:
+    """Return what is wrong with a text that is no YAML, and what to do about it."""
+    problem, context = error.problem or "", error.context or ""
+    if isinstance(error, BoundsError):
+        return problem
+    if "'\\t'" in problem or "\\t" in problem:
+        return "a tab character. YAML indents with spaces: replace the tab."
+    if "end of stream" in problem and "quoted" in context:
+        return "a quote is opened and never closed. Close it on the same line."
+    if "undefined alias" in problem:
+        return 'an alias without its anchor. Write &name where the value stands first; a text that begins with * must stand in quotes: "*.parquet".'
+    if "alias" in context:
+        return 'a value that begins with * must stand in quotes: "*.parquet".'
+    if "anchor" in context:
+        return "a value that begins with & must stand in quotes."
+    if "single document" in context:
+        return "a second document begins here. A recipe is one document: remove the `---`."
+    if "mapping values are not allowed" in problem:
+        return "a colon where no key can stand. Put a text that holds `: ` in quotes, and check the indentation."
+    if "could not find expected ':'" in problem:
+        return "a key without a colon here or on the line before. Write `key: value`."
+    return f"is not valid YAML: {problem}{f' ({context})' if context else ''}. Check indentation, colons and quotes."
