@@ -22,7 +22,6 @@ from pipeline.run_dir.failures import write_report
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import write_finished_model
-from pipeline.training.distributed import whole_on_rank_0
 from pipeline.training.trainer import TandemTrainer
 
 # The end of a run on the terminal: what came of it, how long it took, where everything is, and what to type next.
@@ -237,7 +236,9 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
     """Write the finished model, its results and the report, and publish it (publishing: run_dir/hub_queue.py; None without hub.id). Every rank calls it, the first one acts."""
     directory = run.directory
     model = trainer.accelerator.unwrap_model(trainer.model)
-    weights = whole_on_rank_0(model.state_dict())
+    weights = model.state_dict()
+    if trainer.is_sharded:
+        weights = import_built_in("sharding.whole_on_rank_0")(weights)
     if trainer.is_world_process_zero():
         with waiting("writing the model", after_s=1.0):
             write_finished_model(

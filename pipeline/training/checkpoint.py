@@ -35,7 +35,7 @@ from pipeline.run_dir import checkpoint_writer
 from pipeline.run_dir.checkpoints import read_seal
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import from_every_rank, on_every_rank, on_rank_0, set_rng_state
+from pipeline.training.distributed import set_rng_state
 from pipeline.training.guard import refuse_nonfinite
 
 if TYPE_CHECKING:
@@ -326,19 +326,6 @@ def large_files(weights: Tensors, optimizer: Tensors) -> dict[str, tuple[Tensors
     return {MODEL: (weights, {"format": "pt"}), OPTIMIZER: (optimizer, None)}
 
 
-def part_file(name: str, rank: int, ranks: int) -> str:
-    """Return the file of a rank's part of model.safetensors or optimizer.safetensors, named as transformers names the files of a large model."""
-    return name.replace(".", f"-{rank + 1:05}-of-{ranks:05}.")
-
-
-def write_index(folder: Path, name: str, parts: list[dict[str, int]]) -> None:
-    """Write what finds the tensors of model.safetensors or optimizer.safetensors that the ranks write a part each of. parts: bytes by name
-    of each rank."""
-    files = {tensor: part_file(name, rank, len(parts)) for rank, part in enumerate(parts) for tensor in part}
-    index = {"metadata": {"total_size": sum(sum(part.values()) for part in parts)}, "weight_map": files}
-    (folder / f"{name}.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-
-
 def rng_file(rank: int) -> str:
     return f"rng-{rank}.safetensors"
 
@@ -498,7 +485,7 @@ class Restore(TrainerCallback):
 
 class CheckpointSaver:
     """At most one checkpoint is being written; the next one, a stop and the end wait for it. Used on rank 0 only, but for a sharded model,
-    of which every rank writes a part.
+    of which every rank writes a part (training/sharding.py).
 
     keep, every: what `rotate` leaves; best: also the checkpoint with the lowest validation result.
     """
@@ -535,35 +522,6 @@ class CheckpointSaver:
         """
         if (opened := self._open(step, write_small)) is not None:
             self._begin(step, *opened, **facts)
-
-    def save_part(
-        self,
-        step: int,
-        *,
-        write_small: Callable[[Path], Any],
-        large: dict[str, tuple[Tensors, dict | None]],
-        **facts,
-    ) -> None:
-        """Do as `save` with the parts of all ranks, which all call it. large: this one's part of the tensors."""
-        on_every_rank(self.wait)
-        own = {file: {name: tensor.nbytes for name, tensor in tensors.items()} for file, (tensors, _) in large.items()}
-        sizes, rank = from_every_rank(own), torch.distributed.get_rank()
-
-        def write_all_small(folder: Path) -> None:
-            write_small(folder)
-            for file in large:
-                write_index(folder, file, [of_rank[file] for of_rank in sizes])
-            checkpoint_writer.reports(folder).mkdir()
-
-        opened = on_rank_0(lambda: self._open(step, write_all_small))
-        if opened is None:
-            return
-        parts = {part_file(file, rank, len(sizes)): part for file, part in large.items()}
-        try:
-            on_every_rank(lambda: self._begin(step, opened[0], parts, rank=rank, ranks=len(sizes), **facts))
-        except BaseException:
-            self._give_up()
-            raise
 
     def _open(self, step: int, write_small: Callable[[Path], Any]) -> tuple[Path, Any] | None:
         """Return the folder that becomes checkpoint-<step>, with the small files, and what `write_small` gave; None where that is there."""
@@ -632,14 +590,6 @@ class CheckpointSaver:
         with waiting("saving the checkpoint", after_s=1.0), suppress(subprocess.TimeoutExpired):
             return self._end(patience_s)
         return None
-
-    def _give_up(self) -> None:
-        """End the writing of a checkpoint that another rank could not begin to write."""
-        if self.process is not None and self.job is not None:
-            self.process.kill()
-            self.process.communicate()
-            self.process = None
-            checkpoint_writer.discard(Path(self.job.temporary))
 
     def _end(self, patience_s: float = math.inf) -> float | None:
         assert self.process is not None

@@ -6,8 +6,8 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,12 +16,12 @@ import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from pipeline.process.errors import CannotWriteError, HangError, TandemError
 from pipeline.process.storage import remove_file
+from pipeline.process.user_code import import_built_in
 from pipeline.run_dir.failures import has_reported_error
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -268,51 +268,10 @@ def preserved_rng() -> Iterator[None]:
         set_rng_state(state)
 
 
-# A sharded model (training/sharding.py) or one in float8, used without training, and whole.
-
-
-@contextmanager
-def forward_only(model: torch.nn.Module) -> Iterator[None]:
-    """Let evaluations and samples use the model: without float8, and a sharded one as the training left it. After a forward
-    some weights, the head's among them, stay gathered until a backward, and are then no parameters of the optimizer. Its
-    blocks run uncompiled here: each shape and cache of a sample would be compiled anew, until the compiler gives up."""
-    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    compiled = [(module, module._compiled_call_impl) for module in sharded]  # type: ignore[attr-defined]  # set by Module.compile
-    with without_fp8(model):
-        try:
-            for module in sharded:
-                module._compiled_call_impl = None  # type: ignore[attr-defined]
-            yield
-        finally:
-            for module, call in compiled:
-                module._compiled_call_impl = call  # type: ignore[attr-defined]
-                module.reshard()
-
-
-def whole_on_rank_0(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whole, on the CPU of rank 0, and nothing on the others; every rank calls it. Without sharding the same tensors."""
-    if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):
-        return dict(tensors)
-    first, whole = dist.get_rank() == 0, dict[str, Tensor]()
-    for name, tensor in tensors.items():
-        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if first:
-            whole[name] = gathered.detach().cpu()
-    return whole
-
-
-@contextmanager
-def without_fp8(model: nn.Module) -> Iterator[None]:
-    """Let the model compute as if it had never been converted: scores and samples are those of the model that is saved.
-
-    The class is swapped, not the modules or an attribute: compiled graphs of steps find all as it was when they come again.
-    """
-    converted = [m for m in model.modules() if isinstance(m, nn.Linear) and type(m).__module__.startswith("torchao.")]
-    classes: list[Any] = [type(module) for module in converted]
-    try:
-        for module in converted:
-            module.__class__ = nn.Linear
-        yield
-    finally:
-        for module, kind in zip(converted, classes, strict=True):
-            module.__class__ = kind
+def forward_only(model: nn.Module) -> AbstractContextManager[None]:
+    """Let evaluations and samples use the model: one that is sharded or in float8 is prepared for it (training/sharding.py)."""
+    if any(
+        isinstance(module, FSDPModule) or type(module).__module__.startswith("torchao.") for module in model.modules()
+    ):
+        return import_built_in("sharding.between_steps")(model)
+    return nullcontext()

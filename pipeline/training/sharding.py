@@ -1,10 +1,13 @@
 """A model that ranks share (FSDP2, HSDP, tensor parallelism), and one that multiplies in float8: for runs that ask for it."""
 
+import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +22,9 @@ from transformers.distributed import DistributedConfig
 
 from pipeline.hardware import model_replicas, tensor_parallel_size
 from pipeline.process.errors import RecipeError
+from pipeline.run_dir import checkpoint_writer
+from pipeline.training.checkpoint import CheckpointSaver, Tensors
+from pipeline.training.distributed import from_every_rank, on_every_rank, on_rank_0
 from pipeline.training.muon import chunk_sizes, local
 
 # A model that all ranks share (FSDP2): each holds a part of every parameter, its gradient and its optimizer state. Under HSDP several
@@ -168,6 +174,63 @@ def divided(tensors: Mapping[str, Tensor], parts: int) -> list[list[str]]:
     return lists
 
 
+# A checkpoint that all ranks write together: each writes a part of its tensors.
+
+
+def part_file(name: str, rank: int, ranks: int) -> str:
+    """Return the file of a rank's part of model.safetensors or optimizer.safetensors, named as transformers names the files of a large model."""
+    return name.replace(".", f"-{rank + 1:05}-of-{ranks:05}.")
+
+
+def write_index(folder: Path, name: str, parts: list[dict[str, int]]) -> None:
+    """Write what finds the tensors of model.safetensors or optimizer.safetensors that the ranks write a part each of. parts: bytes by name
+    of each rank."""
+    files = {tensor: part_file(name, rank, len(parts)) for rank, part in enumerate(parts) for tensor in part}
+    index = {"metadata": {"total_size": sum(sum(part.values()) for part in parts)}, "weight_map": files}
+    (folder / f"{name}.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+class PartSaver(CheckpointSaver):
+    """Writes this rank's part of each checkpoint; every rank has one."""
+
+    def save_part(
+        self,
+        step: int,
+        *,
+        write_small: Callable[[Path], Any],
+        large: dict[str, tuple[Tensors, dict | None]],
+        **facts,
+    ) -> None:
+        """Do as `save` with the parts of all ranks, which all call it. large: this one's part of the tensors."""
+        on_every_rank(self.wait)
+        own = {file: {name: tensor.nbytes for name, tensor in tensors.items()} for file, (tensors, _) in large.items()}
+        sizes, rank = from_every_rank(own), dist.get_rank()
+
+        def write_all_small(folder: Path) -> None:
+            write_small(folder)
+            for file in large:
+                write_index(folder, file, [of_rank[file] for of_rank in sizes])
+            checkpoint_writer.reports(folder).mkdir()
+
+        opened = on_rank_0(lambda: self._open(step, write_all_small))
+        if opened is None:
+            return
+        parts = {part_file(file, rank, len(sizes)): part for file, part in large.items()}
+        try:
+            on_every_rank(lambda: self._begin(step, opened[0], parts, rank=rank, ranks=len(sizes), **facts))
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """End the writing of a checkpoint that another rank could not begin to write."""
+        if self.process is not None and self.job is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+            checkpoint_writer.discard(Path(self.job.temporary))
+
+
 # train.fp8: matrices of the blocks multiplied in float8 by torchao; everything else stays in bfloat16.
 #
 # The converted modules are nn.Linear with another product: their weights keep names, float32 and identity, so that optimizer,
@@ -207,3 +270,53 @@ def refuse_without_fp8(model: nn.Module, where: str) -> None:
             f"{where}: a {type(model).__name__} of these sizes has no matrix for it: only those of a Tandem's blocks without bias "
             f"count, with widths that {MULTIPLE} divides. Remove the key, or change the model."
         )
+
+
+# Such a model used without training, and whole.
+
+
+@contextmanager
+def between_steps(model: nn.Module) -> Iterator[None]:
+    """Let evaluations and samples use the model: without float8, and a sharded one as the training left it. After a forward
+    some weights, the head's among them, stay gathered until a backward, and are then no parameters of the optimizer. Its
+    blocks run uncompiled here: each shape and cache of a sample would be compiled anew, until the compiler gives up."""
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    compiled = [(module, module._compiled_call_impl) for module in sharded]  # type: ignore[attr-defined]  # set by Module.compile
+    with without_fp8(model):
+        try:
+            for module in sharded:
+                module._compiled_call_impl = None  # type: ignore[attr-defined]
+            yield
+        finally:
+            for module, call in compiled:
+                module._compiled_call_impl = call  # type: ignore[attr-defined]
+                module.reshard()
+
+
+def whole_on_rank_0(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whole, on the CPU of rank 0, and nothing on the others; every rank calls it. Without sharding the same tensors."""
+    if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):
+        return dict(tensors)
+    first, whole = dist.get_rank() == 0, dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if first:
+            whole[name] = gathered.detach().cpu()
+    return whole
+
+
+@contextmanager
+def without_fp8(model: nn.Module) -> Iterator[None]:
+    """Let the model compute as if it had never been converted: scores and samples are those of the model that is saved.
+
+    The class is swapped, not the modules or an attribute: compiled graphs of steps find all as it was when they come again.
+    """
+    converted = [m for m in model.modules() if isinstance(m, nn.Linear) and type(m).__module__.startswith("torchao.")]
+    classes: list[Any] = [type(module) for module in converted]
+    try:
+        for module in converted:
+            module.__class__ = nn.Linear
+        yield
+    finally:
+        for module, kind in zip(converted, classes, strict=True):
+            module.__class__ = kind

@@ -96,7 +96,8 @@ class TandemTrainer(Trainer):
         self.recorded_evaluations: set[int] = set()
         self.averaged_step = 0
         keep, every = args.save_total_limit, recipe.run.keep_every_steps
-        self.saver = CheckpointSaver(run, keep=keep, every=every, best=recipe.run.keep_best)
+        saver: Any = import_built_in("sharding.PartSaver") if self.is_sharded else CheckpointSaver
+        self.saver = saver(run, keep=keep, every=every, best=recipe.run.keep_best)
         self.model_files = files.ModelFiles(tokenizer)
         self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=1 if self.is_sharded else args.world_size)
         self.log_row, self.text = LogRow(run, args), TrainedText(byte_lengths_V, args.device)

@@ -21,8 +21,8 @@ from pipeline.run_dir import checkpoint_writer
 from pipeline.run_dir.checkpoint_writer import reports
 from pipeline.run_dir.checkpoints import problems, read_seal, seal
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.checkpoint import CheckpointSaver, ModelFiles, part_file
-from pipeline.training.sharding import divided
+from pipeline.training.checkpoint import ModelFiles
+from pipeline.training.sharding import PartSaver, divided, part_file
 from tests.conftest import ROOT
 
 POPEN = subprocess.Popen
@@ -43,7 +43,7 @@ def file(rank):
 
 def begun(run, *, ranks=range(RANKS), step=5):
     """Return a saver for each rank that has begun to write its part, as save_part begins it on each of them."""
-    savers = [CheckpointSaver(run, keep=2, every=None, best=False) for _ in ranks]
+    savers = [PartSaver(run, keep=2, every=None, best=False) for _ in ranks]
 
     def small(folder):
         (folder / "config.json").write_text("{}")
@@ -141,7 +141,7 @@ def test_a_rank_whose_disk_refuses_leaves_the_folder_to_the_process_of_rank_0(ru
     os.kill(savers[0].process.pid, signal.SIGSTOP)
     folder = next(run.checkpoints.glob(".tmp-checkpoint-5-????????"))
     monkeypatch.setattr(subprocess, "Popen", limited)
-    last = CheckpointSaver(run, keep=2, every=None, best=False)
+    last = PartSaver(run, keep=2, every=None, best=False)
     last._begin(5, folder, {file(2): (PARTS[2], None)}, rank=2, ranks=RANKS)
     with pytest.raises(CannotWriteError, match=f"{file(2)}: File too large"):
         last.wait()
@@ -217,7 +217,7 @@ def test_a_disk_that_refuses_one_rank_ends_all_with_its_error_and_leaves_nothing
     savers = begun(run, ranks=(0, 1))
     folder = next(run.checkpoints.glob(".tmp-checkpoint-5-????????"))
     monkeypatch.setattr(checkpoint_writer.subprocess, "Popen", limited)
-    last = CheckpointSaver(run, keep=2, every=None, best=False)
+    last = PartSaver(run, keep=2, every=None, best=False)
     last._begin(5, folder, {file(2): (PARTS[2], None)}, rank=2, ranks=RANKS)
     for saver in (last, savers[0]):
         with pytest.raises(CannotWriteError, match=rf"{file(2)}: File too large, so checkpoint-5 was not written"):

@@ -6,7 +6,8 @@ import pytest
 
 from pipeline.model.build import read_tensors
 from pipeline.run_dir.checkpoints import by_step, step_of
-from pipeline.training.checkpoint import layout_of, part_file
+from pipeline.training.checkpoint import layout_of
+from pipeline.training.sharding import part_file
 from tests.contracts.test_benchmarks_in_training import events, recipe_of
 from tests.contracts.test_exact_resume import (
     CANDIDATES,

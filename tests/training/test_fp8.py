@@ -20,8 +20,7 @@ from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_from_recipe
-from pipeline.training.distributed import without_fp8
-from pipeline.training.sharding import convert_to_fp8, is_converted
+from pipeline.training.sharding import convert_to_fp8, is_converted, without_fp8
 from tests.model.tiny_models import random_ids, tiny
 from tests.preflight.test_memory import QUICKSTART, SMALL
 from tests.runner import ROOT, Runner

@@ -13,12 +13,11 @@ from pipeline.model.build import build_model
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe, Schedule
 from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
-from pipeline.training.distributed import whole_on_rank_0
 from pipeline.training.guard import refuse_nonfinite
 from pipeline.training.muon import local
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.schedules import apply_schedule
-from pipeline.training.sharding import own_part, shard_model
+from pipeline.training.sharding import own_part, shard_model, whole_on_rank_0
 from tests.ranks import on_ranks
 
 FIELDS = {
