@@ -13,11 +13,10 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from pipeline.recipe.layers import SHIPPED, SUFFIXES, show_plain
-from pipeline.recipe.located_yaml import INSTEAD, SECRET_NAME, BoundsError, Item, show
-from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Recipe
+from pipeline.recipe.located_yaml import INSTEAD, SECRET_NAME, SHIPPED, SUFFIXES, BoundsError, Item, show, show_plain
+from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Recipe, alternatives
 from pipeline.recipe.sizes import TANDEM_OPTIONS
-from pipeline.recipe.values import alternatives, keys_of
+from pipeline.recipe.values import keys_of
 
 # A key that does not exist: the right section, the new name, the nearest name.
 

@@ -6,8 +6,17 @@ from typing import Any
 import yaml
 
 from pipeline.process.user_code import import_built_in
-from pipeline.recipe.layers import find_recipe, read_layers, recipe_of
-from pipeline.recipe.located_yaml import FLOAT, INTEGER, WORDS, Item, Problems, show
+from pipeline.recipe.located_yaml import (
+    FLOAT,
+    INTEGER,
+    WORDS,
+    Item,
+    Problems,
+    find_recipe,
+    read_layers,
+    recipe_of,
+    show,
+)
 from pipeline.recipe.resolve import (
     KEY,
     MATRIX_GROUP,

@@ -17,8 +17,7 @@ from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.process.storage import read_json
 from pipeline.process.user_code import RECIPE_TRUST, CodeFolder
-from pipeline.recipe.layers import COMMAND_LINE
-from pipeline.recipe.located_yaml import Problems
+from pipeline.recipe.located_yaml import COMMAND_LINE, Problems
 from pipeline.recipe.schema import (
     ARGUMENTS,
     COLUMN_ROLES,

@@ -5,9 +5,10 @@ Nothing here imports torch: a wrong recipe is refused within a second.
 """
 
 import os
-from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+import types
+from dataclasses import FrozenInstanceError, dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pipeline.process.commands import CONSOLE, program
 from pipeline.process.user_code import CodeFolder
@@ -654,3 +655,31 @@ def training_arguments(
         "run_name": recipe.run.name,
         "ignore_data_skip": True,  # rows are a function of the step
     }
+
+
+def annotation_of(name: str) -> Any:
+    """Return what a dotted key may hold, None for one that is not there. An entry of a list has its number as a part of the name."""
+    section, _, field_name = name.partition(".")
+    if section == "train":
+        argument = ARGUMENTS.get(field_name)
+        return argument.type if argument else None
+    annotation: Any = Recipe
+    for part in name.split("."):
+        options = alternatives(annotation)
+        of_dataclass = next((option for option in options if is_dataclass(option)), None)
+        of_list = next((option for option in options if get_origin(option) is list), None)
+        of_dict = next((option for option in options if get_origin(option) is dict), None)
+        if of_dataclass is not None:
+            annotation = get_type_hints(of_dataclass).get(part)
+        elif of_list is not None and part.isdecimal():
+            annotation = get_args(of_list)[0]
+        else:
+            annotation = get_args(of_dict)[1] if of_dict is not None else None
+    return annotation
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the annotation alone; numbers before text, so that 16 stays a number."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return get_args(annotation)
+    return (annotation,)

@@ -3,16 +3,15 @@
 import math
 import operator
 import re
-import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import Field, fields, is_dataclass
 from glob import has_magic
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pipeline.process.network import BUCKET_FOLDER, SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe.located_yaml import Item, Problems, show
-from pipeline.recipe.schema import ARGUMENTS, OwnTask, Recipe, Source
+from pipeline.recipe.schema import OwnTask, Recipe, Source, alternatives
 
 
 def keys_of(cls: type) -> Iterator[tuple[Field, Any]]:
@@ -112,34 +111,6 @@ class Converter:
         bounds = [f"{words} {bound:g}" if isinstance(bound, float) else f"{words} {bound}" for _, words, bound in given]
         self.problems.add(f"{item.where}: {path}", f"is {show(item.value)}; it must be {' and '.join(bounds)}.")
         return False
-
-
-def annotation_of(name: str) -> Any:
-    """Return what a dotted key may hold, None for one that is not there. An entry of a list has its number as a part of the name."""
-    section, _, field_name = name.partition(".")
-    if section == "train":
-        argument = ARGUMENTS.get(field_name)
-        return argument.type if argument else None
-    annotation: Any = Recipe
-    for part in name.split("."):
-        options = alternatives(annotation)
-        of_dataclass = next((option for option in options if is_dataclass(option)), None)
-        of_list = next((option for option in options if get_origin(option) is list), None)
-        of_dict = next((option for option in options if get_origin(option) is dict), None)
-        if of_dataclass is not None:
-            annotation = get_type_hints(of_dataclass).get(part)
-        elif of_list is not None and part.isdecimal():
-            annotation = get_args(of_list)[0]
-        else:
-            annotation = get_args(of_dict)[1] if of_dict is not None else None
-    return annotation
-
-
-def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or the annotation alone; numbers before text, so that 16 stays a number."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        return get_args(annotation)
-    return (annotation,)
 
 
 # Formats of values whose type says too little: names of folders and repositories, module:attr, shares.
