@@ -3,15 +3,14 @@
 import ctypes
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pipeline.process.user_code import import_built_in
 
@@ -222,83 +221,6 @@ def decide_for_all_ranks(faster: bool) -> None:
     _decided[:] = [faster]
 
 
-# The device that trains: its name, peak rates with their sources, memory, and what was measured of it.
-
-# Accelerators we know: dense peak FLOP/s by number format, memory bandwidth, memory, power, each with its source.
-
-TERA = 1e12
-NVIDIA = "https://www.nvidia.com/en-us/data-center/"
-GEFORCE = "NVIDIA architecture whitepaper, tensor rates with FP32 accumulation: "
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """One model of accelerator. peak_flops: FLOP/s by format; the rest as the maker rates it.
-
-    memory_gib: the driver keeps 1 to 8 % of it for itself and for error correction.
-    """
-
-    name: str
-    device_name: str  # regular expression for the whole name that the driver gives
-    peak_flops: dict[str, float]
-    bandwidth_bytes_s: float
-    memory_gib: float
-    power_w: float | None
-    source: str
-
-
-def _peaks(
-    bfloat16: float | None = None,
-    *,
-    float16: float | None = None,
-    tf32: float | None = None,
-    float32: float,
-    float8: float | None = None,
-):
-    """Return FLOP/s by format from TFLOP/s; float16 runs at bfloat16's rate where both exist."""
-    rates = {"bfloat16": bfloat16, "float16": float16 or bfloat16, "tf32": tf32, "float32": float32, "float8": float8}
-    return {name: rate * TERA for name, rate in rates.items() if rate is not None}
-
-
-H100_SXM = _peaks(989.5, tf32=494.5, float32=67, float8=1979)
-H100_NVL = _peaks(835.5, tf32=417.5, float32=60, float8=1671)
-A100 = _peaks(312, tf32=156, float32=19.5)
-
-# fmt: off
-ACCELERATORS = (
-    Accelerator("H100", r"NVIDIA H100 80GB HBM3", H100_SXM, 3.35e12, 80, 700, NVIDIA + "h100/ (SXM; sparse rates halved)"),
-    Accelerator("H100-PCIe", r"NVIDIA H100 PCIe", _peaks(756, tf32=378, float32=51, float8=1513), 2.0e12, 80, 350, NVIDIA + "h100/ (PCIe datasheet 2022; sparse rates halved)"),
-    Accelerator("H100-NVL", r"NVIDIA H100 NVL", H100_NVL, 3.9e12, 94, 400, NVIDIA + "h100/ (NVL; sparse rates halved)"),
-    Accelerator("H200", r"NVIDIA H200", H100_SXM, 4.8e12, 140, 700, NVIDIA + "h200/ (SXM; sparse rates halved)"),
-    Accelerator( "H200-NVL", r"NVIDIA H200 NVL", H100_NVL, 4.8e12, 140, 600, NVIDIA + "h200/ (NVL; sparse rates halved)"),
-    Accelerator("B200", r"NVIDIA B200", _peaks(2250, float32=75, float8=4500), 8.0e12, 180, 1000, NVIDIA + "hgx/ (B200, an eighth of the board; sparse rates halved)"),
-    Accelerator("GB200", r"NVIDIA GB200", _peaks(2500, float32=80, float8=5000), 8.0e12, 186, 1200, NVIDIA + "gb200-nvl72/ (a 72nd of the rack; sparse rates halved)"),
-    Accelerator("A100", r"NVIDIA A100-SXM4-80GB", A100, 2.039e12, 80, 400, NVIDIA + "a100/"),
-    Accelerator("A100-40GB", r"NVIDIA A100-SXM4-40GB", A100, 1.555e12, 40, 400, NVIDIA + "a100/"),
-    Accelerator("A100-PCIe", r"NVIDIA A100 80GB PCIe", A100, 1.935e12, 80, 300, NVIDIA + "a100/"),
-    Accelerator("A100-PCIe-40GB", r"NVIDIA A100-PCIE-40GB", A100, 1.555e12, 40, 250, NVIDIA + "a100/"),
-    Accelerator("A40", r"NVIDIA A40", _peaks(149.7, tf32=74.8, float32=37.4), 0.696e12, 48, 300, NVIDIA + "a40/"),
-    Accelerator( "A30", r"NVIDIA A30", _peaks(165, tf32=82, float32=10.3), 0.933e12, 24, 165, NVIDIA + "products/a30-gpu/"),
-    Accelerator("A10", r"NVIDIA A10", _peaks(125, tf32=62.5, float32=31.2), 0.6e12, 24, 150, NVIDIA + "products/a10-gpu/"),
-    Accelerator("L40S", r"NVIDIA L40S", _peaks(362, tf32=183, float32=91.6, float8=733), 0.864e12, 48, 350, NVIDIA + "l40s/"),
-    Accelerator("L40", r"NVIDIA L40", _peaks(181, tf32=90.5, float32=90.5, float8=362), 0.864e12, 48, 300, NVIDIA + "l40/"),
-    Accelerator("L4", r"NVIDIA L4", _peaks(121, tf32=60, float32=30.3, float8=242.5), 0.3e12, 24, 72, NVIDIA + "l4/ (sparse rates halved)"),
-    Accelerator("T4", r"(NVIDIA |)(Tesla |)T4", _peaks(float16=65, float32=8.1), 0.32e12, 16, 70, NVIDIA + "tesla-t4/ (no bfloat16)"),
-    Accelerator("V100", r"(NVIDIA |)Tesla V100-SXM2-(16|32)GB", _peaks(float16=125, float32=15.7), 0.9e12, 16, 300, NVIDIA + "v100/ (no bfloat16)"),
-    Accelerator("RTX5090", r"NVIDIA GeForce RTX 5090", _peaks(209.5, tf32=104.8, float32=104.8, float8=419), 1.792e12, 32, 575, GEFORCE + "Blackwell"),
-    Accelerator("RTX4090", r"NVIDIA GeForce RTX 4090", _peaks(165.2, tf32=82.6, float32=82.6, float8=330.3), 1.008e12, 24, 450, GEFORCE + "Ada"),
-    Accelerator("RTX3090", r"NVIDIA GeForce RTX 3090", _peaks(71, tf32=35.6, float32=35.6), 0.936e12, 24, 350, GEFORCE + "Ampere GA102"),
-    Accelerator("MI300X", r"AMD Instinct MI300X( OAM|)", _peaks(1307.4, tf32=653.7, float32=163.4, float8=2614.9), 5.3e12, 192, 750, "AMD Instinct MI300X data sheet"),
-    Accelerator("MI325X", r"AMD Instinct MI325X( OAM|)", _peaks(1307.4, tf32=653.7, float32=163.4, float8=2614.9), 6.0e12, 256, 1000, "AMD Instinct MI325X data sheet"),
-)
-# fmt: on
-
-
-def find_by_device_name(device_name: str) -> Accelerator | None:
-    """Return the table's row for the whole name a driver gives; a laptop's or a cut-down variant's name is another name."""
-    return next((row for row in ACCELERATORS if re.fullmatch(row.device_name, device_name.strip())), None)
-
-
 @dataclass(frozen=True)
 class Links:
     """Bytes/s that one device sends to the others of its host, and through its part of the host's network cards to other hosts.
@@ -309,18 +231,6 @@ class Links:
     within_bytes_s: float
     between_bytes_s: float
     source: str
-
-
-# NVLink's rates are published for both directions together, half of them is sent; network cards' for one direction.
-LINKS = {
-    **dict.fromkeys(
-        ("A100", "A100-40GB"),
-        Links(300e9, 25e9, "DGX A100 data sheet: NVLink 600 GB/s a GPU; 8 ConnectX-6 of 200 Gb/s"),
-    ),
-    "H100": Links(450e9, 50e9, "DGX H100 data sheet: NVLink 900 GB/s a GPU; 8 ConnectX-7 of 400 Gb/s"),
-    "H200": Links(450e9, 50e9, "DGX H200 data sheet: NVLink 900 GB/s a GPU; 8 ConnectX-7 of 400 Gb/s"),
-    "B200": Links(900e9, 50e9, "DGX B200 data sheet: NVLink 1.8 TB/s a GPU; 8 ConnectX-7 of 400 Gb/s"),
-}
 
 
 # The device that trains, and what `auto` means on it.
@@ -341,10 +251,10 @@ class DeviceInfo:
     name: str
     count: int
     memory_gib: float | None
-    peak_flops: dict[str, float] | None
-    bandwidth_bytes_s: float | None
-    power_w: float | None
-    source: str | None
+    peak_flops: dict[str, float] | None = None
+    bandwidth_bytes_s: float | None = None
+    power_w: float | None = None
+    source: str | None = None
     hosts: int = 1
     links: Links | None = None
 
@@ -359,25 +269,10 @@ def device_info() -> DeviceInfo:
         # Not current_device(): until a rank has chosen its device that is 0 for all of them.
         rank = int(os.environ.get("LOCAL_RANK", 0))
         properties = torch.cuda.get_device_properties(rank if rank < torch.cuda.device_count() else 0)
-        known = find_by_device_name(properties.name)
-        here = rated_device("cuda", properties.name, torch.cuda.device_count(), properties.total_memory / 2**30, known)
-        return replace(here, hosts=launched_hosts())
+        given = (properties.name, torch.cuda.device_count(), properties.total_memory / 2**30)
+        return import_built_in("devices.device_of_driver")(*given)
     kind: Kind = "mps" if torch.backends.mps.is_available() and not use_cpu else "cpu"
-    return rated_device(kind, cpu_name(), 1, memory_bytes() / 2**30, None)
-
-
-def launched_hosts() -> int:
-    """Return how many machines the launcher started ranks on; 1 without one."""
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
-    return max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
-
-
-def rated_device(kind: Kind, name: str, count: int, memory_gib: float | None, known: Accelerator | None) -> DeviceInfo:
-    """Return a device with what its row of ACCELERATORS says of it; known: that row, None without one."""
-    rated: dict[str, Any] = dict.fromkeys(("peak_flops", "bandwidth_bytes_s", "power_w", "source"))
-    if known:
-        rated = {name: getattr(known, name) for name in rated} | {"links": LINKS.get(known.name)}
-    return DeviceInfo(kind=kind, name=name, count=count, memory_gib=memory_gib, **rated)
+    return DeviceInfo(kind, cpu_name(), 1, memory_bytes() / 2**30)
 
 
 def shards_model() -> bool:

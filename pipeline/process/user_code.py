@@ -87,6 +87,7 @@ BUILT_IN = {
     "sources.stored_files": "pipeline.sources.stores:stored_files",
     "sources.split_files": "pipeline.sources.splits:split_files",
     "sources.saved_files": "pipeline.sources.splits:saved_files",
+    "devices.device_of_driver": "pipeline.preflight.devices:device_of_driver",
     "devices.parse_hardware": "pipeline.preflight.devices:parse_hardware",
     "processor.product_rates": "pipeline.preflight.processor:product_rates",
     "processor.best_threads": "pipeline.preflight.processor:best_threads",

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pipeline.hardware import ACCELERATORS, find_by_device_name
-from pipeline.preflight.devices import parse_hardware
+from pipeline.preflight.devices import ACCELERATORS, find_by_device_name, parse_hardware
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ import torch
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.hardware import LINKS
 from pipeline.model.build import build_model
 from pipeline.preflight.__main__ import deepest, main
 from pipeline.preflight.capacity import find_notes
-from pipeline.preflight.devices import planned_device
+from pipeline.preflight.devices import LINKS, planned_device
 from pipeline.preflight.memory import (
     FP32,
     MUON_SHARED_FROM,
