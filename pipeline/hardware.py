@@ -135,14 +135,14 @@ def cpu_can_compile() -> bool:
 def set_threads(local_processes: int = 1, *, kept: int | None = None) -> int:
     """Share the cores out among the processes of this machine, and return the threads that torch now uses.
 
-    Where two threads share a core, one of each core is used unless both were measured to be faster (preflight/processor.py). The number
+    Where two threads share a core, one of each core is used unless both were measured to be faster (preflight/devices.py). The number
     changes the last bits of fp32 sums, and launchers set it to 1 unasked: it is set here, and printed and saved by the caller.
     kept: of a run that goes on, which stays where it is one of the two numbers of this machine, whatever is measured now.
     """
     import torch
 
     choices = {max(1, cores // local_processes) for cores in (physical_cores(), usable_cores())}
-    threads = kept if kept in choices else max(1, import_built_in("processor.best_threads")() // local_processes)
+    threads = kept if kept in choices else max(1, import_built_in("devices.best_threads")() // local_processes)
     torch.set_num_threads(threads)
     return threads
 
@@ -210,7 +210,7 @@ def bfloat16_is_faster() -> bool:
     """
     if _decided:
         return _decided[0]
-    rates = import_built_in("processor.product_rates")()
+    rates = import_built_in("devices.product_rates")()
     if rates is not None:
         return rates.bfloat16_is_faster
     return bool({"amx_bf16", "avx512_bf16"} & cpu_flags())

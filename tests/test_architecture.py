@@ -30,7 +30,7 @@ NEVER_REACHED = (
     *("data/losses.py", "data/packing.py", "data/prepare.py", "data/preview.py", "data/workers.py"),
     *("evals/chat.py", "evals/contamination.py", "evals/core.py", "evals/decontamination.py", "evals/sandbox.py", "evals/subject.py", "evals/tasks.py"),
     *("generation/tools.py",),
-    *("preflight/capacity.py", "preflight/devices.py", "preflight/kernels.py", "preflight/memory.py", "preflight/plan.py", "preflight/processor.py"),
+    *("preflight/capacity.py", "preflight/devices.py", "preflight/kernels.py", "preflight/memory.py", "preflight/plan.py"),
     *("recipe/counted_sizes.py", "recipe/mistakes.py", "recipe/parents.py"),
     *("run/mirror.py",),
     *("run_dir/columns.py", "run_dir/hub_queue.py"),

@@ -30,6 +30,7 @@ from pipeline.hardware import (
     physical_cores,
     usable_cores,
 )
+from pipeline.preflight.devices import product_rates
 from pipeline.preflight.memory import (
     FP32,
     Collective,
@@ -46,7 +47,6 @@ from pipeline.preflight.memory import (
     row_bytes,
     usable_bytes,
 )
-from pipeline.preflight.processor import product_rates
 from pipeline.process import commands
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json

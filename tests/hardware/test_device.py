@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline import hardware
-from pipeline.preflight import processor
+from pipeline.preflight import devices
 from pipeline.process.errors import CannotWriteError
 from pipeline.process.storage import cache_dir
 
@@ -85,24 +85,24 @@ def test_auto_bf16_follows_the_hardware(monkeypatch):
 def test_auto_bf16_on_a_cpu_follows_the_measured_products_whatever_the_flags_say(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     for flags in (frozenset({"amx_tile", "amx_bf16"}), frozenset({"avx2"})):
-        for module in (hardware, processor):
+        for module in (hardware, devices):
             monkeypatch.setattr(module, "cpu_flags", lambda flags=flags: flags)
         for faster in (True, False):
-            rates = processor.ProductRates(float32=1e11, bfloat16=1e11 * (1.6 if faster else 1.4), time=0.0)
-            monkeypatch.setattr(processor, "measure", lambda rates=rates: rates)
+            rates = devices.ProductRates(float32=1e11, bfloat16=1e11 * (1.6 if faster else 1.4), time=0.0)
+            monkeypatch.setattr(devices, "measure", lambda rates=rates: rates)
             shutil.rmtree(cache_dir() / "processors", ignore_errors=True)
             assert hardware.decide_bf16("auto") is faster
 
 
 @pytest.mark.usefixtures("unmeasured")
 def test_the_products_of_a_processor_are_measured_once_and_known_without_torch_then(monkeypatch):
-    measured = processor.product_rates()
+    measured = devices.product_rates()
     assert min(measured.float32, measured.bfloat16) > 1e7
-    monkeypatch.setattr(processor, "measure", lambda: pytest.fail("measured again"))
+    monkeypatch.setattr(devices, "measure", lambda: pytest.fail("measured again"))
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert processor.product_rates() == measured
-    monkeypatch.setattr(processor, "cpu_flags", lambda: frozenset({"avx_of_another_one"}))
-    assert processor.kept_rates() is None
+    assert devices.product_rates() == measured
+    monkeypatch.setattr(devices, "cpu_flags", lambda: frozenset({"avx_of_another_one"}))
+    assert devices.kept_rates() is None
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -110,8 +110,8 @@ def test_a_user_without_a_home_measures_at_every_start_and_is_told_where_else_da
     monkeypatch.delenv("TANDEM_CACHE")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["no such user"])
-    assert processor.kept_rates() is None
-    assert processor.product_rates().float32 > 1e7
+    assert devices.kept_rates() is None
+    assert devices.product_rates().float32 > 1e7
     assert cache_dir(str(tmp_path)) == tmp_path
     with pytest.raises(CannotWriteError, match="no home folder"):
         cache_dir()
@@ -122,7 +122,7 @@ def test_measuring_leaves_the_number_of_threads_as_it_was():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        processor.measure()
+        devices.measure()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -188,11 +188,11 @@ def test_both_threads_of_a_core_are_used_only_where_products_are_faster_so(monke
         (tmp_path / f"cpu{number}" / "topology" / "thread_siblings_list").write_text(f"{number % 4},{number % 4 + 4}\n")
     assert (hardware.usable_cores(), hardware.physical_cores()) == (8, 4)
     for with_both, expected in ((0.95, 4), (0.8, 8)):  # seconds beside one of one thread a core
-        monkeypatch.setattr(processor, "seconds_of_product", {4: 1.0, 8: with_both}.get)
+        monkeypatch.setattr(devices, "seconds_of_product", {4: 1.0, 8: with_both}.get)
         shutil.rmtree(cache_dir() / "processors", ignore_errors=True)
-        assert processor.best_threads() == expected
-        monkeypatch.setattr(processor, "seconds_of_product", lambda _: pytest.fail("measured again"))
-        assert processor.best_threads() == expected
+        assert devices.best_threads() == expected
+        monkeypatch.setattr(devices, "seconds_of_product", lambda _: pytest.fail("measured again"))
+        assert devices.best_threads() == expected
     before = torch.get_num_threads()  # 8 is what was measured last
     try:
         assert [hardware.set_threads(2, kept=kept) for kept in (None, 2, 4, 3)] == [4, 2, 4, 4]
@@ -204,14 +204,14 @@ def test_both_threads_of_a_core_are_used_only_where_products_are_faster_so(monke
 
 def test_a_product_is_timed_on_the_threads_asked_for_and_leaves_torch_as_it_was():
     before = torch.get_num_threads()
-    assert 0 < processor.seconds_of_product(1) < 5
+    assert 0 < devices.seconds_of_product(1) < 5
     assert torch.get_num_threads() == before
 
 
 def test_threads_are_shared_among_local_processes(monkeypatch):
     before = torch.get_num_threads()
     try:
-        for module in (hardware, processor):
+        for module in (hardware, devices):
             monkeypatch.setattr(module, "usable_cores", lambda: 6)
             monkeypatch.setattr(module, "physical_cores", lambda: 6)
         assert hardware.set_threads(2) == 3 == torch.get_num_threads()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.preflight import plan as durations
-from pipeline.preflight.devices import device_without_torch, planned_device
+from pipeline.preflight.devices import ProductRates, device_without_torch, planned_device
 from pipeline.preflight.plan import (
     CPU_MFU,
     Probe,
@@ -17,7 +17,6 @@ from pipeline.preflight.plan import (
     make_plan,
     remember,
 )
-from pipeline.preflight.processor import ProductRates
 from pipeline.recipe import read_recipe
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
