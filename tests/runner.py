@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from pipeline.run_dir.checkpoint_writer import take_lock
+from pipeline.run_dir.checkpoints import take_lock
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory, unknown_keys
 from tests.warm_commands import Started, WarmCommands

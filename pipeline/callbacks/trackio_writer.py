@@ -25,7 +25,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])
 
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.run_dir.checkpoint_writer import take_lock
+from pipeline.run_dir.checkpoints import take_lock
 from pipeline.run_dir.failures import NUMBERS
 from pipeline.run_dir.rows import counts
 from pipeline.run_dir.run_directory import RunDirectory

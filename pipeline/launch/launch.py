@@ -38,8 +38,7 @@ from pipeline.preflight.devices import visible_gpus  # noqa: E402 - found only f
 from pipeline.process.commands import whole_number  # noqa: E402
 from pipeline.process.errors import HangError, Interrupted, Preempted, RecipeError, TandemError  # noqa: E402
 from pipeline.process.storage import read_json, write_json  # noqa: E402
-from pipeline.run_dir.checkpoint_writer import take_lock  # noqa: E402
-from pipeline.run_dir.checkpoints import by_step, step_of  # noqa: E402
+from pipeline.run_dir.checkpoints import by_step, step_of, take_lock  # noqa: E402
 from pipeline.run_dir.rows import read_rows  # noqa: E402
 from pipeline.run_dir.run_directory import WRITER_WAIT_S, RunDirectory  # noqa: E402
 

@@ -21,7 +21,6 @@ from pipeline.process.storage import (
     remove_file,
     write_json,
 )
-from pipeline.run_dir.checkpoint_writer import take_lock
 from pipeline.run_dir.checkpoints import (
     SEAL,
     by_step,
@@ -31,6 +30,7 @@ from pipeline.run_dir.checkpoints import (
     quarantined,
     read_seal,
     step_of,
+    take_lock,
 )
 from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 
@@ -447,7 +447,7 @@ class RunDirectory:
         except BlockingIOError:
             raise CannotWriteError(
                 f"{self.path}: another process has been writing a checkpoint for {WRITER_WAIT_S:.0f} s, and two would damage the run. "
-                "Look whether its disk still answers; end that process (pipeline/run_dir/checkpoint_writer.py), then start again."
+                "Look whether its disk still answers; end that process (pipeline/run_dir/checkpoints.py), then start again."
             ) from None
 
 

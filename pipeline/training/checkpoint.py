@@ -31,7 +31,7 @@ from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, TandemError
 from pipeline.process.progress import waiting
 from pipeline.process.storage import DISK_FULL, folder_bytes, raise_if_moved, read_json, temporary_folder
-from pipeline.run_dir import checkpoint_writer
+from pipeline.run_dir import checkpoints
 from pipeline.run_dir.checkpoints import read_seal
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
@@ -498,7 +498,7 @@ class CheckpointSaver:
                 self.add_score(row.get("step", 0), row)
         self.images: dict[str, FileImage] = {}
         self.last_good: tuple[int, int] | None = None  # step and bytes of the newest whole checkpoint
-        self.job: checkpoint_writer.Job | None = None
+        self.job: checkpoints.Job | None = None
         self.process: subprocess.Popen | None = None
         self.started = 0.0
 
@@ -550,7 +550,7 @@ class CheckpointSaver:
         with discarded_after_an_error(target, temporary):
             for name, (tensors, metadata) in large.items():
                 self._image(name, tensors, metadata).fill(tensors)
-        self.job = checkpoint_writer.Job(
+        self.job = checkpoints.Job(
             temporary=str(temporary),
             target=str(target),
             facts={"step": step, "run": self.run.name, **facts},
@@ -567,7 +567,7 @@ class CheckpointSaver:
     def _start(self) -> subprocess.Popen:
         assert self.job is not None
         with discarded_after_an_error(Path(self.job.target), Path(self.job.temporary)):
-            return checkpoint_writer.start(self.job)  # an error: no memory, process or descriptor is left
+            return checkpoints.start(self.job)  # an error: no memory, process or descriptor is left
 
     def _image(self, name: str, tensors: Tensors, metadata: dict | None) -> FileImage:
         image = self.images.get(name)
@@ -603,7 +603,7 @@ class CheckpointSaver:
         self.process = None
         if self.job.rank and (status == 0 or target.exists()):
             return None  # rank 0's process has its report
-        if status > 0 and (not_deleted := checkpoint_writer.not_rotated(stderr)):  # that fills the disk in time
+        if status > 0 and (not_deleted := checkpoints.not_rotated(stderr)):  # that fills the disk in time
             print(f"{target.parent}: older checkpoints could not be deleted: {not_deleted}", flush=True)
         elif status > 0 or not target.exists():
             raise failure(self.job, status, stderr)
@@ -632,16 +632,16 @@ def discarded_after_an_error(target: Path, temporary: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        checkpoint_writer.discard(temporary)
+        checkpoints.discard(temporary)
         raise (not_written(target, error) if isinstance(error, OSError) else error) from error
 
 
-def failure(job: checkpoint_writer.Job, status: int, stderr: bytes) -> Exception:
+def failure(job: checkpoints.Job, status: int, stderr: bytes) -> Exception:
     """Return what the writer says of its end, as the exception that it would have been here."""
     if job.rank == 0:  # whose process still writes there, and has yet to read why another rank's ended
-        checkpoint_writer.discard(Path(job.temporary))
+        checkpoints.discard(Path(job.temporary))
     try:
-        error = checkpoint_writer.last_words(stderr)
+        error = checkpoints.last_words(stderr)
     except ValueError:
         text = stderr.decode(errors="replace").strip().rpartition("\n")[2]
         return CannotWriteError(

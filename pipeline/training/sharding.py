@@ -22,7 +22,7 @@ from transformers.distributed import DistributedConfig
 
 from pipeline.hardware import model_replicas, tensor_parallel_size
 from pipeline.process.errors import RecipeError
-from pipeline.run_dir import checkpoint_writer
+from pipeline.run_dir import checkpoints
 from pipeline.training.checkpoint import CheckpointSaver, Tensors
 from pipeline.training.distributed import from_every_rank, on_every_rank, on_rank_0
 from pipeline.training.muon import chunk_sizes, local
@@ -210,7 +210,7 @@ class PartSaver(CheckpointSaver):
             write_small(folder)
             for file in large:
                 write_index(folder, file, [of_rank[file] for of_rank in sizes])
-            checkpoint_writer.reports(folder).mkdir()
+            checkpoints.reports(folder).mkdir()
 
         opened = on_rank_0(lambda: self._open(step, write_all_small))
         if opened is None:
@@ -228,7 +228,7 @@ class PartSaver(CheckpointSaver):
             self.process.kill()
             self.process.communicate()
             self.process = None
-            checkpoint_writer.discard(Path(self.job.temporary))
+            checkpoints.discard(Path(self.job.temporary))
 
 
 # train.fp8: matrices of the blocks multiplied in float8 by torchao; everything else stays in bfloat16.

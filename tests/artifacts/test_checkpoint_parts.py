@@ -17,9 +17,8 @@ from safetensors.torch import load_file
 from pipeline.model.build import build_model
 from pipeline.process.errors import CannotWriteError
 from pipeline.process.storage import read_json, temporary_folder, write_json
-from pipeline.run_dir import checkpoint_writer
-from pipeline.run_dir.checkpoint_writer import reports
-from pipeline.run_dir.checkpoints import problems, read_seal, seal
+from pipeline.run_dir import checkpoints
+from pipeline.run_dir.checkpoints import problems, read_seal, reports, seal
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.checkpoint import ModelFiles
 from pipeline.training.sharding import PartSaver, divided, part_file
@@ -56,7 +55,7 @@ def begun(run, *, ranks=range(RANKS), step=5):
 
 
 def names(run):
-    return sorted(name for name in os.listdir(run.checkpoints) if name != checkpoint_writer.LOCK)
+    return sorted(name for name in os.listdir(run.checkpoints) if name != checkpoints.LOCK)
 
 
 def assert_whole(run, step=5):
@@ -90,12 +89,12 @@ def test_a_process_that_is_killed_when_all_was_reported_writes_nothing_again(run
     savers[1].wait()
     folder = next(run.checkpoints.glob(".tmp-checkpoint-5-????????"))
     before = (folder / file(1)).stat()
-    assert checkpoint_writer.start(savers[1].job).wait() == 0
+    assert checkpoints.start(savers[1].job).wait() == 0
     after = (folder / file(1)).stat()
     assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
     savers[0]._give_up()
     assert names(run) == []
-    assert checkpoint_writer.start(savers[1].job).wait() == 0
+    assert checkpoints.start(savers[1].job).wait() == 0
     assert names(run) == []
 
 
@@ -128,7 +127,7 @@ def test_the_manifest_says_of_another_hosts_part_what_that_host_wrote(run, monke
     monkeypatch.setattr(os, "listdir", lambda path: stale.pop() if path == folder and stale else listdir(path))
     paths = {"temporary": str(folder), "target": str(run.checkpoint(5))}
     none = {"images": {}, "scores": {}, "keep": None, "every": None}
-    checkpoint_writer.write(checkpoint_writer.Job(**paths, **none, facts={"step": 5}, ranks=2))
+    checkpoints.write(checkpoints.Job(**paths, **none, facts={"step": 5}, ranks=2))
     assert not stale
     assert read_seal(run.checkpoint(5))["files"] == {file(1): part}
     with pytest.raises(FileNotFoundError, match=f"was written and is not in its folder.*{file(2)}"):
@@ -158,7 +157,7 @@ def part_of_rank_1(run, folder):
     os.ftruncate(descriptor, 100)
     paths = {"temporary": str(folder), "target": str(run.checkpoint(5))}
     rest = {"images": {file(1): (descriptor, 100)}, "scores": {}, "keep": None, "every": None, "facts": {"step": 5}}
-    yield checkpoint_writer.Job(**paths, **rest, rank=1, ranks=2)
+    yield checkpoints.Job(**paths, **rest, rank=1, ranks=2)
     os.close(descriptor)
 
 
@@ -167,18 +166,18 @@ def test_a_part_that_comes_after_rank_0_has_given_up_leaves_nothing_and_no_secon
     """Its disk was full, or it was killed and the next start has cleared the folder away while this rank's process still wrote."""
     folder = temporary_folder(run.checkpoint(5))
     reports(folder).mkdir()
-    fsync = checkpoint_writer.fsync_file
+    fsync = checkpoints.fsync_file
 
     def late(path):
         if moment == "before the report":
             fsync(path)
-        checkpoint_writer.discard(folder)
+        checkpoints.discard(folder)
         if moment != "before the report":
             fsync(path)
 
-    monkeypatch.setattr(checkpoint_writer, "fsync_file", late)
+    monkeypatch.setattr(checkpoints, "fsync_file", late)
     with part_of_rank_1(run, folder) as job:
-        checkpoint_writer.write_part(job)
+        checkpoints.write_part(job)
     assert names(run) == []
 
 
@@ -187,7 +186,7 @@ def test_a_report_that_the_disk_refuses_is_made_again_as_the_report_of_that_erro
     """Rank 0's process would wait ten minutes for it."""
     folder = temporary_folder(run.checkpoint(5))
     reports(folder).mkdir()
-    write, failed = checkpoint_writer._write_report, []
+    write, failed = checkpoints._write_report, []
 
     def refused(report, facts):
         if call == "renamed and failed" or failed:
@@ -196,13 +195,13 @@ def test_a_report_that_the_disk_refuses_is_made_again_as_the_report_of_that_erro
             failed.append(facts)
             raise OSError(errno.EIO, "Input/output error", str(report))
 
-    monkeypatch.setattr(checkpoint_writer, "_write_report", refused)
+    monkeypatch.setattr(checkpoints, "_write_report", refused)
     with part_of_rank_1(run, folder) as job:
         if call == "renamed and failed":
-            checkpoint_writer.write_part(job)
+            checkpoints.write_part(job)
         else:
             with pytest.raises(OSError, match="Input/output error"):
-                checkpoint_writer.write_part(job)
+                checkpoints.write_part(job)
     found = read_json(reports(folder) / "1.json")
     assert ("written" in found) == (call == "renamed and failed")
     assert (folder / file(1)).exists()  # rank 0's process may be sealing it, or discards it with the folder
@@ -216,7 +215,7 @@ def limited(*args, **settings):
 def test_a_disk_that_refuses_one_rank_ends_all_with_its_error_and_leaves_nothing(run, monkeypatch):
     savers = begun(run, ranks=(0, 1))
     folder = next(run.checkpoints.glob(".tmp-checkpoint-5-????????"))
-    monkeypatch.setattr(checkpoint_writer.subprocess, "Popen", limited)
+    monkeypatch.setattr(checkpoints.subprocess, "Popen", limited)
     last = PartSaver(run, keep=2, every=None, best=False)
     last._begin(5, folder, {file(2): (PARTS[2], None)}, rank=2, ranks=RANKS)
     for saver in (last, savers[0]):
@@ -229,9 +228,9 @@ def test_a_disk_that_refuses_one_rank_ends_all_with_its_error_and_leaves_nothing
 IMPATIENT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from pipeline.run_dir import checkpoint_writer
-checkpoint_writer.PATIENCE_S = checkpoint_writer.PATIENCE_WITHOUT_TRAINING_S = 1.0
-sys.exit(checkpoint_writer.main())
+from pipeline.run_dir import checkpoints
+checkpoints.PATIENCE_S = checkpoints.PATIENCE_WITHOUT_TRAINING_S = 1.0
+sys.exit(checkpoints.main())
 """
 
 

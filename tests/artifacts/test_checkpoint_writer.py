@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.process.errors import CannotWriteError, DiskFullError
-from pipeline.run_dir import checkpoint_writer
+from pipeline.run_dir import checkpoints
 from pipeline.run_dir.checkpoints import by_step, problems
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.checkpoint import CheckpointSaver
@@ -98,9 +98,7 @@ def test_a_disk_that_refuses_is_reported_with_the_file_and_the_checkpoint_before
     # Files that are larger than this are refused to the writer, as a full disk would: EFBIG.
     import resource
 
-    monkeypatch.setattr(
-        checkpoint_writer.subprocess, "Popen", with_limit(subprocess.Popen, resource.RLIMIT_FSIZE, 1_000_000)
-    )
+    monkeypatch.setattr(checkpoints.subprocess, "Popen", with_limit(subprocess.Popen, resource.RLIMIT_FSIZE, 1_000_000))
     saver.save(10, write_small=small_files)
     with pytest.raises(CannotWriteError, match=r"model.safetensors: File too large, so checkpoint-10 was not written"):
         saver.wait()
@@ -128,7 +126,7 @@ def test_a_full_disk_while_the_small_files_are_written_leaves_nothing_behind(run
 
 def test_a_start_gives_up_on_a_writer_that_never_ends(run, monkeypatch):
     monkeypatch.setattr("pipeline.run_dir.run_directory.WRITER_WAIT_S", 0.2)
-    lock = checkpoint_writer.take_lock(run.checkpoints)
+    lock = checkpoints.take_lock(run.checkpoints)
     started = time.monotonic()
     with pytest.raises(CannotWriteError, match="another process has been writing a checkpoint"):
         RunDirectory(run.path).hold()
@@ -139,16 +137,16 @@ def test_a_start_gives_up_on_a_writer_that_never_ends(run, monkeypatch):
 FAILING = """
 import errno, sys
 sys.path.insert(0, sys.argv[1])
-from pipeline.run_dir import checkpoint_writer
+from pipeline.run_dir import checkpoints
 
-real = checkpoint_writer.{function}
+real = checkpoints.{function}
 
 def failing(*args, **kwargs):
     real(*args, **kwargs)
     raise OSError(errno.EIO, "Input/output error", "the folder")
 
-checkpoint_writer.{function} = failing
-sys.exit(checkpoint_writer.main())
+checkpoints.{function} = failing
+sys.exit(checkpoints.main())
 """
 
 
@@ -158,7 +156,7 @@ def test_old_checkpoints_that_stay_are_reported_and_a_name_that_may_be_lost_ends
 ):
     """The writer is the real one, with a function of it that fails at its end, as one on a failing disk."""
     command, popen = [sys.executable, "-c", FAILING.format(function=function), str(ROOT)], subprocess.Popen
-    monkeypatch.setattr(checkpoint_writer.subprocess, "Popen", lambda _, **how: popen(command, **how))
+    monkeypatch.setattr(checkpoints.subprocess, "Popen", lambda _, **how: popen(command, **how))
     saver = saver_of(run)
     saver.save(5, write_small=small_files)
     if function == "rotate":

@@ -16,8 +16,7 @@ from transformers import AutoTokenizer
 
 from faults import numeric_faults
 from faults.numeric_faults import GRADIENT, PARAMETER
-from pipeline.run_dir.checkpoint_writer import take_lock
-from pipeline.run_dir.checkpoints import SEAL, by_step, problems, seal
+from pipeline.run_dir.checkpoints import SEAL, by_step, problems, seal, take_lock
 from pipeline.run_dir.rows import last_attempts, read_rows
 from tests.runner import Runner
 from tests.warm_commands import WarmCommands

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run_dir.checkpoint_writer import take_lock
+from pipeline.run_dir.checkpoints import take_lock
 
 ROOT = Path(__file__).parents[2]
 # Each start takes the next line of `plan`: the step of the checkpoint that it leaves, and the status that it ends with.
