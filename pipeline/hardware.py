@@ -142,7 +142,9 @@ def set_threads(local_processes: int = 1, *, kept: int | None = None) -> int:
     import torch
 
     choices = {max(1, cores // local_processes) for cores in (physical_cores(), usable_cores())}
-    threads = kept if kept in choices else max(1, import_built_in("devices.best_threads")() // local_processes)
+    threads = (
+        kept if kept in choices else max(1, import_built_in("preflight.devices:best_threads")() // local_processes)
+    )
     torch.set_num_threads(threads)
     return threads
 
@@ -210,7 +212,7 @@ def bfloat16_is_faster() -> bool:
     """
     if _decided:
         return _decided[0]
-    rates = import_built_in("devices.product_rates")()
+    rates = import_built_in("preflight.devices:product_rates")()
     if rates is not None:
         return rates.bfloat16_is_faster
     return bool({"amx_bf16", "avx512_bf16"} & cpu_flags())
@@ -270,7 +272,7 @@ def device_info() -> DeviceInfo:
         rank = int(os.environ.get("LOCAL_RANK", 0))
         properties = torch.cuda.get_device_properties(rank if rank < torch.cuda.device_count() else 0)
         given = (properties.name, torch.cuda.device_count(), properties.total_memory / 2**30)
-        return import_built_in("devices.device_of_driver")(*given)
+        return import_built_in("preflight.devices:device_of_driver")(*given)
     kind: Kind = "mps" if torch.backends.mps.is_available() and not use_cpu else "cpu"
     return DeviceInfo(kind, cpu_name(), 1, memory_bytes() / 2**30)
 

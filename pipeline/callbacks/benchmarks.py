@@ -161,7 +161,7 @@ class Benchmarks(StepCallback):
         the text of the run."""
         if not self.trainer.is_world_process_zero():
             return None
-        return import_built_in("evals.record_findings")(self.run, self.trainer.rows.plan, self.benchmarks)
+        return import_built_in("evals.contamination:record_findings")(self.run, self.trainer.rows.plan, self.benchmarks)
 
     def _report_failure(self, name: str, step: int, error: Exception) -> None:
         """Report on the rank that failed, else on the first one."""

@@ -297,7 +297,9 @@ class Workshop:
         self.streams = streams_of(plan)
         self.writers: dict[Path, SequenceWriter] = {}
         self.published = PublishedShards(plan["shards_from"]) if plan["shards_from"] else None
-        self.watchlist = import_built_in("evals.Watchlist").load(plan["watchlist"]) if plan["watchlist"] else None
+        self.watchlist = (
+            import_built_in("evals.decontamination:Watchlist").load(plan["watchlist"]) if plan["watchlist"] else None
+        )
 
     def writer(self, role: str, source: int, from_shard: int | None = None) -> SequenceWriter:
         about = self.plan[role]["sequences"][source]

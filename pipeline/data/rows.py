@@ -237,7 +237,7 @@ class TrainingRows:
         if not rows.total_rows():
             rows.raise_if_too_bad()  # says why each row could not be read
             raise DataError(
-                f"data.sources ({names}): nothing is left to train on. {import_built_in('data.nothing_left')(rows.losses())}"
+                f"data.sources ({names}): nothing is left to train on. {import_built_in('data.losses:nothing_left')(rows.losses())}"
             )
         if rows.total_steps() < 1:
             raise DataError(
@@ -593,7 +593,7 @@ class ValidationRows:
         self.preparation.wait_until(stream.is_sealed, what="the validation rows")
         if not stream.mixture.total_rows:
             names = ", ".join(about["name"] for about in self.plan[role]["sequences"])
-            why = import_built_in("data.nothing_left")(losses_of(self.plan, role, stream))
+            why = import_built_in("data.losses:nothing_left")(losses_of(self.plan, role, stream))
             raise DataError(
                 f"data.validation ({names}): what is held out gives no row to score. {why} Or name other files in data.validation."
             )
@@ -622,7 +622,7 @@ def held_out_coverage(tokenizer: Any, sources: list[Any]) -> float:
     if keeps_every_text(tokenizer):
         return 1.0
     texts = (text for source in sources for text in first_texts(source, num_bytes=LOOKED_AT_BYTES))
-    return import_built_in("tokenizer.coverage")(tokenizer, texts)
+    return import_built_in("tokenizer.coverage:coverage")(tokenizer, texts)
 
 
 def first_texts(source: Any, *, num_bytes: int, role: str | None = None) -> Iterator[str]:

@@ -157,7 +157,7 @@ def _encode_documents(block: Any, source: Any, tokenizer: Any, settings: dict, n
     ids: list[np.ndarray] = []
     more: dict[str, np.ndarray] = {}
     if settings.get("target_bytes"):
-        span_byte_lengths = import_built_in("tokenizer.span_byte_lengths")
+        span_byte_lengths = import_built_in("tokenizer.coverage:span_byte_lengths")
         spans = [span_byte_lengths(tokenizer, document.text) for document in block.items]
         ids = [np.array(found) for found, _ in spans]
         more["target_bytes"] = _flat([lengths for _, lengths in spans], np.int32)

@@ -107,7 +107,7 @@ def stream_together(
     longest = max(map(len, prompts))
     if limit is not None and longest > limit:
         raise ValueError(f"{longest} ids are more than the model's {limit} positions")
-    tool_calls = import_built_in("tools.ToolCalls") if calculator else None
+    tool_calls = import_built_in("generation.tools:ToolCalls") if calculator else None
     rows = [
         _Row(
             place=place,

@@ -60,7 +60,7 @@ def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     """fp16, tf32, fp8, torch.compile and attention kernels against the device of this process."""
     found = [*_formats(recipe, device), *_float8(recipe, device), *raised(_compiler, recipe)]
     if recipe.model.attn_implementation not in (None, "eager", "sdpa"):
-        found += raised(import_built_in("kernels.refuse_attention"), recipe, device)
+        found += raised(import_built_in("preflight.kernels:refuse_attention"), recipe, device)
     return found
 
 
@@ -80,7 +80,7 @@ def _has_tf32(device: DeviceInfo) -> bool:
 
 def _float8(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]:
     if recipe.train.get("fp8"):
-        yield from import_built_in("kernels.float8_problems")(recipe, device)
+        yield from import_built_in("preflight.kernels:float8_problems")(recipe, device)
     elif os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
         message = "accelerate's config file has mixed_precision: fp8 and the recipe does not, whose choice it is. Write train.fp8: true beside bf16: true, or mixed_precision: bf16 there."
         yield RecipeError(f"{recipe.where('train.fp8')}: {message}")
@@ -122,7 +122,7 @@ def choose_attention(
     if asked in ("eager", "sdpa") or (asked and (device.kind != "cuda" or sizes is None)):
         return asked, AS_ASKED
     if asked:
-        worked, found = import_built_in("kernels.try_attention")(asked, recipe, sizes, trial)
+        worked, found = import_built_in("preflight.kernels:try_attention")(asked, recipe, sizes, trial)
         if worked:
             return asked, f"{AS_ASKED}; {found}"
         raise RecipeError(
@@ -141,7 +141,7 @@ def choose_attention(
         return "sdpa", f"{hidden}, by a dense mask: flex_attention has no backward pass on {device.kind}"
     if not can_compile():
         return "sdpa", f"{hidden}, by a dense mask: flex_attention needs a compiler, and Triton is not here"
-    worked, found = import_built_in("kernels.try_attention")("flex_attention", recipe, sizes, trial)
+    worked, found = import_built_in("preflight.kernels:try_attention")("flex_attention", recipe, sizes, trial)
     if worked:
         return "flex_attention", f"{hidden}, whose hidden blocks it skips; {found}"
     return "sdpa", f"{hidden}, by a dense mask: flex_attention does not work here ({found})"
@@ -267,19 +267,19 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     """
     from pipeline.training.distributed import on_rank_0, refuse_unshared
 
-    plan = import_built_in("plan.make")(recipe, device_info(), processes=processes)
+    plan = import_built_in("preflight.plan:make_plan")(recipe, device_info(), processes=processes)
     recipe = plan.recipe  # with the planned micro-batch, where it is auto
 
     def decide() -> tuple[str | None, str] | None:
         if "finished" in RunDirectory(run_folder(recipe)).read_manifest():
             return None
         problems = [
-            *import_built_in("plan.find_problems")(plan, on_this_machine=True),
+            *import_built_in("preflight.capacity:find_problems")(plan, on_this_machine=True),
             *machine_problems(plan),
             *trainer_problems(recipe),
             *named_code_problems(recipe),
         ]
-        notes = import_built_in("plan.find_notes")(plan)
+        notes = import_built_in("preflight.capacity:find_notes")(plan)
         for more_problems, more_notes in (reading_findings(recipe), service_findings(recipe)):
             problems, notes = problems + more_problems, notes + more_notes
         refuse(problems)
@@ -312,7 +312,10 @@ def machine_problems(plan: "Plan") -> list[TandemError]:
 def benchmarks_of(recipe: Recipe) -> list[Any]:
     """Return the benchmarks with a cadence (evals.core.every_steps, evals.chat.every_steps), whose files are fetched now and read
     through. Raises what their files raise."""
-    cadences = {"evals.core": recipe.evals.core.every_steps, "evals.chat": recipe.evals.chat.every_steps}
+    cadences = {
+        "evals.core:CoreBenchmark": recipe.evals.core.every_steps,
+        "evals.chat:ChatBenchmark": recipe.evals.chat.every_steps,
+    }
     return [import_built_in(name)(recipe) for name, every_steps in cadences.items() if every_steps is not None]
 
 
@@ -409,7 +412,7 @@ def _callback(recipe: Recipe, name: str) -> None:
 
 def _tasks(recipe: Recipe) -> None:
     if tasks := recipe.evals.tasks:
-        import_built_in("evals.load_tasks")(tasks, folder=recipe.code, where=recipe.where("evals.tasks"))
+        import_built_in("evals.tasks:load_tasks")(tasks, folder=recipe.code, where=recipe.where("evals.tasks"))
 
 
 def _factory(recipe: Recipe, key: str, name: str) -> None:
@@ -455,8 +458,8 @@ def _model(recipe: Recipe) -> None:
 def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     """Return (problems, notes) of the services that the recipe asks for: the Hub and trackers."""
     asked = {
-        "hub.write_findings": recipe.hub.id is not None,
-        "callbacks.tracker_findings": bool(recipe.monitor.trackers),
+        "hub.pull:write_findings": recipe.hub.id is not None,
+        "callbacks.trackers:tracker_findings": bool(recipe.monitor.trackers),
     }
     found = [import_built_in(name)(recipe) for name, wanted in asked.items() if wanted]
     return [problem for problems, _ in found for problem in problems], [note for _, notes in found for note in notes]
@@ -493,7 +496,7 @@ def _sources(recipe: Recipe) -> list[str]:
         recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs", {}))
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     note = (
-        None if goes_on else import_built_in("evals.overlap_of")(train, validation).note()
+        None if goes_on else import_built_in("evals.decontamination:overlap_of")(train, validation).note()
     )  # it was said before the first step
     return [f"{recipe.where('data.validation')}: {note}"] if note else []
 

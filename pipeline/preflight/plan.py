@@ -559,7 +559,7 @@ class Plan:
         runs = Path(self.recipe.run.directory)
         if not any(runs.glob(fit_file(runs, "*").name)):
             return None
-        return import_built_in("report.fit")(self.recipe, self.sizes, tokens=self.tokens)
+        return import_built_in("report.curves:expected_bpb")(self.recipe, self.sizes, tokens=self.tokens)
 
     @property
     def device_hours(self) -> Span | None:

@@ -30,88 +30,6 @@ INSTALLED = ("site-packages", "dist-packages")
 COMMAND_TRUST = "--trust-code"
 RECIPE_TRUST = "run.trust_code=true on the command line"
 
-# Parts of this program that are not the core: around a training (the plan), or only where its recipe asks for them. By the name
-# under which the core asks.
-BUILT_IN = {
-    "evals.core": "pipeline.evals.core:CoreBenchmark",
-    "evals.chat": "pipeline.evals.chat:ChatBenchmark",
-    "evals.open_model": "pipeline.evals.subject:open_model",
-    "evals.load_tasks": "pipeline.evals.tasks:load_tasks",
-    "evals.score_tasks": "pipeline.evals.tasks:score_tasks",
-    "evals.Watchlist": "pipeline.evals.decontamination:Watchlist",
-    "evals.overlap_of": "pipeline.evals.decontamination:overlap_of",
-    "evals.save_watchlist": "pipeline.evals.contamination:save_watchlist",
-    "evals.record_findings": "pipeline.evals.contamination:record_findings",
-    "evals.unchecked_text": "pipeline.evals.contamination:unchecked_text",
-    "hub.beside": "pipeline.run_dir.hub_queue:Publishing",
-    "hub.write_findings": "pipeline.hub.pull:write_findings",
-    "hub.restore": "pipeline.hub.pull:restore_from_hub",
-    "mirror.beside": "pipeline.run.mirror:Mirroring",
-    "mirror.restore": "pipeline.run.mirror:restore_from_mirror",
-    "mirror.restore_base": "pipeline.run.mirror:restore_base_from_mirror",
-    "callbacks.trackers": "pipeline.callbacks.trackers:trackers_of",
-    "callbacks.tracker_findings": "pipeline.callbacks.trackers:tracker_findings",
-    "callbacks.ProfileSteps": "pipeline.callbacks.profiler:ProfileSteps",
-    "callbacks.Benchmarks": "pipeline.callbacks.benchmarks:Benchmarks",
-    "tools.ToolCalls": "pipeline.generation.tools:ToolCalls",
-    "data.warning_lines": "pipeline.data.losses:warning_lines",
-    "data.table": "pipeline.data.losses:table",
-    "data.nothing_left": "pipeline.data.losses:nothing_left",
-    "tokenizer.bound_templates": "pipeline.tokenizer.own_template:bound_templates",
-    "tokenizer.OwnTemplate": "pipeline.tokenizer.own_template:OwnTemplate",
-    "tokenizer.coverage": "pipeline.tokenizer.coverage:coverage",
-    "tokenizer.lost_text": "pipeline.tokenizer.coverage:lost_text",
-    "tokenizer.span_byte_lengths": "pipeline.tokenizer.coverage:span_byte_lengths",
-    "tokenizer.train": "pipeline.tokenizer.train:trained_tokenizer",
-    "causes.find_cause": "pipeline.training.causes:find_cause",
-    "causes.rows_of": "pipeline.training.causes:rows_of",
-    "causes.out_of_memory": "pipeline.training.causes:out_of_memory",
-    "sharding.shard_model": "pipeline.training.sharding:shard_model",
-    "sharding.own_part": "pipeline.training.sharding:own_part",
-    "sharding.PartSaver": "pipeline.training.sharding:PartSaver",
-    "sharding.whole_on_rank_0": "pipeline.training.sharding:whole_on_rank_0",
-    "sharding.between_steps": "pipeline.training.sharding:between_steps",
-    "sharding.convert_to_fp8": "pipeline.training.sharding:convert_to_fp8",
-    "sharding.refuse_without_fp8": "pipeline.training.sharding:refuse_without_fp8",
-    "parents.of_recipe": "pipeline.recipe.parents:parent_of",
-    "parents.can_fork": "pipeline.recipe.parents:can_fork",
-    "parents.refuse_without_steps": "pipeline.recipe.parents:refuse_without_steps",
-    "sizes.config_fields": "pipeline.recipe.counted_sizes:config_fields",
-    "sizes.of_fields": "pipeline.recipe.counted_sizes:sizes_of_fields",
-    "sizes.of_model": "pipeline.recipe.counted_sizes:sizes_of_model",
-    "sizes.of_config": "pipeline.recipe.counted_sizes:sizes_of_config",
-    "sources.hub": "pipeline.sources.hub_files:dataset_files",
-    "sources.head_findings": "pipeline.sources.hub_files:head_findings",
-    "sources.tandem": "pipeline.sources.quickstart:built_in_files",
-    "sources.recognise": "pipeline.sources.recognition:recognise_files",
-    "sources.stored_files": "pipeline.sources.stores:stored_files",
-    "sources.split_files": "pipeline.sources.splits:split_files",
-    "sources.saved_files": "pipeline.sources.splits:saved_files",
-    "devices.device_of_driver": "pipeline.preflight.devices:device_of_driver",
-    "devices.parse_hardware": "pipeline.preflight.devices:parse_hardware",
-    "devices.product_rates": "pipeline.preflight.devices:product_rates",
-    "devices.best_threads": "pipeline.preflight.devices:best_threads",
-    "mistakes.unknown_key": "pipeline.recipe.mistakes:unknown_key",
-    "mistakes.why_not_accepted": "pipeline.recipe.mistakes:why_not_accepted",
-    "mistakes.wrong_type": "pipeline.recipe.mistakes:wrong_type",
-    "mistakes.not_keys": "pipeline.recipe.mistakes:not_keys",
-    "mistakes.recipe_hint": "pipeline.recipe.mistakes:recipe_hint",
-    "mistakes.recipe_option": "pipeline.recipe.mistakes:recipe_option",
-    "mistakes.wrong_option": "pipeline.recipe.mistakes:wrong_option",
-    "mistakes.explain_yaml": "pipeline.recipe.mistakes:explain_yaml",
-    "kernels.float8_problems": "pipeline.preflight.kernels:float8_problems",
-    "kernels.refuse_attention": "pipeline.preflight.kernels:refuse_attention",
-    "kernels.try_attention": "pipeline.preflight.kernels:try_attention",
-    "plan.make": "pipeline.preflight.plan:make_plan",
-    "plan.find_problems": "pipeline.preflight.capacity:find_problems",
-    "plan.find_notes": "pipeline.preflight.capacity:find_notes",
-    "plan.of_run": "pipeline.preflight.plan:plan_of_run",
-    "plan.remember": "pipeline.preflight.plan:remember",
-    "micro_batch.resolve": "pipeline.run.probing:resolve_micro_batch",
-    "plan.memory_hint": "pipeline.preflight.plan:memory_hint",
-    "report.fit": "pipeline.report.curves:expected_bpb",
-}
-
 _ran: dict[str, dict[str, Any]] = {}  # by module:attr or model, in the order of this process
 _files: dict[str, Path] = {}  # of the modules that were imported from a folder here
 
@@ -156,9 +74,13 @@ def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str =
 
 
 def import_built_in(name: str) -> Any:
-    """Return the object of this program that is under that name in BUILT_IN."""
-    module_name, _, attribute = BUILT_IN[name].partition(":")
-    return getattr(importlib.import_module(module_name), attribute)
+    """Return the object of this program that `room.module:attr` names, imported when it is asked for.
+
+    For parts that are not the core: around a training (the plan), or only where a recipe, the machine or an error asks for them.
+    tests/test_architecture.py holds that they are never imported otherwise, and that every name is there.
+    """
+    module_name, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(f"pipeline.{module_name}"), attribute)
 
 
 def allow_model_code(config: dict[str, Any], path: str, *, known: bool, code: CodeFolder, where: str = "") -> bool:

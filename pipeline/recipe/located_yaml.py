@@ -162,7 +162,7 @@ def load_mapping(path: str | Path, *, most_values: int = MOST_VALUES) -> dict[st
         reason = "it holds no keys with values"
     except yaml.YAMLError as error:
         reason = (
-            import_built_in("mistakes.explain_yaml")(error)
+            import_built_in("recipe.mistakes:explain_yaml")(error)
             if isinstance(error, yaml.MarkedYAMLError)
             else " ".join(str(error).split())
         )
@@ -237,7 +237,7 @@ def compose(text: str, file: str, problems: Problems, *, where: str | None = Non
         at_end = "end of stream" in (error.problem or "")
         mark = (at_end and error.context_mark) or error.problem_mark
         place = where or f"{file}:{mark.line + 1}" if mark else file
-        raise RecipeError(f"{place}: {import_built_in('mistakes.explain_yaml')(error)}") from None
+        raise RecipeError(f"{place}: {import_built_in('recipe.mistakes:explain_yaml')(error)}") from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         byte = error.character - 0xDC00  # as Python reads a byte that is no UTF-8
@@ -336,7 +336,7 @@ def recipe_of(argv: list[str]) -> str:
     if argv and not argv[0].startswith("-") and ("=" not in argv[0] or argv[0].endswith((".yaml", ".yml"))):
         return argv[0]
     given = f" before {argv[0].split('=')[0]}" if argv else ""
-    if argv and (named := import_built_in("mistakes.recipe_option")(argv)):
+    if argv and (named := import_built_in("recipe.mistakes:recipe_option")(argv)):
         raise RecipeError(f"{COMMAND_LINE}: {named}")
     raise RecipeError(
         f"{COMMAND_LINE}: no recipe is named{given}. Write the path of a .yaml file first, then section.key=value."
@@ -359,7 +359,7 @@ def find_recipe(name: str, *, folder: str | Path = "") -> str:
     given = Path(folder, name)
     if given.exists():  # a folder, which read_file speaks of
         return str(given)
-    hint = import_built_in("mistakes.recipe_hint")(given, bare=bare)
+    hint = import_built_in("recipe.mistakes:recipe_hint")(given, bare=bare)
     raise InputMissingError(f"{given}: there is no such recipe.{hint}")
 
 
@@ -372,7 +372,7 @@ def read_overrides(texts: list[str], problems: Problems) -> dict[str, str]:
         if text.startswith("-"):
             if rest and "=" not in text and "=" not in rest[0] and not rest[0].startswith("-"):
                 text = f"{text}={rest.pop(0)}"
-            problems.add(COMMAND_LINE, import_built_in("mistakes.wrong_option")(text))
+            problems.add(COMMAND_LINE, import_built_in("recipe.mistakes:wrong_option")(text))
             continue
         name, equals, value = text.partition("=")
         if name.count(".") > MOST_PARTS:

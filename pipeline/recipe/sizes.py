@@ -125,7 +125,7 @@ def model_fields(
     model = recipe.model
     ids = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
     if model.type not in GPT2_NAMES and ":" not in model.type:
-        return import_built_in("sizes.config_fields")(recipe, {"vocab_size": vocab_size, **ids})
+        return import_built_in("recipe.counted_sizes:config_fields")(recipe, {"vocab_size": vocab_size, **ids})
     sizes = {name: getattr(model, name) for name in LLAMA_NAMES if getattr(model, name) is not None}
     if model.type == "gpt2":
         sizes.pop("n_kv_head", None)
@@ -272,9 +272,11 @@ def _counted(recipe: Recipe, vocab_size: int) -> "CountedSizes":
         from transformers import AutoConfig
 
         given = {name: value for name, value in model.start_config.items() if name != "model_type"}
-        return import_built_in("sizes.of_config")(AutoConfig.for_model(model.start_config["model_type"], **given), rows)
+        return import_built_in("recipe.counted_sizes:sizes_of_config")(
+            AutoConfig.for_model(model.start_config["model_type"], **given), rows
+        )
     fields = model_fields(recipe, vocab_size=vocab_size, bos_token_id=0, eos_token_id=0, pad_token_id=0)
-    return import_built_in("sizes.of_fields")(
+    return import_built_in("recipe.counted_sizes:sizes_of_fields")(
         model.type, fields, rows, code=recipe.code, where=recipe.where("model.type")
     )
 
@@ -282,7 +284,7 @@ def _counted(recipe: Recipe, vocab_size: int) -> "CountedSizes":
 def sizes_from_config(config: Any, row_tokens: int) -> "Sizes | CountedSizes":
     """Return sizes of the causal language model of a transformers config. Raises ValueError when none can be built of it."""
     if config.model_type not in BY_ARITHMETIC:
-        return import_built_in("sizes.of_config")(config, row_tokens)
+        return import_built_in("recipe.counted_sizes:sizes_of_config")(config, row_tokens)
     sizes = {ours: getattr(config, ours, getattr(config, theirs, None)) for ours, theirs in LLAMA_NAMES.items()}
     return _sizes(vars(config) | sizes, config.model_type, row_tokens)
 
@@ -292,7 +294,7 @@ def sizes_from_model(model: Any, row_tokens: int) -> "Sizes | CountedSizes":
     model = getattr(model, "_orig_mod", model)  # as torch.compile wraps it
     if model.config.model_type in BY_ARITHMETIC:
         return sizes_from_config(model.config, row_tokens)
-    return import_built_in("sizes.of_model")(model, row_tokens)
+    return import_built_in("recipe.counted_sizes:sizes_of_model")(model, row_tokens)
 
 
 def _sizes(options: dict[str, Any], model_type: str, row_tokens: int) -> Sizes:

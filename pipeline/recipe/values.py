@@ -44,14 +44,14 @@ class Converter:
         if item.value is None:
             return cls()
         if not isinstance(item.value, dict):
-            self.problems.add(f"{item.where}: {name}", import_built_in("mistakes.not_keys")(item))
+            self.problems.add(f"{item.where}: {name}", import_built_in("recipe.mistakes:not_keys")(item))
             return cls()
         known = {f.name: (f, annotation) for f, annotation in keys_of(cls)}
         values = {}
         for key, child in item.value.items():
             path = f"{name}.{key}" if name else key
             if key not in known:
-                self.problems.add(f"{child.where}: {path}", import_built_in("mistakes.unknown_key")(path))
+                self.problems.add(f"{child.where}: {path}", import_built_in("recipe.mistakes:unknown_key")(path))
                 continue
             self.places[path] = child.where
             f, annotation = known[key]
@@ -68,7 +68,7 @@ class Converter:
         if item.value is None:
             if type(None) in options:
                 return None
-            self.problems.add(f"{item.where}: {path}", import_built_in("mistakes.wrong_type")(annotation, item))
+            self.problems.add(f"{item.where}: {path}", import_built_in("recipe.mistakes:wrong_type")(annotation, item))
             return MISSING
         if isinstance(item.value, list) and any(get_origin(o) is list for o in options):
             inner = next(get_args(o)[0] for o in options if get_origin(o) is list)
@@ -80,7 +80,7 @@ class Converter:
             value = self._scalar(option, item)
             if value is not MISSING:
                 return value if self._in_limits(value, item, path, limits) else MISSING
-        self.problems.add(f"{item.where}: {path}", import_built_in("mistakes.wrong_type")(annotation, item))
+        self.problems.add(f"{item.where}: {path}", import_built_in("recipe.mistakes:wrong_type")(annotation, item))
         return MISSING
 
     def _scalar(self, option: Any, item: Item) -> Any:
@@ -233,7 +233,7 @@ def _run(recipe: Recipe, problems: Problems) -> None:
             problems.add(recipe.where("run.fork_from"), f"names {parent}, which is this run. Give it another run.name.")
     if run.hardware is not None:
         try:
-            import_built_in("devices.parse_hardware")(run.hardware)
+            import_built_in("preflight.devices:parse_hardware")(run.hardware)
         except ValueError as error:
             problems.add(recipe.where("run.hardware"), str(error))
 

@@ -96,7 +96,9 @@ def open_rows(
 
     def start() -> dict:
         benchmarks, cache = benchmarks_of(recipe), cache_dir(recipe.data.cache_dir)
-        watchlist = import_built_in("evals.save_watchlist")(benchmarks, cache=cache) if benchmarks else None
+        watchlist = (
+            import_built_in("evals.contamination:save_watchlist")(benchmarks, cache=cache) if benchmarks else None
+        )
         here = run.directory.path
         started.append(
             start_preparation(recipe, tokenizer, sources=sources, from_step=run.step, watchlist=watchlist, run=here)
@@ -113,12 +115,12 @@ def open_rows(
     if in_epochs:
         recipe = resolve_warmup(recipe)
     if run.forks:
-        import_built_in("parents.refuse_without_steps")(recipe, run.step)
+        import_built_in("recipe.parents:refuse_without_steps")(recipe, run.step)
     validation = ValidationRows.open(preparation)
 
     def print_notes() -> None:
         notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
-        warning_lines = import_built_in("data.warning_lines")
+        warning_lines = import_built_in("data.losses:warning_lines")
         warnings = warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer)
         print(*horizon_lines(recipe, rows, sources[0]), *notes, *warnings, sep="\n", flush=True)
 
@@ -130,7 +132,7 @@ def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
     """Return how much of the training text was prepared before anybody looked for the benchmarks' items in it, and what to do."""
     if not plan["watchlist"]:
         return []
-    unchecked, shards = import_built_in("evals.unchecked_text")(plan)
+    unchecked, shards = import_built_in("evals.contamination:unchecked_text")(plan)
     if not unchecked:
         return []
     return [
@@ -185,7 +187,7 @@ def record_inputs(
         if len(shares) > 1:
             print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
         if not validation.keeps_text:
-            lost = import_built_in("tokenizer.lost_text")(validation.coverage)
+            lost = import_built_in("tokenizer.coverage:lost_text")(validation.coverage)
             print(f"note: there are no bits per byte of data.validation, only val/loss: {lost}.")
         return validation.coverage
 
@@ -211,7 +213,7 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
     """Looked for before the first step (run/data.py) and kept from then on; nothing where nothing is held out."""
     if begun:
         return {"overlap": begun["overlap"]} if "overlap" in begun else {}
-    overlap = import_built_in("evals.overlap_of")(*sources)
+    overlap = import_built_in("evals.decontamination:overlap_of")(*sources)
     known = {name: value for name, value in asdict(overlap).items() if value is not None}
     return {"overlap": known} if overlap.documents else {}
 

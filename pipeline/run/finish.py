@@ -229,7 +229,7 @@ def record_plan(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
 def plan_of(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Any:
     args = trainer.args
     shape = {"micro_batch": args.per_device_train_batch_size, "processes": args.world_size}
-    return import_built_in("plan.of_run")(recipe, run.directory, **shape)
+    return import_built_in("preflight.plan:plan_of_run")(recipe, run.directory, **shape)
 
 
 def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing: Any) -> None:
@@ -238,7 +238,7 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = model.state_dict()
     if trainer.is_sharded:
-        weights = import_built_in("sharding.whole_on_rank_0")(weights)
+        weights = import_built_in("training.sharding:whole_on_rank_0")(weights)
     if trainer.is_world_process_zero():
         with waiting("writing the model", after_s=1.0):
             write_finished_model(
@@ -257,10 +257,10 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
             peak_memory_bytes=_peak_memory(trainer),
         )
         may_grow = trainer.args.device.type == "cuda" and not is_auto(recipe)
-        if may_grow and (hint := import_built_in("plan.memory_hint")(recipe, trainer)):
+        if may_grow and (hint := import_built_in("preflight.plan:memory_hint")(recipe, trainer)):
             print(f"note: {hint}")
         with open(directory.console, "a", encoding="utf-8") as log:  # by now all that the run read is prepared
-            log.write(f"{import_built_in('data.table')(trainer.rows.plan)}\n")
+            log.write(f"{import_built_in('data.losses:table')(trainer.rows.plan)}\n")
         _look_back(recipe, run, trainer)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
     trainer.accelerator.wait_for_everyone()
@@ -284,7 +284,7 @@ def _look_back(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
         problem = write_report(directory)
     try:
         if run.step == 0:  # one that was stopped and went on tells nothing of a start
-            import_built_in("plan.remember")(plan_of(recipe, run, trainer), directory)
+            import_built_in("preflight.plan:remember")(plan_of(recipe, run, trainer), directory)
     except Exception:
         problem = "\n".join(filter(None, [problem, traceback.format_exc()]))
     if problem:

@@ -91,10 +91,10 @@ def restore_run(recipe: Recipe) -> Recipe:
 
     def restore() -> bool:
         if recipe.hub.strategy == "checkpoint":
-            import_built_in("hub.restore")(recipe, directory)
+            import_built_in("hub.pull:restore_from_hub")(recipe, directory)
         if recipe.run.mirror:
-            import_built_in("mirror.restore")(recipe, directory)
-            return import_built_in("mirror.restore_base")(recipe, directory)
+            import_built_in("run.mirror:restore_from_mirror")(recipe, directory)
+            return import_built_in("run.mirror:restore_base_from_mirror")(recipe, directory)
         return False
 
     return read_recipe(recipe.arguments, stage=recipe.stage) if on_rank_0(restore) else recipe
@@ -128,7 +128,7 @@ def _open(recipe: Recipe) -> OpenRun:
             f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the recipe or run.name."
         )
         return OpenRun(directory, None, manifest["attempts"], finished=True)
-    parent_of = import_built_in("parents.of_recipe") if recipe.run.fork_from is not None else None
+    parent_of = import_built_in("recipe.parents:parent_of") if recipe.run.fork_from is not None else None
     parent = parent_of(recipe) if parent_of and not by_step(directory.checkpoints) else None
     directory.hold()
     record_failures_in(directory)
@@ -207,7 +207,7 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
     found = differences(manifest["must_match"], must_match(recipe))
     if found:
         lines = "\n  ".join(found)
-        can_fork = import_built_in("parents.can_fork")(found)
+        can_fork = import_built_in("recipe.parents:can_fork")(found)
         with_state = f", and with it run.fork_from={directory.name} to start from that one's state" if can_fork else ""
         raise RecipeError(
             f"{recipe.path}: {directory.path} holds a run whose recipe differs in keys that cannot change, and going on would mix two runs:\n  {lines}\n"

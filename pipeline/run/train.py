@@ -45,7 +45,7 @@ def train(recipe: Recipe, signals: Signals) -> int:
     recipe = resolve_open_values(recipe, processes)
     recipe = check_before_training(recipe, processes=processes)
     run = open_run(recipe)
-    drain = import_built_in("mirror.beside")(recipe, run.directory).drain if recipe.run.mirror else lambda: None
+    drain = import_built_in("run.mirror:Mirroring")(recipe, run.directory).drain if recipe.run.mirror else lambda: None
     if run.finished:
         drain()
         return 0
@@ -69,13 +69,13 @@ def train(recipe: Recipe, signals: Signals) -> int:
         eval_on_start=evaluation_is_due(recipe, run),
     )
     if is_auto(recipe):
-        recipe = import_built_in("micro_batch.resolve")(recipe, run, trainer)
+        recipe = import_built_in("run.probing:resolve_micro_batch")(recipe, run, trainer)
     say_shape(run, trainer)
     record_plan(recipe, run, trainer)
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
 
     publishing = (
-        import_built_in("hub.beside")(recipe.hub, run.directory, start_step=run.step)
+        import_built_in("run_dir.hub_queue:Publishing")(recipe.hub, run.directory, start_step=run.step)
         if recipe.hub.id is not None
         else None
     )
@@ -91,20 +91,24 @@ def add_callbacks(
 ) -> None:
     """Add everything that watches the run, in the order in which it acts; what writes files acts on rank 0 only."""
     known = {"attempt": attempt, "start_step": start_step, "tokens_at": trainer.meter.tokens_at}
-    trackers = import_built_in("callbacks.trackers")(recipe, run, **known) if recipe.monitor.trackers else []
+    trackers = (
+        import_built_in("callbacks.trackers:trackers_of")(recipe, run, **known) if recipe.monitor.trackers else []
+    )
     profile = recipe.monitor.profile_steps
     wanted = benchmarks_of(recipe)
     for benchmark in wanted:
         benchmark.require_ready(trainer.processing_class)
     benchmarks = (
-        [import_built_in("callbacks.Benchmarks")(trainer, run, wanted, attempt=attempt, stop=stop)] if wanted else []
+        [import_built_in("callbacks.benchmarks:Benchmarks")(trainer, run, wanted, attempt=attempt, stop=stop)]
+        if wanted
+        else []
     )
     samples = recipe.samples
     trainer.remove_callback(PrinterCallback)
     for callback in (
         HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, trainer=trainer),
         Machine(trainer, run, attempt=attempt, gpu_hz=recipe.monitor.gpu_hz),
-        *([import_built_in("callbacks.ProfileSteps")(run, *profile, meter=trainer.meter)] if profile else []),
+        *([import_built_in("callbacks.profiler:ProfileSteps")(run, *profile, meter=trainer.meter)] if profile else []),
         MetricsFile(run, attempt=attempt, meter=trainer.meter),
         Console(run.console),
         Compiling(Path(kernels) if (kernels := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) else None),

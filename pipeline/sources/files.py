@@ -107,7 +107,7 @@ def local_files(
     if not patterns:
         raise RecipeError(f"{where}.files is an empty list, so there is nothing to read. Write a path or a glob.")
     if any(map(is_address, patterns)):
-        return import_built_in("sources.stored_files")(patterns, where=where, cache=cache or cache_dir())
+        return import_built_in("sources.stores:stored_files")(patterns, where=where, cache=cache or cache_dir())
     bases = bases_of(folder)
     missing, found = [], {}
     for pattern in patterns:
@@ -147,7 +147,7 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
         candidate = base / expanded
         if candidate.is_dir():
             if split != "train" and not is_saved(candidate):
-                files_of = import_built_in("sources.split_files")
+                files_of = import_built_in("sources.splits:split_files")
                 return files_of(candidate, config=None, split=split, name=str(candidate), where=where), ""
             inside = _readable_files(candidate, split, where)
             if inside:
@@ -186,7 +186,7 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
         if "run_manifest.json" in names:
             folders.clear()  # of a run that was started in the folder of its data: its records are no texts
         elif is_saved(Path(parent)):
-            found += import_built_in("sources.saved_files")(Path(parent), split=split, where=where)
+            found += import_built_in("sources.splits:saved_files")(Path(parent), split=split, where=where)
             folders.clear()
         else:
             folders[:] = [name for name in folders if not name.startswith((".", "__"))]

@@ -409,8 +409,12 @@ class _Opening:
         if spec.id is None:
             return local_files(spec.files, where=where, folder=self.folder, split=spec.split, cache=self.cache)
         if source.is_built_in:
-            return import_built_in("sources.tandem")(spec, kind=self.kind, where=where, cache=self.cache)
-        source.revision, files = import_built_in("sources.hub")(spec, where=where, cache=self.cache, folder=self.folder)
+            return import_built_in("sources.quickstart:built_in_files")(
+                spec, kind=self.kind, where=where, cache=self.cache
+            )
+        source.revision, files = import_built_in("sources.hub_files:dataset_files")(
+            spec, where=where, cache=self.cache, folder=self.folder
+        )
         return files
 
     def held_out(self, train: list[OpenSource]) -> list[OpenSource]:
@@ -453,7 +457,9 @@ class _Opening:
             if spec.format or spec.text_column or spec.messages_column or spec.columns or not source.files:
                 continue
             if id(spec) not in seen and not source.is_built_in:
-                seen[id(spec)] = found = import_built_in("sources.recognise")(source.files, kind=self.kind)
+                seen[id(spec)] = found = import_built_in("sources.recognition:recognise_files")(
+                    source.files, kind=self.kind
+                )
                 if found and not found.format:
                     name = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
                     self.problems.append(DataError(f"{name} {found.refusal}"))
@@ -494,7 +500,7 @@ class _Opening:
             if ends is None:
                 self.hub_is_silent = True  # It would let every further file wait.
                 return Findings()  # Looked at when it is fetched (OpenSource.read).
-            findings = import_built_in("sources.head_findings")(
+            findings = import_built_in("sources.hub_files:head_findings")(
                 f"{source.spec.id}/{file.label}", ends, source.format, column_key=source.column_key
             )
             if not findings.problems:

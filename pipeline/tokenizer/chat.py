@@ -135,8 +135,8 @@ def own_template(tokenizer) -> "OwnTemplate | None":
     known, own = _own_templates.get(tokenizer, (None, None))
     if known != key:
         if tokenizer.chat_template != built_in_template(control_strings(tokenizer)):
-            import_built_in("tokenizer.bound_templates")()
-        own = None if _escapes(tokenizer) else import_built_in("tokenizer.OwnTemplate")(tokenizer)
+            import_built_in("tokenizer.own_template:bound_templates")()
+        own = None if _escapes(tokenizer) else import_built_in("tokenizer.own_template:OwnTemplate")(tokenizer)
         _own_templates[tokenizer] = (key, own)
     return own
 

@@ -120,7 +120,9 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
         refuse_endless_files(folder)
     from transformers import AutoTokenizer
 
-    import_built_in("tokenizer.bound_templates")()  # whoever renders with it, as lm_eval and our letters do
+    import_built_in(
+        "tokenizer.own_template:bound_templates"
+    )()  # whoever renders with it, as lm_eval and our letters do
     try:
         # False, not left open: beside a model with its own code transformers would ask on the terminal, and wait.
         tokenizer = AutoTokenizer.from_pretrained(folder or path, revision=revision, trust_remote_code=False)
@@ -186,7 +188,7 @@ def load_or_train(recipe, sources: list, *, validation: list | None = None, besi
     """
     if recipe.tokenizer.path:
         return load_ready(recipe)
-    return import_built_in("tokenizer.train")(recipe, sources, validation=validation, beside=beside)
+    return import_built_in("tokenizer.train:trained_tokenizer")(recipe, sources, validation=validation, beside=beside)
 
 
 def identity(tokenizer) -> str:

@@ -141,7 +141,7 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
             )
         store_embeddings(model, getattr(torch, recipe.model.embedding_dtype))
     if recipe.train.get("fp8"):
-        import_built_in("sharding.refuse_without_fp8")(model, recipe.where("train.fp8"))
+        import_built_in("training.sharding:refuse_without_fp8")(model, recipe.where("train.fp8"))
     return model
 
 
@@ -192,7 +192,7 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         try:
             where = recipe.where("model.start_from")
             settings = {"dtype": torch.float32, "attn_implementation": attention}
-            model = import_built_in("evals.open_model")(start, code=recipe.code, where=where, **settings)
+            model = import_built_in("evals.subject:open_model")(start, code=recipe.code, where=where, **settings)
         except OSError as error:
             raise InputMissingError(
                 f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
@@ -301,19 +301,19 @@ def build_trainer(
     tasks = {}
     if recipe.evals.tasks:
         where = f"{recipe.path}: evals.tasks"
-        tasks = import_built_in("evals.load_tasks")(recipe.evals.tasks, folder=recipe.code, where=where)
+        tasks = import_built_in("evals.tasks:load_tasks")(recipe.evals.tasks, folder=recipe.code, where=where)
 
     def evaluate(model: torch.nn.Module, watched: Callable) -> dict[str, float]:
         numbers = score(model, watched=watched)
         if tasks:
-            numbers |= import_built_in("evals.score_tasks")(tasks, model, tokenizer, watched=watched)
+            numbers |= import_built_in("evals.tasks:score_tasks")(tasks, model, tokenizer, watched=watched)
         return numbers
 
     look_for_lomo_once()
     if shards_model():
         options = {name: recipe.train.get(f"torch_compile_{name}") for name in ("backend", "mode")}
         given = {k: v for k, v in options.items() if v} if compiled else None
-        import_built_in("sharding.shard_model")(model, compile_options=given)
+        import_built_in("training.sharding:shard_model")(model, compile_options=given)
         args.torch_compile = compiled
     return TandemTrainer(
         model=model,

@@ -273,5 +273,5 @@ def forward_only(model: nn.Module) -> AbstractContextManager[None]:
     if any(
         isinstance(module, FSDPModule) or type(module).__module__.startswith("torchao.") for module in model.modules()
     ):
-        return import_built_in("sharding.between_steps")(model)
+        return import_built_in("training.sharding:between_steps")(model)
     return nullcontext()

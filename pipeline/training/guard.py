@@ -126,7 +126,7 @@ class StepGuard:
         return (numbers / ranks).tolist()
 
     def _check_nonfinite(self, trainer: "TandemTrainer", model: torch.nn.Module, norm: float) -> None:
-        cause = import_built_in("causes.find_cause")(trainer, model, self.losses, norm)
+        cause = import_built_in("training.causes:find_cause")(trainer, model, self.losses, norm)
         scaled = self.scaler_skips_in_a_row >= MAX_SCALER_SKIPS
         skip = self.monitor.on_nonfinite == "skip" and not cause.is_parameter and not scaled
         if cause.is_parameter:
@@ -155,7 +155,7 @@ class StepGuard:
                 spikes.append({"name": name, "value": value, "highest_usual": highest})
         if not spikes:
             return
-        rows = import_built_in("causes.rows_of")(trainer, trainer.state.global_step)
+        rows = import_built_in("training.causes:rows_of")(trainer, trainer.state.global_step)
         reason = " and ".join(
             f"{s['name']} is {s['value']:.4g}, above {s['highest_usual']:.4g}, the highest usual" for s in spikes
         )
@@ -302,7 +302,7 @@ def explained_errors(trainer: "TandemTrainer") -> Iterator[None]:
         if is_out_of_memory(error):
             # The activations go before the lookup: on a CPU its import needs the memory that they hold.
             traceback.clear_frames(error.__traceback__)
-            explained: Exception = import_built_in("causes.out_of_memory")(trainer, error)
+            explained: Exception = import_built_in("training.causes:out_of_memory")(trainer, error)
         elif gone := trainer.ranks.found_gone():
             explained = trainer.ranks.lost(gone, trainer.run, step=trainer.state.global_step)
         elif trainer.ranks.on_other_hosts() and _is_of_connection(error):

@@ -96,7 +96,7 @@ class TandemTrainer(Trainer):
         self.recorded_evaluations: set[int] = set()
         self.averaged_step = 0
         keep, every = args.save_total_limit, recipe.run.keep_every_steps
-        saver: Any = import_built_in("sharding.PartSaver") if self.is_sharded else CheckpointSaver
+        saver: Any = import_built_in("training.sharding:PartSaver") if self.is_sharded else CheckpointSaver
         self.saver = saver(run, keep=keep, every=every, best=recipe.run.keep_best)
         self.model_files = files.ModelFiles(tokenizer)
         self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=1 if self.is_sharded else args.world_size)
@@ -311,7 +311,7 @@ class TandemTrainer(Trainer):
                 return {} if self.is_sharded else files.large_files(self.model_files.weights(model), optimizer)
 
             if self.is_sharded:
-                own_part = import_built_in("sharding.own_part")
+                own_part = import_built_in("training.sharding:own_part")
                 own = self.model_files.weights(model, own_part(model.state_dict())), own_part(optimizer)
                 self.saver.save_part(step, write_small=write_small, large=files.large_files(*own), **facts)
             else:
@@ -333,7 +333,7 @@ class TandemTrainer(Trainer):
                 if checkpoint is not None:
                     load_model(self.model, checkpoint)
                 if self.recipe.train.get("fp8"):
-                    import_built_in("sharding.convert_to_fp8")(self.model, self.args.device)
+                    import_built_in("training.sharding:convert_to_fp8")(self.model, self.args.device)
                 self.train()
         except BaseException:
             with suppress(TandemError):  # what ended the training is the thing to tell
