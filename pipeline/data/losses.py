@@ -1,5 +1,5 @@
-"""What packing leaves out of each source: conversations fitted and counted while shards are made, and sentences where it is much,
-for the start of a run and for who prepares or plans one.
+"""Losses of packing by source: conversations fitted and counted while shards are made, and warnings at the start of a run, of a
+preparation and of a plan where much is left out.
 
 Counts come from the seals (stream.py). Shards that were sealed before longer conversations were counted by length say how many
 were left out, and not which rows would have held them; then, and before anything is prepared, a sample is rendered instead.

@@ -1,5 +1,5 @@
-"""What training text holds that a model is scored by: evaluation items by their n-grams, in a scan while shards are written, and
-whole validation documents."""
+"""Decontamination: the search in training text for evaluation items, by their n-grams while shards are written, and for whole
+validation documents."""
 
 import hashlib
 import json

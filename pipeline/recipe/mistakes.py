@@ -1,6 +1,6 @@
-"""What to say of a recipe that has mistakes: the key that was meant, what a key holds, the recipe that was meant, where YAML ends.
+"""Messages for mistakes in a recipe: the key that was meant, the type that a key has, the recipe that was meant, where YAML ends.
 
-A recipe without mistakes asks for none of it; who finds one looks its sentence up by name.
+A recipe without mistakes needs none of it: the reader looks a message up by name where it finds one.
 """
 
 import difflib

@@ -1,5 +1,5 @@
-"""What the rows of a source are that names neither a format nor a column, by looking at the first of them: text, a usual form of
-conversations, or neither.
+"""Recognition of a source that names neither a format nor a column, by its first rows: text, a usual form of conversations, or
+neither.
 
 The same rows give the same answer on every machine. Where `text` or `messages` is among the columns nothing else counts: files
 that were read before are read as before.
