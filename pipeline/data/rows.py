@@ -236,9 +236,8 @@ class TrainingRows:
             )
         if not rows.total_rows():
             rows.raise_if_too_bad()  # says why each row could not be read
-            raise DataError(
-                f"data.sources ({names}): nothing is left to train on. {import_built_in('data.losses:nothing_left')(rows.losses())}"
-            )
+            why = import_built_in("data.losses:nothing_left")(rows.losses())
+            raise DataError(f"data.sources ({names}): nothing is left to train on. {why}")
         if rows.total_steps() < 1:
             raise DataError(
                 f"data.sources ({names}): {rows.total_rows()} rows of {rows.row_tokens} tokens in all, fewer than the "

@@ -188,6 +188,8 @@ def cache_of(output: Any) -> Any:
 def forward_last(model, input_ids_BT: torch.Tensor, cache: Any = None, **inputs: Any) -> tuple[torch.Tensor, Any]:
     """Return (B, V) logits of the last position, and the cache behind it; without gradient and in evaluation mode.
 
+    Raises DataError for a model that keeps no cache.
+
     Written as one call and no context around the whole generation: a generator that is left half-way would leave the
     caller without gradients.
     """
@@ -207,7 +209,12 @@ def forward_last(model, input_ids_BT: torch.Tensor, cache: Any = None, **inputs:
     finally:
         if training:
             model.train()
-    return output.logits[:, -1], cache_of(output)
+    if (cache := cache_of(output)) is None:
+        raise DataError(
+            f"{type(model).__name__} keeps no cache of the text before a token (past_key_values, or cache), so no text can be written with it. "
+            "Its bits per byte and CORE can be computed; for texts, take another model or a newer transformers."
+        )
+    return output.logits[:, -1], cache
 
 
 def positions(model) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pipeline.tokenizer.encode import encode_documents, tool_marks
 
-# The calculator that a chat model may call: arithmetic, and how often a text holds another.
+# Arithmetic, and how often a text holds another.
 
 # Bounds the work, the depth of the tree and, without powers, every result: its digits are at most those written.
 LONGEST = 256  # characters

@@ -76,8 +76,8 @@ def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str =
 def import_built_in(name: str) -> Any:
     """Return the object of this program that `room.module:attr` names, imported when it is asked for.
 
-    For parts that are not the core: around a training (the plan), or only where a recipe, the machine or an error asks for them.
-    tests/test_architecture.py holds that they are never imported otherwise, and that every name is there.
+    For parts that are not a training's core: what is around it (the plan, warnings about the data), and what a recipe, the machine or an
+    error asks for. tests/test_architecture.py holds that a training imports them in no other way, and that every name is there.
     """
     module_name, _, attribute = name.partition(":")
     return getattr(importlib.import_module(f"pipeline.{module_name}"), attribute)

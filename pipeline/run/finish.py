@@ -259,8 +259,9 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         may_grow = trainer.args.device.type == "cuda" and not is_auto(recipe)
         if may_grow and (hint := import_built_in("preflight.plan:memory_hint")(recipe, trainer)):
             print(f"note: {hint}")
+        table = import_built_in("data.losses:table")
         with open(directory.console, "a", encoding="utf-8") as log:  # by now all that the run read is prepared
-            log.write(f"{import_built_in('data.losses:table')(trainer.rows.plan)}\n")
+            log.write(f"{table(trainer.rows.plan)}\n")
         _look_back(recipe, run, trainer)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
     trainer.accelerator.wait_for_everyone()

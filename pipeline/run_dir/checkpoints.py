@@ -1,6 +1,6 @@
 """Whole checkpoints: written under another name, sealed with the hash of every file, renamed, and verified before use.
 
-start(job, images) in the training process; `python pipeline/run_dir/checkpoints.py` is the other side, which puts a checkpoint on
+start(job) is called in the training; `python pipeline/run_dir/checkpoints.py` is the other side, a process that puts the checkpoint on
 the disk while training goes on, and outlives the training's death.
 """
 

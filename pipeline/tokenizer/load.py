@@ -120,9 +120,8 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
         refuse_endless_files(folder)
     from transformers import AutoTokenizer
 
-    import_built_in(
-        "tokenizer.own_template:bound_templates"
-    )()  # whoever renders with it, as lm_eval and our letters do
+    # Whoever renders with it, as lm_eval and our letters do.
+    import_built_in("tokenizer.own_template:bound_templates")()
     try:
         # False, not left open: beside a model with its own code transformers would ask on the terminal, and wait.
         tokenizer = AutoTokenizer.from_pretrained(folder or path, revision=revision, trust_remote_code=False)

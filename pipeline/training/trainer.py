@@ -96,8 +96,8 @@ class TandemTrainer(Trainer):
         self.recorded_evaluations: set[int] = set()
         self.averaged_step = 0
         keep, every = args.save_total_limit, recipe.run.keep_every_steps
-        saver: Any = import_built_in("training.sharding:PartSaver") if self.is_sharded else CheckpointSaver
-        self.saver = saver(run, keep=keep, every=every, best=recipe.run.keep_best)
+        saver = import_built_in("training.sharding:PartSaver") if self.is_sharded else CheckpointSaver
+        self.saver: CheckpointSaver = saver(run, keep=keep, every=every, best=recipe.run.keep_best)
         self.model_files = files.ModelFiles(tokenizer)
         self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=1 if self.is_sharded else args.world_size)
         self.log_row, self.text = LogRow(run, args), TrainedText(byte_lengths_V, args.device)
@@ -313,7 +313,8 @@ class TandemTrainer(Trainer):
             if self.is_sharded:
                 own_part = import_built_in("training.sharding:own_part")
                 own = self.model_files.weights(model, own_part(model.state_dict())), own_part(optimizer)
-                self.saver.save_part(step, write_small=write_small, large=files.large_files(*own), **facts)
+                saver: Any = self.saver
+                saver.save_part(step, write_small=write_small, large=files.large_files(*own), **facts)
             else:
                 on_rank_0(lambda: self.saver.save(step, write_small=write_small, **facts))
         self.log({"ckpt/save_s": time.perf_counter() - started})

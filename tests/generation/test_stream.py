@@ -15,6 +15,7 @@ from pipeline.generation.texts import (
     positions,
     stream,
 )
+from pipeline.process.errors import DataError
 from pipeline.tokenizer.encode import encode_documents
 
 
@@ -150,3 +151,13 @@ def test_bytes_that_are_no_characters_are_shown_as_the_tokenizer_decodes_them(to
     shown = TextStream(tokenizer)
     pieces = [shown.push(i) for i in ids]
     assert "".join(pieces) + shown.rest() == tokenizer.decode(ids)
+
+
+def test_a_model_without_a_cache_writes_no_text_and_is_refused_in_a_sentence(tokenizer):
+    from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
+
+    model = OpenAIGPTLMHeadModel(
+        OpenAIGPTConfig(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=32)
+    )
+    with pytest.raises(DataError, match=r"^OpenAIGPTLMHeadModel keeps no cache"):
+        list(stream(model, tokenizer, document_ids(tokenizer, "def"), max_new_tokens=4))
