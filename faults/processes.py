@@ -64,7 +64,7 @@ class Run:
         return [
             pid
             for pid, environ, words in _processes()
-            if f"{MARK}={self.mark}".encode() in environ and any("checkpoints.py" in word for word in words)
+            if f"{MARK}={self.mark}".encode() in environ and any("run_dir/checkpoints.py" in word for word in words)
         ]
 
     def send(self, number: int, pids: list[int]) -> None:

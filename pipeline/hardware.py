@@ -142,11 +142,10 @@ def set_threads(local_processes: int = 1, *, kept: int | None = None) -> int:
     import torch
 
     choices = {max(1, cores // local_processes) for cores in (physical_cores(), usable_cores())}
-    threads = (
-        kept if kept in choices else max(1, import_built_in("preflight.devices:best_threads")() // local_processes)
-    )
-    torch.set_num_threads(threads)
-    return threads
+    if kept not in choices:
+        kept = max(1, import_built_in("preflight.devices:best_threads")() // local_processes)
+    torch.set_num_threads(kept)
+    return kept
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of <malloc.h>
@@ -223,6 +222,11 @@ def decide_for_all_ranks(faster: bool) -> None:
     _decided[:] = [faster]
 
 
+# The device that trains, and what `auto` means on it.
+
+Kind = Literal["cuda", "mps", "cpu"]
+
+
 @dataclass(frozen=True)
 class Links:
     """Bytes/s that one device sends to the others of its host, and through its part of the host's network cards to other hosts.
@@ -233,11 +237,6 @@ class Links:
     within_bytes_s: float
     between_bytes_s: float
     source: str
-
-
-# The device that trains, and what `auto` means on it.
-
-Kind = Literal["cuda", "mps", "cpu"]
 
 
 @dataclass(frozen=True)

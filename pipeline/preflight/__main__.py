@@ -534,8 +534,9 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     recipe, notes = plan.recipe, find_notes(plan)
     if plan.steps is not None:
         notes += cadence_notes(recipe, plan.steps)  # a stage prints them once its data are known
-    problems = find_problems(plan, on_this_machine=not planned)
-    findings = [] if planned else [(machine_problems(plan), []), service_findings(recipe)]
+    problems = [] if planned else machine_problems(plan)
+    problems += find_problems(plan, on_this_machine=not planned)
+    findings = [] if planned else [service_findings(recipe)]
     if _has_torch():
         findings.append(([*trainer_problems(recipe), *named_code_problems(recipe)], []))
     for more_problems, more_notes in (*findings, _data(recipe)):

@@ -1,4 +1,4 @@
-"""Findings on a plan: whether the run fits its devices, their layout and its disk, and what it would waste, by arithmetic.
+"""Findings on a plan: whether its devices, their layout and the disk can take the run, and what it would waste.
 
 check_before_training looks them up by name; what this machine lacks beside, preflight/checks.py finds.
 """
@@ -29,7 +29,8 @@ LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
 
 
 def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
-    """Return what would end the run. Not on_this_machine: its device is another one, and only arithmetic counts."""
+    """Return what keeps the run from its devices and disk; on_this_machine, machine_problems (checks.py) has the rest. Not
+    on_this_machine: its device is another one, and only arithmetic counts."""
     problems = [*raised(_batch, plan), *raised(_memory, plan)]
     if on_this_machine:
         problems += [*raised(_devices, plan), *_sharding(plan), *raised(_disk, plan), *raised(_temporary_folder, plan)]

@@ -1,6 +1,7 @@
-"""Checks before step 1 for what is wrong, from the recipe, its plan and this machine; preflight/capacity.py says what does not fit."""
+"""Checks before step 1: the recipe, its plan and this machine. Whether the run fits its devices and its disk: preflight/capacity.py."""
 
 import functools
+import importlib.util
 import inspect
 import json
 import os
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.hardware import (
     DeviceInfo,
     can_compile,
+    cpu_can_compile,
     decide_bf16,
     device_info,
 )
@@ -58,7 +60,7 @@ def raised(check: Callable[..., object], *given: Any) -> list[TandemError]:
 
 def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     """fp16, tf32, fp8, torch.compile and attention kernels against the device of this process."""
-    found = [*_formats(recipe, device), *_float8(recipe, device), *raised(_compiler, recipe)]
+    found = [*_formats(recipe, device), *_float8(recipe, device), *raised(_compiler, recipe, device)]
     if recipe.model.attn_implementation not in (None, "eager", "sdpa"):
         found += raised(import_built_in("preflight.kernels:refuse_attention"), recipe, device)
     return found
@@ -86,8 +88,12 @@ def _float8(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]:
         yield RecipeError(f"{recipe.where('train.fp8')}: {message}")
 
 
-def _compiler(recipe: Recipe) -> None:
-    if recipe.train.get("torch_compile") is True and not can_compile():
+def _compiler(recipe: Recipe, device: DeviceInfo) -> None:
+    if recipe.train.get("torch_compile") is not True:
+        return
+    # Without torch, which brings Triton, nothing is known of a GPU.
+    has_torch = importlib.util.find_spec("torch") is not None
+    if not (can_compile() if has_torch else device.kind != "cpu" or cpu_can_compile()):
         raise InputMissingError(
             f"{recipe.where('train.torch_compile')}: torch.compile finds no compiler here (on a CPU: g++ and Python's headers; on a GPU: Triton). "
             "Install them, or write torch_compile: auto."
@@ -274,8 +280,8 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
         if "finished" in RunDirectory(run_folder(recipe)).read_manifest():
             return None
         problems = [
-            *import_built_in("preflight.capacity:find_problems")(plan, on_this_machine=True),
             *machine_problems(plan),
+            *import_built_in("preflight.capacity:find_problems")(plan, on_this_machine=True),
             *trainer_problems(recipe),
             *named_code_problems(recipe),
         ]
@@ -495,9 +501,9 @@ def _sources(recipe: Recipe) -> list[str]:
     if goes_on:
         recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs", {}))
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
-    note = (
-        None if goes_on else import_built_in("evals.decontamination:overlap_of")(train, validation).note()
-    )  # it was said before the first step
+    if goes_on:  # it was said before the first step
+        return []
+    note = import_built_in("evals.decontamination:overlap_of")(train, validation).note()
     return [f"{recipe.where('data.validation')}: {note}"] if note else []
 
 

@@ -123,7 +123,7 @@ LINKS = {
 
 def device_of_driver(name: str, count: int, memory_gib: float | None) -> DeviceInfo:
     """Return the accelerators of this machine by the name that their driver gives, on the hosts of this training."""
-    return _rated(name, count, memory_gib, find_by_device_name(name), hosts=launched_hosts())
+    return _rated(name, count, memory_gib, find_by_device_name(name), hosts=_launched_hosts())
 
 
 def _rated(name: str, count: int, memory_gib: float | None, known: Accelerator | None, *, hosts: int) -> DeviceInfo:
@@ -134,7 +134,7 @@ def _rated(name: str, count: int, memory_gib: float | None, known: Accelerator |
     return DeviceInfo("cuda", name, count, memory_gib, hosts=hosts, **rated)
 
 
-def launched_hosts() -> int:
+def _launched_hosts() -> int:
     """Return how many machines the launcher started ranks on; 1 without one."""
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     return max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
@@ -210,6 +210,7 @@ def _amd() -> list[tuple[str | None, float | None]]:
 
 
 # Measured speed of matrix products on this processor by dtype, cached: its flags do not tell it.
+#
 # An EPYC with avx512_bf16 and no AMX trains in bfloat16 1.8 times as fast as in float32, other processors emulate the type
 # and lose by it (docs/log.md). The measurement takes a fraction of a second on one thread.
 

@@ -1,13 +1,13 @@
-"""YAML within bounds: recipes with the line of every key and scalars of YAML 1.2 (3e-4 is a number, `no` and `off` are text), in
-layers of files and overrides; and files of other programs as PyYAML reads them.
+"""The text of a recipe: YAML within bounds, with the line of every key, in layers of files and overrides of the command line; and files
+of other programs as PyYAML reads them.
 
-A file may come from anywhere: its size, depth, number of values and what its aliases expand to are bounded before anything is
-made of it.
+Scalars are those of YAML 1.2: 3e-4 is a number, `no` and `off` are text. A file may come from anywhere: its size, depth, number of
+values and what its aliases expand to are bounded before anything is made of it.
 
 Why not ruamel.yaml, which reads YAML 1.2 and keeps lines: it bounds nothing. Of version 0.19 ten KB of `[` took 25 s and ended as
 RecursionError, a list of 240 KB 23 s (PyYAML's composer stops at 50 levels and 20,000 values); it makes dates and octal numbers
 of unquoted text, takes tags, and its import doubles that of PyYAML, which datasets and transformers load anyway. The scalars are
-20 lines here, the explained syntax errors would stay.
+20 lines here, and the explained syntax errors (mistakes.py) would stay.
 """
 
 import os

@@ -657,6 +657,9 @@ def training_arguments(
     }
 
 
+# What a key may hold, by its dotted name.
+
+
 def annotation_of(name: str) -> Any:
     """Return what a dotted key may hold, None for one that is not there. An entry of a list has its number as a part of the name."""
     section, _, field_name = name.partition(".")

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.process.commands import program
 from pipeline.process.errors import (
@@ -44,6 +44,9 @@ from pipeline.sources.verify import (
     row_name,
     verified,
 )
+
+if TYPE_CHECKING:
+    from pipeline.sources.recognition import Recognised
 
 # Files of a source, or rows of its only file, that are kept from training where data.validation names nothing.
 
@@ -451,15 +454,14 @@ class _Opening:
 
         A validation that is held out of a training source is read as that one.
         """
-        seen: dict[int, Any] = {}
+        seen: dict[int, Recognised | None] = {}
         for source in sources:
             spec = source.spec
             if spec.format or spec.text_column or spec.messages_column or spec.columns or not source.files:
                 continue
             if id(spec) not in seen and not source.is_built_in:
-                seen[id(spec)] = found = import_built_in("sources.recognition:recognise_files")(
-                    source.files, kind=self.kind
-                )
+                recognise = import_built_in("sources.recognition:recognise_files")
+                seen[id(spec)] = found = recognise(source.files, kind=self.kind)
                 if found and not found.format:
                     name = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
                     self.problems.append(DataError(f"{name} {found.refusal}"))

@@ -54,7 +54,7 @@ class Hangs(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         if WHERE == "writer" and state.global_step == state.max_steps:
             children = psutil.Process().children()
-            (writer,) = (c for c in children if b"checkpoints.py" in open(f"/proc/{c.pid}/cmdline", "rb").read())
+            (writer,) = (c for c in children if b"run_dir/checkpoints.py" in open(f"/proc/{c.pid}/cmdline", "rb").read())
             writer.suspend()
             open("writer", "w").write(str(writer.pid))
 
@@ -132,7 +132,7 @@ def test_a_rank_that_sleeps_is_named_with_its_stage_and_every_stack_is_written(r
 def test_a_disk_that_stands_still_at_the_last_save_ends_the_run_too(runner):
     output, directory = hang(runner, "writer", 0, 1)
     writer = psutil.Process(int((runner.folder / "writer").read_text()))
-    assert "checkpoints.py" in " ".join(writer.cmdline())
+    assert "run_dir/checkpoints.py" in " ".join(writer.cmdline())
     writer.kill()
     assert re.search(r"waits for rank 0 \(process \d+ on \S+\) at step 6 in save, ", output), output
     assert not (directory / "model").exists()

@@ -50,8 +50,9 @@ def test_the_command_prints_the_published_numbers_of_depth_24_without_torch():
     assert "not checked: the data of HuggingFaceFW/fineweb-edu, which need the network" in text
 
 
-def test_a_run_on_this_machine_is_planned_and_checked_without_torch(tmp_path):
-    done = preflight(QUICKSTART, f"run.directory={tmp_path}", torch=False)
+@pytest.mark.parametrize("more", ["train.torch_compile=auto", "train.torch_compile=true"])
+def test_a_run_on_this_machine_is_planned_and_checked_without_torch(tmp_path, more):
+    done = preflight(QUICKSTART, f"run.directory={tmp_path}", more, torch=False)
     assert done.returncode == 0, done.stderr
     assert "not checked: callbacks, tasks and the options of the model, which need torch" in done.stdout
     assert "nothing was found that would stop this run" in done.stdout
