@@ -125,6 +125,7 @@ class Conversation:
     file: int
     row_group: int
     row: int
+    tools: list[dict] | None = None
 
 
 @dataclass(slots=True)
