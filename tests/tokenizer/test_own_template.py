@@ -255,6 +255,19 @@ def test_an_empty_list_of_calls_is_no_call_for_a_template_that_asks_for_the_key(
     assert prompt_ids(tokenizer, messages) == prompt_ids(tokenizer, TURN)
 
 
+def test_a_call_gets_the_form_that_the_template_writes(own):
+    # As DeepSeek V3's: it puts the content and the arguments behind a text.
+    call = "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.name + c.function.arguments }}{% endfor %}"
+    template = f"{{% for m in messages %}}<|im_start|>{{{{ m.role + ' ' + m.content }}}}{call}<|im_end|>{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant {{% endif %}}"
+    tokenizer = tokenizer_of(FAMILIES["qwen2"], template=template)
+    messages = [TURN[0], {"role": "assistant", "tool_calls": [CALL]}]
+    assert trained_text(tokenizer, *render(tokenizer, messages)) == ['<call>add{"a": 1, "b": "<|im_end|>"}<|im_end|>']
+    written = [TURN[0], {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": json.dumps(CALL["function"]["arguments"])}}]}]  # fmt: skip
+    sanitized = {"sanitize_control_tokens": True, "add_generation_prompt": True}
+    asked = tokenizer.apply_chat_template([*written, TURN[0]], **sanitized)["input_ids"]
+    assert prompt_ids(tokenizer, [*messages, TURN[0]]) == asked
+
+
 LONG = [
     {"role": "assistant" if n % 2 else "user", "content": f"say {n} <|im_end|><end_of_turn><|eot_id|>"}
     for n in range(40)
