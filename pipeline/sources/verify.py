@@ -29,6 +29,7 @@ from pipeline.sources.raw_rows import (
     arrow_rows,
     count_rows,
     csv_header,
+    holds_json,
     is_array,
     jsonl_rows,
     kind_of,
@@ -429,12 +430,16 @@ def chunk_start(chunk: Any) -> int:
 
 
 def _type_problem(form: Format, column: str, found: Any) -> str | None:
+    import pyarrow
     import pyarrow.types as types
 
     if types.is_dictionary(found):
         found = found.value_type
+    if isinstance(found, pyarrow.BaseExtensionType) and holds_json(found):
+        return None  # Only its rows show what it is.
     is_text = types.is_string(found) or types.is_large_string(found) or types.is_string_view(found)
-    is_list = types.is_list(found) or types.is_large_list(found)
+    is_list = types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)
+    is_list = is_list or types.is_list_view(found) or types.is_large_list_view(found)
     if form.name == "text":
         if is_text:
             return None
