@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -93,8 +94,8 @@ def hold_out_copies(train: list[SourceFile], held: list[SourceFile]) -> None:
 
 
 def counted(files: list[SourceFile]) -> bool:
-    """Return whether the files, whose rows are to be split, are here and counted before that."""
-    return len(files) == 1 or sum(map(_size, files)) <= COUNTED_BYTES
+    """Return whether the rows of the files are counted before they are split; the same whatever is fetched by now."""
+    return len(files) == 1 or not any(file.fetch for file in files) or sum(map(_size, files)) <= COUNTED_BYTES
 
 
 def split_rows(train: list[SourceFile], held: list[SourceFile], facts: FactsOfFiles, *, kind: str) -> None:
@@ -518,6 +519,7 @@ class _Opening:
             work += [(source, file) for file in away[:FILES_OF_A_SOURCE]]
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             results = list(pool.map(lambda pair: self._verify(*pair), work))
+        results = self._without_empty(work, results)
         problems = list(dict.fromkeys(problem for found in results for problem in found.problems))
         rows = list(dict.fromkeys(row for found in results for row in found.bad_rows))
         if len(rows) > self.max_bad_rows:
@@ -534,6 +536,24 @@ class _Opening:
         left_out = list(dict.fromkeys(row for found in results for row in found.untrainable))
         for line in grouped(left_out)[:SHOWN]:
             LOG.warning("left out, and counted as empty: %s", line)
+
+    def _without_empty(self, work: list[tuple[OpenSource, SourceFile]], results: list[Findings]) -> list[Findings]:
+        """Leave out the files with nothing in them of sources that have others, and return the findings of the rest. Where files
+        have to be corrected anyway, these are named as well."""
+        if any(found.problems and not found.is_empty for found in results):
+            return results
+        empty = Counter(id(source) for (source, _), found in zip(work, results, strict=True) if found.is_empty)
+        kept, left_out = [], dict[int, str]()
+        for (source, file), found in zip(work, results, strict=True):
+            if found.is_empty and empty[id(source)] < len(source.files):
+                left_out[id(file)] = f"{source.name}: {file.label} has nothing in it and is left out"
+            else:
+                kept.append(found)
+        for source in {id(source): source for source, _ in work}.values():
+            source.files = [file for file in source.files if id(file) not in left_out]
+        for line in dict.fromkeys(left_out.values()):
+            LOG.warning("%s", line)
+        return kept
 
     def _verify(self, source: OpenSource, file: SourceFile) -> Findings:
         if file.path is None:

@@ -218,10 +218,53 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         import pyarrow
 
         with pyarrow.input_stream(str(path), compression="zstd") as stream, io.BufferedReader(stream) as file:
+            try:
+                file.peek(1)
+                is_long = False
+            except OSError as error:
+                is_long = "too much memory" in str(error)  # as the zstd library says it
+            if not is_long:
+                yield file
+                return
+        with open(path, "rb") as compressed, io.BufferedReader(_LongZstandard(compressed)) as file:
             yield file
     else:
         with open(path, "rb", buffering=2**20) as file:
             yield file
+
+
+class _LongZstandard(io.RawIOBase):
+    """The content of zstandard data with a window above the 128 MiB that pyarrow allows: published dumps have up to 2 GiB."""
+
+    def __init__(self, file: IO[bytes]):
+        from zstandard import ZstdDecompressor
+
+        self.file, self.decompressor = file, ZstdDecompressor(max_window_size=2**31)
+        self.frame, self.held = self.decompressor.decompressobj(), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Raises EOFError where the file ends within a frame, OSError where it is damaged."""
+        from zstandard import ZstdError
+
+        while not self.held:
+            data = self.frame.unused_data or self.file.read(2**17)
+            if not data:
+                if not self.frame.eof:
+                    raise EOFError("the compressed data end before their end mark")
+                return 0
+            if self.frame.eof:
+                self.frame = self.decompressor.decompressobj()
+            try:
+                self.held = memoryview(self.frame.decompress(data))
+            except ZstdError as error:
+                raise OSError(str(error)) from error
+        count = min(len(buffer), len(self.held))
+        buffer[:count] = self.held[:count]
+        self.held = self.held[count:]
+        return count
 
 
 @contextmanager
