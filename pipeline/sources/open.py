@@ -449,12 +449,13 @@ class _Opening:
         validation = []
         for source in train:
             pinned = (self.pinned or {}).get(source.name)
+            full = [file for file in source.files if _size(file)] or source.files
             if source.is_built_in:
                 spec = replace(source.spec, split="validation")
                 files = self._files(replace(source, spec=spec), f"{self.where}data.sources")
                 validation.append(replace(source, spec=spec, files=files))
-            elif len(source.files) > 1 and (self.kind == "text" or pinned):
-                held = held_out_files(source.files, pinned=pinned)
+            elif len(full) > 1 and (self.kind == "text" or pinned):
+                held = held_out_files(full, pinned=pinned)
                 labels = {file.label for file in held}
                 source.files = [file for file in source.files if file.label not in labels]
                 validation.append(replace(source, files=held))

@@ -90,6 +90,16 @@ def test_the_printed_lines_are_a_recipe_that_reads_the_same_rows(folder):
     assert read_recipe(command[2:], stage=None).data.sources[0].files.endswith("texts")
 
 
+def test_a_column_of_tools_is_shown_as_read(folder, capsys):
+    tool = {"type": "function", "function": {"name": "add"}}
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    Path("tools.jsonl").write_text((json.dumps({"messages": talk, "tools": [tool]}) + "\n") * 4)
+    assert main(["tools.jsonl"]) in (None, 0)
+    out = capsys.readouterr().out
+    assert out.startswith("tools.jsonl: chat messages (columns messages, tools)\n")
+    assert "tools     tools          100%    tools" in out
+
+
 def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench):
     bench.tokenizer.save_pretrained("tokenizer")
     done = run("sharegpt.parquet", "--tokenizer", "tokenizer", "--show", "1", cwd=folder)
