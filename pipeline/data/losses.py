@@ -139,7 +139,11 @@ def sampled_counts(source: Any, tokenizer: Any, *, row_tokens: int, overflow: st
         if isinstance(rendered, DataError):
             continue
         ids, _, outcome = fit_conversation(
-            talk.messages, rendered, partial(render, tokenizer), capacity=row_tokens + 1, overflow=overflow
+            talk.messages,
+            rendered,
+            partial(render, tokenizer, tools=talk.tools),
+            capacity=row_tokens + 1,
+            overflow=overflow,
         )
         count_conversation(counts, length=len(rendered[0]), kept=0 if ids is None else len(ids), outcome=outcome)
     return counts

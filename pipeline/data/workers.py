@@ -178,7 +178,7 @@ def _encode_conversations(
             bad.append(f"{source.files[talk.file].label}:{talk.row}: {whole}")
             continue
         fitted, targets, outcome = fit_conversation(
-            talk.messages, whole, partial(render, tokenizer), capacity=capacity, overflow=overflow
+            talk.messages, whole, partial(render, tokenizer, tools=talk.tools), capacity=capacity, overflow=overflow
         )
         talks.append(talk)
         ids.append(fitted or [])

@@ -287,7 +287,7 @@ def _columns_mistake(source: Source) -> str | None:
     if not all(isinstance(column, str) and column for column in columns.values()):
         return f"must give each of {', '.join(columns)} the name of one column. {example}"
     main = [role for role in ("text", "messages", "prompt") if role in columns]
-    only = {"text": {"text"}, "messages": {"messages", "system"}}.get(main[0] if main else "", set(columns))
+    only = {"text": {"text"}, "messages": {"messages", "system", "tools"}}.get(main[0] if main else "", set(columns))
     if len(main) != 1 or ("prompt" in columns) != ("response" in columns) or set(columns) - only:
         return f"says {', '.join(columns) or 'nothing'}, from which no document or conversation follows. {example}"
     if beside := [key for key in ("text_column", "messages_column", "format") if getattr(source, key)]:

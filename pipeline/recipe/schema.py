@@ -96,7 +96,7 @@ MOST_IDS = 10_000_000  # of a tokenizer
 # The built-in formats of a source (read by sources/formats.py), and whether a row gives a document or a conversation.
 FORMATS = {"text": "text", "messages": "chat", "turns": "chat", "prompt_response": "chat"}
 # What `columns` of a source may name: a document's text; a conversation's messages; or its prompt and response.
-COLUMN_ROLES = {"text": "text", "messages": "chat", "prompt": "chat", "response": "chat", "context": "chat", "system": "chat", "history": "chat"}
+COLUMN_ROLES = {"text": "text", "messages": "chat", "prompt": "chat", "response": "chat", "context": "chat", "system": "chat", "history": "chat", "tools": "chat"}
 
 
 @dataclass(kw_only=True)
@@ -110,7 +110,7 @@ class Source(Section):
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset; resolved to a commit once and kept in the manifest.")
     text_column: str | None = key(None, "Column that holds a document; default `text`, else the one that is recognised by looking at the rows (docs/data.md).")
     messages_column: str | None = key(None, "Column that holds a conversation's messages; default `messages`, else what is recognised by looking at the rows.")
-    columns: dict[str, str] | None = key(None, "Columns by what they hold, where they have other names than the usual: {prompt: Question, response: Response}, with context, system and history where there are any; {messages: chat, system: persona}; or {text: content}.")
+    columns: dict[str, str] | None = key(None, "Columns by what they hold, where they have other names than the usual: {prompt: Question, response: Response}, with context, system, history and tools where there are any; {messages: chat, system: persona, tools: functions}; or {text: content}.")
     format: str | None = key(None, f"How a row becomes a document or conversation: {' | '.join(FORMATS)} | module:attr. Default: what is recognised by looking at the rows.")
     weight: float | None = key(None, "Share of the rows of a step, relative to the other sources' weights. Default 1.", above=0, maximum=1e9)
     epochs: float | None = key(None, "How many times the source is seen over the run, instead of a weight.", above=0, maximum=1e9)

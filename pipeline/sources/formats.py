@@ -12,14 +12,18 @@ from typing import Any
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import FORMATS
-from pipeline.sources.raw_rows import lone_surrogate
+from pipeline.sources.raw_rows import TableRow, lone_surrogate
 
 # What a conversation must be to be trained on.
 
 ROLES = ("system", "user", "assistant", "tool")
 KEPT = ("role", "content", "tool_calls", "name", "tool_call_id")
+REASONING = ("reasoning_content", "reasoning", "thinking")  # of an assistant's message; the first with a text is kept
+LEARNT = ("weight", "train", "training", "loss")  # of a message: OpenAI's, axolotl's two, ms-swift's
+TOOLS = ("tools", "functions")  # columns of definitions
 # Other names of the roles, as ShareGPT files and those after its model have them (LLaMA-Factory, axolotl, FastChat).
 ROLE_NAMES = {
+    "developer": "system",  # of OpenAI
     "human": "user",
     "prompter": "user",  # of OASST
     "gpt": "assistant",
@@ -28,7 +32,10 @@ ROLE_NAMES = {
     "chatbot": "assistant",
     "model": "assistant",
     "function_call": "function_call",
+    "tool_call": "function_call",  # of ms-swift, as the next
+    "tool_response": "tool",
     "observation": "tool",
+    "function": "tool",  # of OpenAI, before there were tools
     **{role: role for role in ROLES},
 }
 TREE_KEYS = {"message_id", "role", "text"}  # of a tree's root message
@@ -39,35 +46,53 @@ class UntrainableConversation(ValueError):
     or turns in an order that no chat template renders. Training leaves it out and counts it; the row is not damaged."""
 
 
-def messages_of(value: Any) -> list[dict]:
+class Messages(list[dict]):
+    """Plain messages of a conversation. tools: the definitions that its template is given, or None."""
+
+    tools: list[dict] | None = None
+
+
+def messages_of(value: Any, *, tools: list[dict] | None = None, invented: bool = False) -> Messages:
     """Return plain messages from any of the usual forms of a conversation: {role, content}, ShareGPT's {from, value}, texts in
     turns with the user's first, pairs {input, output}, or an OASST tree. Raises ValueError with the reason when it is none
-    of them."""
+    of them. tools, invented: as for plain_messages."""
     if is_tree(value):
         value = _best_path(value)
     if not isinstance(value, list):
         raise ValueError(f"the messages are {_kind(value)}, not a list")
     messages: list[Any] = []
     for place, turn in enumerate(value):
-        # A key that is None is none: parquet gives each turn of a column every key that one of them has.
-        role = turn.get("role") if isinstance(turn, dict) else None
         if isinstance(turn, str):
             messages.append({"role": "assistant" if place % 2 else "user", "content": turn})
         elif not isinstance(turn, dict):
             messages.append(turn)
-        elif isinstance(role, str):
-            messages.append({**turn, "role": ROLE_NAMES.get(role.lower(), role)})
-        elif "input" in turn and "output" in turn:
+        elif not isinstance(turn.get("role"), str) and "input" in turn and "output" in turn:
             messages += _turn(turn["input"], turn["output"])
-        elif role is None and turn.get("from") is not None:
-            role = ROLE_NAMES.get(str(turn["from"]).lower())
-            if role is None:
-                raise ValueError(f"turn {place} is from {turn['from']!r}, not one of {', '.join(ROLE_NAMES)}")
-            content = turn.get("value")
-            messages.append(_call(content, place) if role == "function_call" else {"role": role, "content": content})
         else:
-            messages.append(turn)
-    return plain_messages(messages)
+            message = _usual_names(turn, place)
+            before = messages[-1] if messages else None
+            if message["role"] == "function_call":
+                calls = _calls_in(message["content"], place)
+                # Calls in turns of their own are of one message, with what the assistant says before them.
+                if isinstance(before, dict) and before["role"] == "assistant":
+                    before["tool_calls"] = [*(before.get("tool_calls") or []), *calls]
+                    continue
+                message |= {"role": "assistant", "content": None, "tool_calls": calls}
+            messages.append(message)
+    return plain_messages(messages, tools=tools, invented=invented)
+
+
+def _usual_names(turn: dict, place: int) -> dict:
+    """Return the turn with its role and its content under the usual names."""
+    # A key that is None is none: parquet gives each turn of a column every key that one of them has.
+    role, content = turn.get("role"), turn.get("content")
+    if isinstance(role, str):
+        role = ROLE_NAMES.get(role.lower(), role)
+    elif role is None and turn.get("from") is not None:
+        role, content = ROLE_NAMES.get(str(turn["from"]).lower()), turn.get("value")
+        if role is None:
+            raise ValueError(f"turn {place} is from {turn['from']!r}, not one of {', '.join(ROLE_NAMES)}")
+    return {**turn, "role": role, "content": content}
 
 
 def _turn(question: Any, answer: Any) -> list[dict]:
@@ -90,42 +115,176 @@ def _best_path(tree: dict) -> list[dict]:
     return [{"role": message.get("role"), "content": message.get("text")} for message in path]
 
 
-def _call(value: Any, place: int) -> dict:
-    """Return the assistant's message of a ShareGPT turn `function_call`: a JSON object with name and arguments, or several."""
+def _calls_in(value: Any, place: int) -> list[dict]:
+    """Return the calls of a ShareGPT turn `function_call`: a JSON object with name and arguments, or several."""
     try:
         calls = json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
         raise ValueError(f"turn {place} is a function call that is not JSON ({error})") from None
     calls = calls if isinstance(calls, list) else [calls]
-    return {"role": "assistant", "tool_calls": [{"type": "function", "function": call} for call in calls]}
+    return [{"type": "function", "function": call} for call in calls]
 
 
-def plain_messages(value: Any) -> list[dict]:
+def plain_messages(value: Any, *, tools: list[dict] | None = None, invented: bool = False) -> Messages:
     """Return the messages with only the keys that a chat template reads. Raises ValueError with the reason when they are none.
 
-    Keys that are None are left out: a parquet column gives every message every key. Content may be a list of text parts,
-    which is joined. Raises UntrainableConversation where only the order or an empty text is in the way.
+    Keys that are None or an empty list are left out, also the content of a message that only calls or reasons: a parquet
+    column gives every message every key. Content may be a list of text parts, which is joined. An assistant's message keeps
+    its reasoning under the key that it has, and `weight: 0` where it is not to be learnt. Arguments of calls that are the
+    JSON text of an object become that mapping. tools: definitions that the calls are of. invented: a null in a mapping may
+    stand for a key that is not there (TableRow).
+    Raises UntrainableConversation where only the order or an empty text is in the way.
     """
     if not isinstance(value, list):
         raise ValueError(f"the messages are {_kind(value)}, not a list")
-    messages = []
+    messages = Messages()
+    messages.tools = tools
+    functions = {tool["function"]["name"]: tool["function"] for tool in tools or []}
     for place, message in enumerate(value):
         if not isinstance(message, dict):
             raise ValueError(f"message {place} is {_kind(message)}, not a mapping of role and content")
-        plain = {key: message[key] for key in KEPT if message.get(key) is not None}
-        content = plain.get("content")
-        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            plain["content"] = content = "".join(str(part.get("text", "")) for part in content)
-        if content is not None and not isinstance(content, str):
-            raise ValueError(f"the content of message {place} is {_kind(content)}, not text")
-        messages.append(plain)
+        plain = {key: message[key] for key in KEPT if message.get(key) is not None and message[key] != []}
+        reasoning = {}
+        if "content" in plain:
+            plain["content"], thought = _texts_of(plain["content"], f"the content of message {place}", place)
+            reasoning = {"reasoning_content": thought} if thought else {}
+        if plain.get("role") == "assistant":
+            call = message.get("function_call")  # OpenAI's, before there were tools
+            if call and "tool_calls" not in plain:
+                plain["tool_calls"] = [{"type": "function", "function": call}]
+            for key in REASONING:
+                text, _ = _texts_of(message.get(key) or "", f"the {key} of message {place}", place)
+                reasoning = reasoning or ({key: text} if text.strip() else {})
+            plain |= reasoning
+            if not _is_learnt(message, place):
+                plain["weight"] = 0
         reason = _form_problem(plain, place)
         if reason:
             raise ValueError(reason)
+        if plain["role"] == "assistant" and "tool_calls" in plain:
+            plain["tool_calls"] = [_plain_call(call, functions, invented) for call in plain["tool_calls"]]
+        messages.append(plain)
     reason = problem(messages)
     if reason:
         raise UntrainableConversation(reason)
     return messages
+
+
+def _texts_of(value: Any, what: str, place: int) -> tuple[str, str]:
+    """Return the text of a message's content, and the reasoning where it is in parts; null parts are none."""
+    if isinstance(value, str):
+        return value, ""
+    if not isinstance(value, list):
+        raise ValueError(f"{what} is {_kind(value)}, not text")
+    texts, thoughts = [], []
+    for part in value:
+        if part is None or isinstance(part, str):
+            texts.append(part or "")
+            continue
+        if not isinstance(part, dict):
+            raise ValueError(f"{what} is a list with {_kind(part)} in it, not text")
+        kind = part.get("type") or "text"
+        if kind in ("thinking", "reasoning"):
+            thoughts.append(_texts_of(part.get(kind) or part.get("text") or "", what, place)[0])
+        elif kind in ("text", "input_text", "output_text"):
+            texts.append(_texts_of(part.get("text") or "", what, place)[0])
+        else:
+            name = kind.removeprefix("input_").removesuffix("_url")
+            article = "an" if name[:1] in "aeiou" else "a"
+            raise ValueError(f"message {place} holds {article} {name}; only text can be trained")
+    return "".join(texts), "".join(thoughts)
+
+
+def _is_learnt(message: dict, place: int) -> bool:
+    """Return whether an assistant's message is trained, as the data mark it."""
+    marks = {key: message[key] for key in LEARNT if message.get(key) is not None}
+    if not isinstance(marks.get("loss"), bool):
+        marks.pop("loss", None)  # a figure of another program
+    for key, mark in marks.items():
+        if mark not in (0, 1):
+            raise ValueError(f"message {place} has {key} {mark!r}; a message is trained or it is not: 1 or 0")
+    return all(marks.values())
+
+
+def _plain_call(call: dict, functions: dict[str, dict], invented: bool) -> dict:
+    """Return the call as transformers' templates take it: {"type": "function", "function": {"name": ..., "arguments": ...}}."""
+    call = _without_nulls(call, deep=False)
+    if "function" not in call:
+        call = {"type": "function", "function": call}
+    function = _without_nulls(call["function"], deep=False)
+    arguments = function.get("arguments", function.pop("parameters", {}))
+    known = functions.get(function["name"])
+    # The built-in template writes code as it is, and a text that happens to be JSON is code as well.
+    if isinstance(arguments, str) and (function["name"] != "python" or known):
+        arguments = _parsed(arguments)
+    if invented and isinstance(arguments, dict):
+        schema = (known or {}).get("parameters")
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        nullable = {key for key, one in (properties or {}).items() if _allows_null(one)}
+        arguments = {
+            key: _without_nulls(item) for key, item in arguments.items() if item is not None or key in nullable
+        }
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _parsed(text: str) -> Any:
+    """Return the mapping that a JSON text is; any other text as it is."""
+    try:
+        value = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _allows_null(schema: Any) -> bool:
+    """Return whether a JSON schema says that its value may be null."""
+    if not isinstance(schema, dict):
+        return False
+    kinds = schema.get("type")
+    options = schema.get("anyOf") or schema.get("oneOf") or []
+    return kinds == "null" or "null" in (kinds or []) or bool(schema.get("nullable")) or any(map(_allows_null, options))
+
+
+def _without_nulls(value: Any, *, deep: bool = True) -> Any:
+    """Return the value without the keys of mappings that are null. deep: also in what it holds."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_nulls(item) if deep else item for key, item in value.items() if item is not None}
+
+
+def tools_of(value: Any, *, invented: bool = False) -> list[dict] | None:
+    """Return definitions as apply_chat_template takes them, {"type": "function", "function": {...}}, from a list of them or its JSON
+    text; None for none. Those without the outer mapping get it: most templates read `tool.function`.
+
+    invented: as for plain_messages. Raises ValueError for what is no list of definitions.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except ValueError as error:
+            raise ValueError(f"the tools are text that is not JSON ({error})") from None
+    elif invented:
+        value = _without_nulls(value)
+    if isinstance(value, dict):
+        value = [value]
+    if not value:
+        return None
+    tools = []
+    for tool in value if isinstance(value, list) else [value]:
+        tool = _parsed(tool) if isinstance(tool, str) else tool
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError("the tools are no list of definitions, each with a name")
+        if function is tool:
+            function = {key: item for key, item in tool.items() if key != "type"}
+            tool = {"type": "function"}
+        if "input_schema" in function:  # as Anthropic names it
+            function = {**function, "parameters": function["input_schema"]}
+            del function["input_schema"]
+        tools.append({**tool, "function": function})
+    return tools
 
 
 def _form_problem(message: dict, place: int) -> str | None:
@@ -137,7 +296,7 @@ def _form_problem(message: dict, place: int) -> str | None:
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
             return f"message {place} has tool_calls that are not a list of mappings"
         for call in calls:
-            function = call.get("function", call)
+            function = call.get("function") or call
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 return f"message {place} has a tool call without a function name"
     return None
@@ -147,7 +306,7 @@ def problem(messages: list[dict]) -> str | None:
     """Return why these messages, each in good form, cannot be trained on, or None."""
     if not messages:
         return "the conversation has no messages"
-    previous, can_use_tool, answers = "start", False, 0
+    previous, can_use_tool, answers, learnt = "start", False, 0, False
     for place, message in enumerate(messages):
         role = message["role"]
         where = f"message {place}"
@@ -162,10 +321,12 @@ def problem(messages: list[dict]) -> str | None:
                 return f"{where} is an assistant message before any user message"
             if previous == "assistant":
                 return f"{where} is a second assistant message in a row"
-            if not message.get("tool_calls") and not (message.get("content") or "").strip():
+            said = [message.get(key) or "" for key in ("content", *REASONING)]
+            if not message.get("tool_calls") and not "".join(said).strip():
                 return f"{where} (assistant) is empty"
             can_use_tool = bool(message.get("tool_calls"))
             answers += 1
+            learnt = learnt or "weight" not in message
         if role == "tool":
             if previous not in ("assistant", "tool") or not can_use_tool:
                 return f"{where} is a tool message that no tool call of an assistant asked for"
@@ -174,7 +335,9 @@ def problem(messages: list[dict]) -> str | None:
         if role in ("system", "user") and "content" not in message:
             return f"{where} ({role}) has no content"
         previous = role
-    return None if answers else "no assistant message: nothing to train on"
+    if not answers:
+        return "no assistant message: nothing to train on"
+    return None if learnt else "every answer has weight 0: nothing to train on"
 
 
 def _kind(value: Any) -> str:
@@ -203,7 +366,7 @@ PROMPT_RESPONSE = (
     ("instruction", "context", "response"),
     ("question", None, "answer"),
 )
-OPTIONAL_ROLES = ("context", "system", "history")
+OPTIONAL_ROLES = ("context", "system", "history", "tools")
 
 
 @dataclass(frozen=True)
@@ -225,6 +388,8 @@ class Format:
     def read_columns(self) -> list[str] | None:
         """Return the columns that a reader of columns need not leave out; None for all."""
         names = ([self.column] if self.column else []) + [column for _, column in self.columns]
+        if names and self.kind == "chat" and "tools" not in dict(self.columns):
+            names += TOOLS
         return list(dict.fromkeys(names)) or None
 
     @property
@@ -234,12 +399,12 @@ class Format:
         named = [column for role, column in self.columns if role not in optional]
         return list(dict.fromkeys(([self.column] if self.column else []) + named))
 
-    def reader(self) -> Callable[[Any], str | list[dict] | None]:
+    def reader(self) -> Callable[[Any], str | Messages | None]:
         """Return the function row -> text or messages; it raises ValueError with the reason for a row it cannot read."""
         read = self._reader()
         return lambda row: _whole_characters(read(row))
 
-    def _reader(self) -> Callable[[Any], str | list[dict] | None]:
+    def _reader(self) -> Callable[[Any], str | Messages | None]:
         if self.name == "text":
             return lambda row: _text(_column(row, self.column))
         if self.name in ("messages", "turns"):
@@ -247,27 +412,45 @@ class Format:
         if self.columns:
             return self._exchange
         if self.name in WHOLE_ROW:
-            return WHOLE_ROW[self.name]
+            return lambda row: self._conversation(WHOLE_ROW[self.name](row), row)
         function, wanted = import_attribute(self.name, self.folder), self.kind
 
-        def own(row: Any) -> str | list[dict] | None:
+        def own(row: Any) -> str | Messages | None:
             value = function(row)
             if value is None:
                 return None
-            return _text(value) if wanted == "text" else messages_of(value)
+            if wanted == "text":
+                return _text(value)
+            invented = isinstance(row, TableRow)
+            tools = getattr(value, "tools", None)
+            if isinstance(value, dict) and "messages" in value:
+                tools, value = tools_of(value.get("tools"), invented=invented), value["messages"]
+            return messages_of(value, tools=tools, invented=invented)
 
         return own
 
-    def _messages(self, row: Any) -> list[dict]:
+    def _conversation(self, messages: list, row: dict) -> Messages:
+        """Return the messages with the tools of their row."""
+        invented, named = isinstance(row, TableRow), dict(self.columns).get("tools")
+        tools = None
+        for name in [named] if named else TOOLS:
+            try:
+                tools = tools or tools_of(row.get(name), invented=invented)
+            except ValueError as error:
+                if named:
+                    raise ValueError(f"the column {name!r}: {error}") from None
+        return messages_of(messages, tools=tools, invented=invented)
+
+    def _messages(self, row: Any) -> Messages:
         if isinstance(row, list):
             return messages_of(row)
         value = _column(row, self.column)
         system = self._texts(row, "system")
         if system and isinstance(value, list) and not _begins_with_system(value):
             value = [{"role": "system", "content": system[0]}, *value]
-        return messages_of(value)
+        return self._conversation(value, row)
 
-    def _exchange(self, row: Any) -> list[dict]:
+    def _exchange(self, row: Any) -> Messages:
         """Return messages from a prompt and a response; each is a text, or messages as TRL's conversational form has them."""
         named = dict(self.columns)
         prompt, response = _column(row, named["prompt"]), _column(row, named["response"])
@@ -278,7 +461,8 @@ class Format:
         system = [] if _begins_with_system(asked) else self._texts(row, "system")[:1]
         history = row.get(named.get("history")) or []
         earlier = [message for question, answer in history for message in _turn(question, answer)]
-        return messages_of([*({"role": "system", "content": text} for text in system), *earlier, *asked, *answered])
+        talk = [*({"role": "system", "content": text} for text in system), *earlier, *asked, *answered]
+        return self._conversation(talk, row)
 
     def _texts(self, row: dict, role: str) -> list[str]:
         """Return what the columns of an optional role hold in this row, where it is more than white space."""
@@ -363,10 +547,14 @@ def _text(value: Any) -> str:
     return value
 
 
-def _whole_characters(item: str | list[dict] | None) -> str | list[dict] | None:
+def _whole_characters(item: str | Messages | None) -> str | Messages | None:
     """Return the item. Raises ValueError for half of a character, as a JSON escape can make it: no UTF-8 can hold it, and no
     tokenizer can read it."""
-    texts = [item] if isinstance(item, str) else [message.get("content") or "" for message in item or ()]
+    texts = [item] if isinstance(item, str) else []
+    if isinstance(item, Messages):
+        texts = [value for message in item for value in message.values() if isinstance(value, str)]
+        calls = [item.tools, *(message.get("tool_calls") for message in item)]
+        texts += [json.dumps(value, ensure_ascii=False, default=str) for value in calls if value]
     for text in texts:
         if (at := lone_surrogate(text)) is not None:
             raise ValueError(f"holds half of a surrogate pair (U+{ord(text[at]):04X}), which is no character")

@@ -250,7 +250,7 @@ class OpenSource:
             elif isinstance(item, str):
                 made.items.append(Document(item, number, row_group, row))
             else:
-                made.items.append(Conversation(item, number, row_group, row))
+                made.items.append(Conversation(list(item), number, row_group, row, item.tools))
         return made
 
 

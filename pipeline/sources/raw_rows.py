@@ -119,12 +119,18 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One chat of checked messages: dicts with role, content and, where given, tool_calls and name."""
+    """One chat of checked messages.
+
+    messages: dicts with role, content and, where given, tool_calls, name, tool_call_id; an assistant's also with its reasoning,
+    under the name that the data have, and `weight: 0` where it is not trained (formats.plain_messages). tools: definitions, as
+    apply_chat_template takes them.
+    """
 
     messages: list[dict]
     file: int
     row_group: int
     row: int
+    tools: list[dict] | None = None
 
 
 @dataclass(slots=True)
@@ -169,6 +175,12 @@ class BadRow:
 
 class DamagedRow(BadRow):
     """A row of a part of the file that cannot be decoded at all."""
+
+    __slots__ = ()
+
+
+class TableRow(dict):
+    """A row of a file of columns: a null in a mapping of it may stand for a key that the mapping does not have."""
 
     __slots__ = ()
 

@@ -3,12 +3,13 @@
 import json
 import re
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.process.errors import DataError
 from pipeline.process.user_code import import_built_in
-from pipeline.tokenizer.encode import WORD_JOINER, control_ids, control_strings, tool_marks
+from pipeline.tokenizer.encode import WORD_JOINER, control_ids, control_strings, escape, tool_marks, with_texts
 
 if TYPE_CHECKING:
     from pipeline.tokenizer.own_template import OwnTemplate
@@ -26,6 +27,9 @@ RESPONSE_TEMPLATE = {
     "start_anchor": "<|assistant|>",
     "fields": {"content": {"close": ["<|end|>", "<|bos|>"], "content": "text", "content_args": {"strip": False}}},
 }
+
+# Data and templates know an answer's reasoning by one of these names: a template is shown it under each.
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 # Tokenizers that are in use: how their template is rendered, with what that depends on.
 _own_templates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -49,31 +53,95 @@ def built_in_template(controls: list[str]) -> str:
     return re.sub(r"(?m)^\{%- set control_strings = .*$", lambda _: line, template, count=1)
 
 
-def render(tokenizer, messages: list[dict]) -> tuple[list[int], list[bool]]:
+def shown(messages: list[dict]) -> list[dict]:
+    """Return the messages as a template sees them: no weight, no key that is None, no empty list of calls, and reasoning by every name."""
+    found = []
+    for message in messages:
+        kept = {key: value for key, value in message.items() if value is not None and key != "weight"}
+        if not kept.get("tool_calls"):
+            kept.pop("tool_calls", None)  # templates ask whether there is the key
+        reasoning = next((kept[key] for key in REASONING_KEYS if kept.get(key)), None)
+        found.append(kept if reasoning is None else kept | dict.fromkeys(REASONING_KEYS, reasoning))
+    return found
+
+
+def render(tokenizer: Any, messages: list[dict], *, tools: list[dict] | None = None) -> tuple[list[int], list[bool]]:
     """Return the ids of a conversation, and for each whether it is trained: what the assistant writes, its end token included.
 
+    tools: definitions of what may be called, for the template. A message of weight 0 is rendered and not trained.
     Raises DataError with the reason when the template cannot render these messages; the caller knows their place.
     """
-    return render_batch(tokenizer, [messages])[0]
+    return render_batch(tokenizer, [messages], tools=[tools])[0]
 
 
-def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[int], list[bool]]]:
-    """Return what `render` does for several conversations in one call of the tokenizer, which uses its threads."""
+def render_batch(
+    tokenizer: Any, conversations: list[list[dict]], *, tools: Sequence[list[dict] | None] | None = None
+) -> list[tuple[list[int], list[bool]]]:
+    """Return what `render` does for several conversations in one call of the tokenizer, which uses its threads.
+
+    tools: those of each conversation.
+    """
     if not conversations:
         return []
     if not all(conversations):
         raise DataError("the chat template refuses the conversation: it has no messages")
+    tools = tools or [None] * len(conversations)
     if own := own_template(tokenizer):
-        return own.render(conversations)
-    out = _apply(tokenizer, conversations, return_assistant_tokens_mask=True)
+        return own.render(conversations, tools)
+    if any(tools) or any(message.get("weight") == 0 for messages in conversations for message in messages):
+        return [_render_alone(tokenizer, *pair) for pair in zip(conversations, tools, strict=True)]
+    out = _apply(tokenizer, list(map(shown, conversations)), return_assistant_tokens_mask=True)
     masks = [[bool(bit) for bit in mask] for mask in out["assistant_masks"]]
     return list(zip(out["input_ids"], masks, strict=True))
+
+
+def _render_alone(tokenizer: Any, messages: list[dict], tools: list[dict] | None) -> tuple[list[int], list[bool]]:
+    """Return what `render` does, under a template that escapes messages itself and marks the answers."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        (text,), (spans,) = render_jinja_template(
+            [shown(messages)],
+            tools=_escaped(tokenizer, tools),
+            chat_template=tokenizer.chat_template,
+            return_assistant_tokens_mask=True,
+            **tokenizer.special_tokens_map,
+        )
+    except Exception as error:  # a template raises whatever its expressions raise
+        raise DataError(refusal_of(error)) from None
+    encoding = tokenizer(text, add_special_tokens=False)
+    trained = [False] * len(encoding.input_ids)
+    for start, end in learned_spans(messages, spans):
+        for place in range(start, end):
+            token = encoding.char_to_token(place)
+            if token is not None:
+                trained[token] = True
+    return encoding.input_ids, trained
+
+
+def _escaped(tokenizer: Any, tools: list[dict] | None) -> list[dict] | None:
+    """Return the tools for a template that escapes what messages say, which need not escape what tools say."""
+    controls = control_strings(tokenizer)
+    return with_texts(tools, lambda text: escape(text, controls)) if tools else None
+
+
+def learned_spans(messages: list[dict], spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the spans without those of messages of weight 0. Raises DataError where it is not known which these are."""
+    answers = [message for message in messages if message["role"] == "assistant"]
+    if all(message.get("weight") != 0 for message in answers):
+        return spans
+    if len(spans) != len(answers):
+        raise DataError(
+            f"the chat template marks {len(spans)} spans of {len(answers)} answers, so the weight 0 of a message cannot be "
+            "kept. Name a template with one {% generation %} block for each answer as tokenizer.chat_template"
+        )
+    return [span for span, message in zip(spans, answers, strict=True) if message.get("weight") != 0]
 
 
 def rendered_talks(tokenizer: Any, talks: list) -> list:
     """Return (ids, trained) of each conversation, or the DataError of one that the chat template refuses."""
     try:
-        return render_batch(tokenizer, [talk.messages for talk in talks])
+        return render_batch(tokenizer, [talk.messages for talk in talks], tools=[talk.tools for talk in talks])
     except DataError as error:
         if len(talks) == 1:
             return [error]
@@ -81,16 +149,19 @@ def rendered_talks(tokenizer: Any, talks: list) -> list:
         return rendered_talks(tokenizer, talks[:half]) + rendered_talks(tokenizer, talks[half:])
 
 
-def prompt_ids(tokenizer, messages: list[dict], *, today: bool = False) -> list[int]:
+def prompt_ids(
+    tokenizer: Any, messages: list[dict], *, tools: list[dict] | None = None, today: bool = False
+) -> list[int]:
     """Return the ids of a conversation up to where the assistant answers. Raises DataError when the template cannot render it.
 
-    today: a template that writes the date writes today's; else the one of the training rows.
+    tools: definitions of what may be called. today: a template that writes the date writes today's; else the one of the training rows.
     """
     if not messages:
         raise DataError("the chat template refuses the conversation: it has no messages")
     if own := own_template(tokenizer):
-        return own.prompt_ids(messages, today=today)
-    return list(_apply(tokenizer, messages, add_generation_prompt=True)["input_ids"])
+        return own.prompt_ids(messages, tools=tools, today=today)
+    tools = _escaped(tokenizer, tools)
+    return list(_apply(tokenizer, shown(messages), tools=tools, add_generation_prompt=True)["input_ids"])
 
 
 def _apply(tokenizer, messages: list, **settings) -> dict:
@@ -145,6 +216,48 @@ def template_problems(tokenizer) -> list[str]:
     """Return why the tokenizer's chat template cannot be trained with, found by rendering a probe; empty when it can."""
     own = own_template(tokenizer)
     return own.problems if own else []
+
+
+def unrendered(tokenizer: Any) -> dict[str, str]:
+    """Return what the chat template leaves out of conversations, found by probes, with what to do, in a sentence or two each.
+
+    Keys: tools (definitions), reasoning (under a key of its own), think (reasoning within a content).
+    """
+    own_template(tokenizer)  # bounds what the template may cost
+    thoughts, tool = (
+        ("thought1", "thought2"),
+        {"name": "tool1", "description": "", "parameters": {"type": "object", "properties": {}}},
+    )
+    apart = _said(tokenizer, [{"content": "answer", "reasoning": thought} for thought in thoughts])
+    within = _said(tokenizer, [{"content": f"<think>\n{thought}\n</think>\n\nanswer"} for thought in thoughts])
+    kept_apart, kept_within = ([thought in text for thought in thoughts] for text in (apart, within))
+    another = "name a template that keeps it as tokenizer.chat_template"
+    found = {}
+    if "tool1" not in _said(tokenizer, [{"content": "answer"}], tools=[{"type": "function", "function": tool}]):
+        found["tools"] = (
+            "the chat template renders no tool definitions, so the model learns calls without them. "
+            "Write them into the system message, or name a template that renders them as tokenizer.chat_template."
+        )
+    if not all(kept_apart):
+        which = "all answers but the last" if any(kept_apart) else "answers (reasoning_content, reasoning, thinking)"
+        advice = f"Write it into the content, or {another}." if all(kept_within) else f"N{another[1:]}."
+        found["reasoning"] = f"the chat template leaves out the reasoning of {which}. {advice}"
+    if not all(kept_within):
+        which = "all answers but the last" if any(kept_within) else "answers"
+        advice = f"Put the reasoning in reasoning_content, or {another}." if all(kept_apart) else f"N{another[1:]}."
+        found["think"] = f"the chat template takes <think>...</think> out of {which}. {advice}"
+    return found
+
+
+def _said(tokenizer: Any, answers: list[dict], tools: list[dict] | None = None) -> str:
+    """Return the text of a conversation with these answers; nothing where the template refuses it."""
+    messages = []
+    for answer in answers:
+        messages += [{"role": "user", "content": "question"}, {"role": "assistant", **answer}]
+    try:
+        return str(tokenizer.apply_chat_template(shown(messages), tools=tools, tokenize=False))
+    except Exception:  # a template raises whatever its expressions raise
+        return ""
 
 
 def end_of_turn(tokenizer) -> int | None:

@@ -5,7 +5,9 @@ import json
 import os
 import re
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +66,15 @@ def escape(text: str, controls: list[str] | tuple[str, ...] = SPECIALS) -> str:
         if control in text:
             text = text.replace(control, control[0] + WORD_JOINER + control[1:])
     return text
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value of JSON with each of its texts changed, keys too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {with_texts(key, change): with_texts(item, change) for key, item in value.items()}
+    return [with_texts(item, change) for item in value] if isinstance(value, list) else value
 
 
 # The same byte-level BPE run by tiktoken: identical ids at several times the speed, where that can be proved.

@@ -8,7 +8,7 @@ import json
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -17,8 +17,8 @@ import numpy as np
 from jinja2.utils import Namespace
 
 from pipeline.process.errors import DataError
-from pipeline.tokenizer.chat import GENERATION, refusal_of
-from pipeline.tokenizer.encode import control_strings, plain_backend
+from pipeline.tokenizer.chat import GENERATION, learned_spans, refusal_of, shown
+from pipeline.tokenizer.encode import control_strings, plain_backend, with_texts
 
 # Bounds on what a chat template costs: it came with somebody's model, and its loops, doublings and calls end in a sentence.
 #
@@ -401,8 +401,8 @@ class OwnTemplate:
 
     date = DATE
 
-    def __init__(self, tokenizer: Any):
-        self.template: str = tokenizer.get_chat_template()
+    def __init__(self, tokenizer: Any, tools: list[dict] | None = None):
+        self.template: str = tokenizer.get_chat_template(tools=tools)
         if not isinstance(self.template, str):
             raise DataError(f"the chat template of the tokenizer is {type(self.template).__name__}, not text")
         self.marks_answers = bool(GENERATION.search(self.template))
@@ -417,10 +417,17 @@ class OwnTemplate:
         self._ends: set[str] = set()
         self.end_of_turn: int | None = None
         self.problems = self._probe()
+        self._with_tools = self
+        if tools is None and isinstance(
+            tokenizer.chat_template, dict
+        ):  # which may hold one for conversations with tools
+            self._with_tools = OwnTemplate(tokenizer, [])
 
-    def render(self, conversations: list[list[dict]]) -> list[tuple[list[int], list[bool]]]:
-        """Return the ids of each conversation, and for each id whether it is trained."""
-        rendered = [self._render(messages) for messages in conversations]
+    def render(
+        self, conversations: list[list[dict]], tools: Sequence[list[dict] | None]
+    ) -> list[tuple[list[int], list[bool]]]:
+        """Return the ids of each conversation, and for each id whether it is trained. tools: those of each conversation."""
+        rendered = [self._of(given)._render(talk, given) for talk, given in zip(conversations, tools, strict=True)]
         harmless = [text for text, _ in rendered if OPEN not in text]
         encodings = iter(self._backend.encode_batch(harmless, add_special_tokens=False))
         found = []
@@ -435,31 +442,37 @@ class OwnTemplate:
             found.append((ids, _within(offsets, spans)))
         return found
 
-    def prompt_ids(self, messages: list[dict], *, today: bool = False) -> list[int]:
+    def _of(self, tools: list[dict] | None) -> "OwnTemplate":
+        return self._with_tools if tools else self
+
+    def prompt_ids(self, messages: list[dict], *, tools: list[dict] | None = None, today: bool = False) -> list[int]:
         """Return the ids up to where the assistant answers. today: a template that writes the date writes today's."""
-        text, _ = self._text(self._marked(messages), prompt=True, template=self.template if today else self._dated)
+        own = self._of(tools)
+        template = own.template if today else own._dated
+        text, _ = own._text(self._marked(messages), self._mark(tools), prompt=True, template=template)
         return self._encode_marked(text)[0]
 
-    def _render(self, messages: list[dict]) -> tuple[str, Spans]:
-        """Return the conversation's text, control strings of its messages between OPEN and CLOSE, and the spans to train."""
-        marked = self._marked(messages)
-        text, spans = self._text(marked)
-        if marked is not messages and MARKED.sub("\\g<1>", text) != self._text(messages)[0]:
+    def _render(self, messages: list[dict], tools: list[dict] | None = None) -> tuple[str, Spans]:
+        """Return the conversation's text, control strings of messages and tools between OPEN and CLOSE, and the spans to train."""
+        marked, given = self._marked(messages), self._mark(tools)
+        text, spans = self._text(marked, given)
+        if (marked, given) != (messages, tools) and MARKED.sub("\\g<1>", text) != self._text(messages, tools)[0]:
             raise DataError(TAKEN_APART)
         if not self.marks_answers:
-            spans = list(self._turns(marked, text))
+            spans = list(self._turns(marked, given, text))
         _must_write_calls(marked, "".join(text[start:end] for start, end in spans))
-        return text, spans
+        return text, learned_spans(messages, spans)
 
-    def _text(self, messages: list[dict], *, prompt: bool = False, template: str | None = None) -> tuple[str, Spans]:
+    def _text(
+        self, messages: list[dict], tools: Any = None, *, prompt: bool = False, template: str | None = None
+    ) -> tuple[str, Spans]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        # As apply_chat_template does: a key whose value is None is a key that is not there.
-        known = [{key: value for key, value in message.items() if value is not None} for message in messages]
         try:
             bound_templates()
             rendered: Any = render_jinja_template(
-                [known],
+                [shown(messages)],
+                tools=tools or None,
                 chat_template=template or self._dated,
                 add_generation_prompt=prompt,
                 return_assistant_tokens_mask=self.marks_answers and not prompt,
@@ -470,18 +483,18 @@ class OwnTemplate:
         (text,), spans = rendered
         return text, spans[0] if spans else []
 
-    def _turns(self, messages: list[dict], text: str) -> Iterator[tuple[int, int]]:
+    def _turns(self, messages: list[dict], tools: Any, text: str) -> Iterator[tuple[int, int]]:
         """Yield where each of the assistant's turns is in the text, without the prompt that it answers."""
         for number, message in enumerate(messages):
             if message.get("role") != "assistant":
                 continue
-            start = self._start(messages[:number], text)
+            start = self._start(messages[:number], tools, text)
             if start is None:
                 raise DataError(
                     f"the chat template renders what stands before message {number} in another way once it is answered, so what is trained "
                     "there cannot be found. Mark the answers in the template with {% generation %} ... {% endgeneration %}, and name it as tokenizer.chat_template"
                 )
-            through = text if number + 1 == len(messages) else self._text(messages[: number + 1])[0]
+            through = text if number + 1 == len(messages) else self._text(messages[: number + 1], tools)[0]
             if len(through) > start and text.startswith(through):
                 yield start, len(through)
                 continue
@@ -492,14 +505,14 @@ class OwnTemplate:
                 raise DataError(f"the chat template writes no end of turn behind message {number}")
             yield start, end.end()
 
-    def _start(self, before: list[dict], text: str) -> int | None:
+    def _start(self, before: list[dict], tools: Any, text: str) -> int | None:
         if not before:  # Templates fail on no messages; nothing before the first turn's header looks like it.
             places = [text.find(header) + len(header) for header in self._headers if header and header in text]
             return min(places, default=None)
-        prompted, _ = self._text(before, prompt=True)
+        prompted, _ = self._text(before, tools, prompt=True)
         if text.startswith(prompted):
             return len(prompted)
-        unprompted, _ = self._text(before)
+        unprompted, _ = self._text(before, tools)
         for header in self._headers:  # templates whose prompt holds more than the turn's header (an open <think>)
             if text.startswith(unprompted + header):
                 return len(unprompted + header)
@@ -567,15 +580,12 @@ class OwnTemplate:
         return messages if marked == messages else marked
 
     def _mark(self, value: Any) -> Any:
-        if isinstance(value, str):
-            if OPEN in value or CLOSE in value:
-                raise DataError(
-                    "a message holds the noncharacter U+FDD0 or U+FDD1, which stands for nothing. Remove it"
-                )
-            return self._control.sub(f"{OPEN}\\g<0>{CLOSE}", value)
-        if isinstance(value, dict):
-            return {self._mark(key): self._mark(item) for key, item in value.items()}
-        return [self._mark(item) for item in value] if isinstance(value, list) else value
+        return with_texts(value, self._mark_text)
+
+    def _mark_text(self, text: str) -> str:
+        if OPEN in text or CLOSE in text:
+            raise DataError("a message holds the noncharacter U+FDD0 or U+FDD1, which stands for nothing. Remove it")
+        return self._control.sub(f"{OPEN}\\g<0>{CLOSE}", text)
 
     def _refuse_joined(self, number: int, parts: list) -> None:
         texts = [part if isinstance(part, str) else str(part.get("text", "")) for part in parts]

@@ -16,6 +16,7 @@ from pipeline.tokenizer.chat import (
     render,
     render_batch,
     template_problems,
+    unrendered,
 )
 from pipeline.tokenizer.encode import SPECIALS, control_ids, escape
 
@@ -228,3 +229,27 @@ def test_only_a_template_that_marks_answers_and_escapes_is_rendered_by_transform
     assert end_of_turn(other) == other.eos_token_id
     other.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     assert "no control token" in template_problems(other)[0]
+
+
+WEIGHTED = [
+    {"role": "user", "content": "U"},
+    {"role": "assistant", "content": " wrong", "tool_calls": [CALL], "weight": 0},
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "wrong too\n", "weight": 0},
+    {"role": "user", "content": "V"},
+    {"role": "assistant", "content": " right\n"},
+]
+
+
+def test_a_message_of_weight_0_is_rendered_and_not_trained(tokenizer):
+    ids, trained = render(tokenizer, WEIGHTED)
+    assert ids == render(tokenizer, [{**message, "weight": 1} for message in WEIGHTED])[0]
+    assert tokenizer.decode([i for i, bit in zip(ids, trained, strict=True) if bit]) == " right\n<|end|>"
+    assert not any(render(tokenizer, WEIGHTED[:4])[1])
+
+
+def test_what_the_built_in_template_leaves_out_is_known(tokenizer):
+    messages, tools = WEIGHTED[-2:], [{"type": "function", "function": {"name": "<|end|>"}}]
+    assert render(tokenizer, messages, tools=tools) == render(tokenizer, messages)
+    assert prompt_ids(tokenizer, messages[:1], tools=tools) == prompt_ids(tokenizer, messages[:1])
+    assert unrendered(tokenizer).keys() == {"tools", "reasoning"}

@@ -17,7 +17,7 @@ from pipeline.data.preparation import make_plan
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import identity
-from pipeline.tokenizer.chat import own_template, prompt_ids, render, render_batch, template_problems
+from pipeline.tokenizer.chat import own_template, prompt_ids, render, render_batch, template_problems, unrendered
 from pipeline.tokenizer.encode import control_ids, control_strings, document_start
 from pipeline.tokenizer.load import ready_tokenizer
 from tests.families import FAMILIES, save_model, template_of, tokenizer_of
@@ -166,6 +166,93 @@ def test_a_tool_call_that_the_template_passes_over_is_refused_and_not_learned_as
     else:
         with pytest.raises(DataError, match="leaves out the tool call of message 1"):
             render(tokenizer, messages)
+
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "A <|im_end|> of <|eot_id|>"}}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Say it.", "parameters": PARAMETERS}}]
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_tools_are_rendered_as_the_template_has_them_and_never_trained(own, name, tmp_path, stock):
+    tokenizer = AutoTokenizer.from_pretrained(own[name])
+    arguments = {"tools": TOOLS, "sanitize_control_tokens": True}
+    expected = stock_ids(stock, own[name], CONVERSATIONS, tmp_path, **arguments)
+    found = render_batch(tokenizer, CONVERSATIONS, tools=[TOOLS] * len(CONVERSATIONS))
+    assert [ids for ids, _ in found] == expected
+    assert all("weather" in tokenizer.decode(ids) for ids in expected)
+    plain = render_batch(tokenizer, CONVERSATIONS)
+    assert [trained_text(tokenizer, *pair) for pair in found] == [trained_text(tokenizer, *pair) for pair in plain]
+    (prompt,) = stock_ids(stock, own[name], [TURN[:1]], tmp_path, add_generation_prompt=True, **arguments)
+    assert prompt_ids(tokenizer, TURN[:1], tools=TOOLS) == prompt
+    assert "tools" not in unrendered(tokenizer)
+
+
+def test_conversations_with_tools_take_the_template_that_is_named_for_them(own):
+    tokenizer = AutoTokenizer.from_pretrained(own["qwen2"])
+    for_tools = tokenizer.chat_template.replace("# Tools", "# Called tools")
+    tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": for_tools}
+    with_tools, without = render_batch(tokenizer, [TURN, TURN], tools=[TOOLS, None])
+    assert tokenizer.decode(with_tools[0]).count("# Called tools") == 1
+    assert with_tools[0] == tokenizer.apply_chat_template(TURN, tools=TOOLS, sanitize_control_tokens=True)["input_ids"]
+    assert without[0] == tokenizer.apply_chat_template(TURN)["input_ids"]
+    assert trained_text(tokenizer, *with_tools) == trained_text(tokenizer, *without)
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_trained_whatever_name_the_data_have_for_it(own, key):
+    tokenizer = AutoTokenizer.from_pretrained(own["qwen3"])
+    step = {"role": "assistant", key: "I add <|im_end|>.", "tool_calls": [CALL]}
+    messages = [
+        TURN[0],
+        {**TURN[1], key: "First."},
+        TURN[0],
+        step,
+        {"role": "tool", "content": "3"},
+        {**TURN[1], key: "Then."},
+    ]
+    ids, trained = render(tokenizer, messages)
+    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(
+        [{**message, "reasoning_content": message.get(key)} for message in messages], tokenize=False
+    )
+    first, call, last = trained_text(tokenizer, ids, trained)
+    assert first == "Hello!<|im_end|>\n"
+    assert call.startswith("<think>\nI add <|im_end|>.\n</think>\n\n<tool_call>")
+    assert last == "<think>\nThen.\n</think>\n\nHello!<|im_end|>\n"
+
+
+def test_reasoning_that_the_template_does_not_render_is_named(own):
+    assert "answers but the last" in unrendered(AutoTokenizer.from_pretrained(own["qwen3"]))["reasoning"]
+    plain = unrendered(AutoTokenizer.from_pretrained(own["llama"]))
+    assert plain.keys() == {"reasoning", "tools"}
+    assert "Write it into the content" in plain["reasoning"]
+    stripping = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    )
+    reasons = unrendered(tokenizer_of(FAMILIES["qwen2"], template=stripping))
+    assert reasons["think"].endswith("Name a template that keeps it as tokenizer.chat_template.")
+    kept = stripping.replace("{{ m.content", "{{ m.reasoning_content }}{{ m.content")
+    assert (
+        "Put the reasoning in reasoning_content" in unrendered(tokenizer_of(FAMILIES["qwen2"], template=kept))["think"]
+    )
+
+
+@pytest.mark.parametrize("name", WITH_TEMPLATE)
+def test_a_message_of_weight_0_gives_the_same_ids_and_is_not_trained(own, name):
+    tokenizer = AutoTokenizer.from_pretrained(own[name])
+    ids, trained = render(tokenizer, TURNS)
+    weighted = [TURNS[0], {**TURNS[1], "weight": 0}, *TURNS[2:]]
+    assert render(tokenizer, weighted)[0] == ids
+    assert trained_text(tokenizer, *render(tokenizer, weighted)) == trained_text(tokenizer, ids, trained)[1:]
+    assert not any(render(tokenizer, weighted[:2])[1])
+
+
+def test_an_empty_list_of_calls_is_no_call_for_a_template_that_asks_for_the_key(own):
+    calling = "{% if m.tool_calls is defined %}[CALLS]{{ m.tool_calls }}{% else %}{{ m.content }}{% endif %}"
+    template = f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{calling}<|im_end|>\n{{% endfor %}}"
+    tokenizer = tokenizer_of(FAMILIES["qwen2"], template=template)
+    messages = [TURN[0], {**TURN[1], "tool_calls": []}]
+    assert render(tokenizer, messages) == render(tokenizer, TURN)
+    assert prompt_ids(tokenizer, messages) == prompt_ids(tokenizer, TURN)
 
 
 TEXT_MODELS = [
