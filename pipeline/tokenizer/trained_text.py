@@ -6,13 +6,19 @@ Templates, masks and tokenizers are measured together, by the text that the trai
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unicodedata import normalize
 
+from pipeline.tokenizer.chat import REASONING_KEYS, unrendered
 from pipeline.tokenizer.encode import WORD_JOINER, plain_backend
 
-REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+KINDS = {"content": "text of answers", "reasoning": "reasoning", "think": "reasoning in answers", "calls": "tool calls"}
+REASONS = {
+    "template": "the chat template leaves out {}. Name another one as tokenizer.chat_template.",
+    "outside": "the chat template writes {} outside of what is trained. Put it between the template's generation marks.",
+    "tokenizer": "the tokenizer has no ids for {}. Name the tokenizer of the model as tokenizer.path.",
+}
 TAKEN = "\0"
 UNIT = re.compile(r"[A-Za-z0-9]+|\S")  # What is counted of a text that is not found in one piece.
 ROOM = 4_000  # Characters, at most, that a template writes into the trained text of one message.
@@ -48,13 +54,14 @@ def squeezed(text: str) -> str:
 
 
 def marked_texts(message: dict) -> Iterator[tuple[str, str]]:
-    """Yield (content | reasoning | calls, text) of an assistant's message; of calls the names and the values of arguments."""
-    for key in REASONING_KEYS:
-        if message.get(key):
-            yield "reasoning", str(message[key])
-    thought, _, said = str(message.get("content") or "").rpartition("</think>")
+    """Yield (kind, text) of what an assistant's message says; of calls the names and the values of arguments.
+
+    Kinds: content, reasoning (under its own key), think (within the content), calls.
+    """
+    yield "reasoning", next((message[key] for key in REASONING_KEYS if message.get(key)), "")
+    thought, _, said = (message.get("content") or "").rpartition("</think>")
     for text in thought.split("<think>"):
-        yield "reasoning", text
+        yield "think", text
     yield "content", said
     for call in message.get("tool_calls") or ():
         function = call.get("function", call)
@@ -81,25 +88,30 @@ def _forms(text: str, spelling: Spelling) -> Iterator[str]:
         yield spelling.again(form)
 
 
-def missing_text(tokenizer: Any, messages: list[dict], ids: list[int], trained: list[bool]) -> Counter[tuple[str, str]]:
-    """Return numbers of characters by (kind, "marked") for all that are to be learnt, and (kind, reason) for those not trained.
+def missing_text(
+    tokenizer: Any, messages: list[dict], ids: list[int], trained: list[bool], *, tools: list[dict] | None = None
+) -> Counter[str]:
+    """Return numbers of characters by kind: "content marked" of all that are to be learnt, "content template" of those not trained.
 
-    ids, trained: the conversation as it is rendered. Kinds: of marked_texts. Reasons: the "tokenizer" has no ids for them, they
-    are rendered "outside" of what is trained, the "template" leaves them out. White space and case count nowhere.
+    ids, trained: the conversation as it is rendered. Kinds: of marked_texts. Reasons: the tokenizer has no ids for them, they are
+    rendered outside of what is trained, the template leaves them out. White space and case count nowhere.
+    "tools given" and "tools template" count definitions, and those whose name is nowhere in the conversation.
     """
     spelling = Spelling(tokenizer)
     written = spelling.of([i for i, bit in zip(ids, trained, strict=True) if bit])
     text, at = squeezed(written), 0
-    counts = Counter[tuple[str, str]]()
+    counts = Counter[str]()
     found, not_found = list[str](), list[tuple[str, str]]()
     for message in messages:
         if message["role"] != "assistant" or message.get("weight") == 0:
             continue
-        parts = sorted(marked_texts(message), key=lambda part: -len(part[1]))  # "4" is none of a longer text's characters
+        parts = sorted(
+            marked_texts(message), key=lambda part: -len(part[1])
+        )  # "4" is none of a longer text's characters
         room, end = text[at : at + ROOM + ESCAPED * sum(len(part) for _, part in parts)], 0
         for kind, part in parts:
             marked = len(squeezed(part))
-            counts[kind, "marked"] += marked
+            counts[f"{kind} marked"] += marked
             if not marked:
                 continue
             for form in _forms(part, spelling):
@@ -109,7 +121,7 @@ def missing_text(tokenizer: Any, messages: list[dict], ids: list[int], trained: 
                     stop = start + len(wanted)
                     room, end = room[:start] + TAKEN * len(wanted) + room[stop:], max(end, stop)
                     found.append(form)
-                    counts[kind, "tokenizer"] += max(0, marked - len(wanted))
+                    counts[f"{kind} tokenizer"] += max(0, marked - len(wanted))
                     break
             else:
                 not_found.append((kind, part))
@@ -129,6 +141,38 @@ def missing_text(tokenizer: Any, messages: list[dict], ids: list[int], trained: 
                     left[unit] -= 1
                     missing -= len(unit)
             is_outside = wanted in untrained and wanted not in others
-            counts[kind, "tokenizer"] += min(missing, dropped)
-            counts[kind, "outside" if is_outside else "template"] += max(0, missing - dropped)
+            counts[f"{kind} tokenizer"] += min(missing, dropped)
+            counts[f"{kind} {'outside' if is_outside else 'template'}"] += max(0, missing - dropped)
+    if tools:
+        whole = squeezed(spelling.of(ids))
+        counts["tools given"] = len(tools)
+        counts["tools template"] = sum(squeezed(tool["function"]["name"]) not in whole for tool in tools)
     return +counts
+
+
+def share_missing(characters: Mapping[str, int]) -> float:
+    """Return the share of the marked characters that is not trained, from sums of missing_text."""
+    marked = sum(n for key, n in characters.items() if key.endswith(" marked"))
+    return sum(_missing(characters).values()) / max(1, marked)
+
+
+def _missing(characters: Mapping[str, int]) -> dict[str, int]:
+    return {key: n for key, n in characters.items() if not key.startswith("tools") and not key.endswith(" marked")}
+
+
+def missing_lines(tokenizer: Any, characters: Mapping[str, int], *, least: float) -> list[str]:
+    """Return what is not trained and why, with what to do, the most first; nothing up to a share of `least`."""
+    lines = []
+    missing = _missing(characters)
+    share = share_missing(characters)
+    if share > least:
+        for key in sorted(missing, key=missing.__getitem__, reverse=True):
+            part = share * missing[key] / sum(missing.values())
+            kind, reason = key.split()
+            if part > least or not lines:
+                why = unrendered(tokenizer).get(kind) if reason == "template" else None
+                why = why or REASONS[reason].format(KINDS[kind])
+                lines.append(f"{100 * part:.1f} % of the answers' characters are not trained: {why}")
+    if characters.get("tools template", 0) > least * characters.get("tools given", 0):
+        lines.append(unrendered(tokenizer).get("tools") or REASONS["template"].format("definitions of tools"))
+    return lines
