@@ -33,10 +33,10 @@ class Spelling:
         unknown = getattr(self.backend.model, "unk_token", None)
         self.unknown = {tokenizer.unk_token_id, self.backend.token_to_id(unknown) if unknown else None}
 
-    def of(self, ids: list[int]) -> str:
-        """Return what the ids decode to, control tokens by their names."""
+    def of(self, ids: list[int], *, controls: bool = False) -> str:
+        """Return what the ids decode to. controls: with the names of control tokens, as a call of python is one."""
         known = [i for i in ids if i not in self.unknown]
-        return composed(self.backend.decode(known, skip_special_tokens=False))
+        return composed(self.backend.decode(known, skip_special_tokens=not controls))
 
     def again(self, text: str) -> str:
         """Return what is left of a text after encoding: a tokenizer may lower, compose or drop some of it."""
@@ -98,8 +98,8 @@ def missing_text(
     "tools given" and "tools template" count definitions, and those whose name is nowhere in the conversation.
     """
     spelling = Spelling(tokenizer)
-    written = spelling.of([i for i, bit in zip(ids, trained, strict=True) if bit])
-    text, at = squeezed(written), 0
+    learnt = [i for i, bit in zip(ids, trained, strict=True) if bit]
+    text, at = squeezed(spelling.of(learnt, controls=True)), 0
     counts = Counter[str]()
     found, not_found = list[str](), list[tuple[str, str]]()
     for message in messages:
@@ -127,7 +127,7 @@ def missing_text(
                 not_found.append((kind, part))
         at += end
     if not_found:
-        left = Counter(UNIT.findall(written))
+        left = Counter(UNIT.findall(spelling.of(learnt)))
         for form in found:
             left.subtract(UNIT.findall(composed(form)))
         untrained = squeezed(spelling.of([i for i, bit in zip(ids, trained, strict=True) if not bit]))
