@@ -138,7 +138,7 @@ class ChatScorer:
     def share(self, task: ChatTask, items: Mapping[int, ChatItem]) -> RankShare:
         """Return the items' outcome. items: by their place in the task."""
         started = time.perf_counter()
-        prompts = {n: prompt_ids(self.tokenizer, item.messages) for n, item in items.items()}
+        prompts = {n: prompt_ids(self.tokenizer, item.messages, tools=item.tools) for n, item in items.items()}
         # An answer needs a position of its own, but for a letter, which is read off the last one.
         limit = (positions(self.model) or math.inf) - (task.kind == "text")
         asked = {n: item for n, item in items.items() if len(prompts[n]) <= limit}

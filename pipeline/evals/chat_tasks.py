@@ -28,7 +28,7 @@ class ChatItem:
     """One question. messages: what the assistant answers to. answer: the right letter, or what a checker compares with.
 
     letters: what may be answered, for multiple choice. subject: what a score can be split by. row: further texts that
-    a checker needs; of multiple choice the bare question and the right choice.
+    a checker needs; of multiple choice the bare question and the right choice. tools: definitions that the prompt is given.
     """
 
     messages: list[dict]
@@ -36,6 +36,7 @@ class ChatItem:
     letters: tuple[str, ...] = ()
     subject: str | None = None
     row: dict[str, str] = field(default_factory=dict)
+    tools: list[dict] | None = None
 
 
 # Whether a written answer is right. Texts come as the model wrote them, its control tokens included.
@@ -312,6 +313,7 @@ def custom_task(
             messages=messages[:-1],
             answer=messages[-1]["content"],
             subject=subject if isinstance(subject, str) else None,
+            tools=messages.tools,
         )
 
     def check(item: ChatItem, text: str) -> bool:

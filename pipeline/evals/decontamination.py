@@ -22,6 +22,7 @@ from pipeline.data.workers import safetensors_parts
 from pipeline.process.errors import DataError
 from pipeline.process.storage import write_bytes
 from pipeline.sources.verify import row_name
+from pipeline.tokenizer.train import text_of
 
 # Runs of words as numbers, whatever tokenizer a model has: what two texts share is found by looking up integers.
 
@@ -330,10 +331,7 @@ def write_seen(folder: Path, number: int, watchlist_id: str, ngrams: list[np.nda
 
 def texts_of(items: list) -> list[str]:
     """Return the text of documents, and of conversations what their messages say, as one text each."""
-    return [
-        item.text if hasattr(item, "text") else "\n".join(message.get("content") or "" for message in item.messages)
-        for item in items
-    ]
+    return [text_of(item) for item in items]
 
 
 class Scanner:

@@ -228,10 +228,11 @@ def conversations_protocol(
 
     A shorter window cuts long conversations, which is another text: its scored_bytes are fewer.
     """
+    with_tools = [(messages, getattr(messages, "tools", None)) for messages in conversations]
     return Protocol(
         {
             "score": "assistant",
-            "texts": digest([digest(messages) for messages in conversations]),
+            "texts": digest([digest([messages, tools] if tools else messages) for messages, tools in with_tools]),
             "bytes": scored_bytes,
             "window": window,
             "stride": "each conversation",
@@ -257,9 +258,11 @@ def conversation_batches(
             "the tokenizer has no chat template, so conversations cannot be put before the model. Score text with --text."
         )
     fitted, outcomes = [], set()
-    for messages, rendered in zip(conversations, render_batch(tokenizer, conversations), strict=True):
+    tools = [getattr(messages, "tools", None) for messages in conversations]
+    all_rendered = render_batch(tokenizer, conversations, tools=tools)
+    for messages, its_tools, rendered in zip(conversations, tools, all_rendered, strict=True):
         ids, trained, outcome = fit_conversation(
-            messages, rendered, lambda m: render(tokenizer, m), capacity=window + 1, overflow="cut"
+            messages, rendered, partial(render, tokenizer, tools=its_tools), capacity=window + 1, overflow="cut"
         )
         outcomes.add(outcome)
         if ids is not None:

@@ -5,6 +5,8 @@ on the command line itself. All other code (an installed module, a run's own rec
 trusts it. What runs is printed before it does, and recorded in the manifest.
 """
 
+import ast
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -71,6 +73,42 @@ def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str =
         if file is not None:
             _files[module_name] = file
         return _attribute(module, attribute, own=None if code.trusted or file is None else Path(str(code.path)))
+
+
+def code_sum(function: Any, folder: CodeFolder | str | None) -> str:
+    """Return a short hash of the file that defines the object, with those that it imports from the code folder, also in turn."""
+    module = sys.modules.get(getattr(function, "__module__", "") or "")
+    file = Path(getattr(module, "__file__", None) or "")
+    if not file.is_file():
+        return ""
+    code, root = file.read_bytes(), folder.path if isinstance(folder, CodeFolder) else folder
+    if module and module.__name__ in _files and root:
+        files = {file.resolve()}
+        _add_imports(module.__name__, file.resolve(), root, files)
+        code += b"".join(other.read_bytes() for other in sorted(files - {file.resolve()}))
+    return hashlib.sha256(code).hexdigest()[:16]
+
+
+def _add_imports(module_name: str, file: Path, folder: str, files: set[Path]) -> None:
+    """Add the files of the folder that the module imports anywhere in its code, and what those import."""
+    if file.suffix not in SOURCE_SUFFIXES:
+        return
+    package = module_name if file.stem == "__init__" else module_name.rpartition(".")[0]
+    names = []
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join(package.split(".")[: 1 - node.level or None]) if node.level else ""
+            base = ".".join(part for part in (start, node.module) if part)
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    for name in names:
+        parents = name.split(".")
+        for end in range(1, len(parents) + 1):
+            other = _file_of(".".join(parents[:end]), folder)
+            if other and other not in files:
+                files.add(other)
+                _add_imports(".".join(parents[:end]), other, folder, files)
 
 
 def import_built_in(name: str) -> Any:

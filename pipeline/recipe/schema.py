@@ -162,8 +162,9 @@ class Data(Section):
     """Sources, packing into rows, the global batch, the cache."""
 
     sources: list[Source] = key(list, "What is trained on.", must_match=True)
-    validation: list[Source] | None = key(None, "What is held out. Default, of each source: its last file in sorted order; of many small files as many, drawn by name, as make 1 % of the text and 200 kB (10 % at most); of a single file every hundredth row. These are then not trained on.", must_match=True)
+    validation: list[Source] | None = key(None, "What is held out. Default, of each source of text: its last file in sorted order; of many small files as many, drawn by name, as make 1 % of the text and 200 kB (10 % at most). Of a single file, and of conversations in any number of files: every hundredth row of each, of few rows more. These are then not trained on.", must_match=True)
     held_out: dict[str, list[str]] | None = field(default=None, metadata={"internal": True})  # of a run that goes on, by source
+    readings: list[str] = field(default_factory=list, metadata={"internal": True})  # of such a run: Format.identity of its sources
     row_tokens: int = key(2048, "Positions of a row that are trained on (a row stores one more). The default is 2048, or what the model can hold when that is less: model.n_positions, or those of model.start_from in a folder here.", minimum=8, maximum=MOST_POSITIONS, must_match=True)
     batch_tokens: int | None = key(None, "Row positions of one optimizer step over all processes. Exactly one of this and train.gradient_accumulation_steps.", minimum=1, maximum=10**12, must_match=True)
     packing: Literal["cut_and_fit", "best_fit_crop", "concat"] = key("cut_and_fit", "cut_and_fit loses no token and pads under 1 %; best_fit_crop is nanochat's, rows begin with BOS and tails are cropped; concat cuts one endless stream.", must_match=True)

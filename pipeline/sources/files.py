@@ -64,8 +64,8 @@ class SourceFile:
     """One planned file. label: its name in messages, origins and the manifest, the same on every machine.
 
     path: where it is here; a file of the Hub gets it when it is fetched, and before that `peek` gives its first and last
-    bytes. part, period: of a source's only file, which of its rows are meant. order: of a pass
-    after the first, what the rows of each block are permuted by.
+    bytes. part, period, offset: of files whose rows are split, which are meant (open.is_held_out), the file's first one being
+    row `offset` of them all. order: of a pass after the first, what the rows of each block are permuted by.
     """
 
     label: str
@@ -78,6 +78,7 @@ class SourceFile:
     peek: Callable[[], Ends | None] | None = None
     part: Part = "all"
     period: int = 0
+    offset: int = 0
     order: str = ""
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,16 +1,13 @@
 """Formats of rows: text, prompt and completion, messages, and a user's own function."""
 
-import hashlib
 import json
 import math
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.process.errors import RecipeError
-from pipeline.process.user_code import CodeFolder, import_attribute
+from pipeline.process.user_code import CodeFolder, code_sum, import_attribute
 from pipeline.recipe.schema import FORMATS
 from pipeline.sources.raw_rows import TableRow, lone_surrogate
 
@@ -374,7 +371,8 @@ class Format:
     """A row's reading. column: the one column of text or messages, or None when several or the whole row are read.
 
     columns: (role, column) of COLUMN_ROLES beside or instead of it. recognised: found by looking at the rows, so that
-    columns of OPTIONAL_ROLES need not be there.
+    columns of OPTIONAL_ROLES need not be there. newly_read: the rows have something that older versions left out or wrote
+    otherwise, so that nothing that those prepared is used.
     """
 
     name: str
@@ -383,6 +381,7 @@ class Format:
     folder: CodeFolder | str | None = None
     columns: tuple[tuple[str, str], ...] = ()
     recognised: bool = False
+    newly_read: bool = False
 
     @property
     def read_columns(self) -> list[str] | None:
@@ -421,7 +420,7 @@ class Format:
                 return None
             if wanted == "text":
                 return _text(value)
-            invented = isinstance(row, TableRow)
+            invented = isinstance(row, TableRow) and not row.json
             tools = getattr(value, "tools", None)
             if isinstance(value, dict) and "messages" in value:
                 tools, value = tools_of(value.get("tools"), invented=invented), value["messages"]
@@ -431,15 +430,15 @@ class Format:
 
     def _conversation(self, messages: list, row: dict) -> Messages:
         """Return the messages with the tools of their row."""
-        invented, named = isinstance(row, TableRow), dict(self.columns).get("tools")
+        named = dict(self.columns)
         tools = None
-        for name in [named] if named else TOOLS:
+        for name in [named["tools"]] if "tools" in named else TOOLS:
             try:
-                tools = tools or tools_of(row.get(name), invented=invented)
+                tools = tools or tools_of(row.get(name), invented=_may_invent(row, name))
             except ValueError as error:
-                if named:
+                if "tools" in named:
                     raise ValueError(f"the column {name!r}: {error}") from None
-        return messages_of(messages, tools=tools, invented=invented)
+        return messages_of(messages, tools=tools, invented=_may_invent(row, self.column or named.get("response")))
 
     def _messages(self, row: Any) -> Messages:
         if isinstance(row, list):
@@ -479,12 +478,36 @@ class Format:
         """Return what must be equal for two readings to give the same: the name, the column, and the code of an own function."""
         if self.name in FORMATS:
             parts = [str(self.column)] if self.column or not self.columns else []
-            return f"{self.name}({', '.join([*parts, *map('='.join, self.columns)])})"
-        function = import_attribute(self.name, self.folder)
-        module = sys.modules.get(getattr(function, "__module__", "") or "")
-        path = getattr(module, "__file__", None)
-        code = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path and Path(path).is_file() else ""
-        return f"{self.name}({code})"
+            inside = ", ".join([*parts, *map("=".join, self.columns)])
+        else:
+            inside = code_sum(import_attribute(self.name, self.folder), self.folder)
+        return f"{self.name}({inside}){' 2' if self.newly_read else ''}"
+
+    def as_before(self) -> "Format":
+        """Return the reading of older versions, which knew no tools."""
+        return replace(self, columns=tuple(pair for pair in self.columns if pair[0] != "tools"), newly_read=False)
+
+
+NEWLY_READ = {*TOOLS, *LEARNT, *REASONING, "tool_calls", "function_call", "type"}  # keys of messages and of their parts
+
+
+def is_newly_read(rows: list[Any], form: Format) -> bool:
+    """Return whether the rows have something that versions before the reading 2 left out or wrote otherwise."""
+    for row in rows:
+        if isinstance(row, TableRow) and set(form.read_columns or row) & set(row.json):
+            return True
+        if form.kind == "chat" and isinstance(row, dict | list) and NEWLY_READ & set(_inner_keys(row)):
+            return True
+    return False
+
+
+def _inner_keys(value: Any) -> Iterator[str]:
+    """Yield the keys with a value of all mappings in a row's columns."""
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, dict):
+            yield from (key for key, inner in item.items() if inner is not None)
+        if isinstance(item, dict | list):
+            yield from _inner_keys(item)
 
 
 def format_of(spec, *, kind: str, where: str, folder: CodeFolder | str | None) -> Format:
@@ -539,6 +562,10 @@ def _column(row: Any, column: str | None) -> Any:
     if column not in row:
         raise ValueError(f"there is no column {column!r}; found: {', '.join(map(str, row)) or 'none'}")
     return row[column]
+
+
+def _may_invent(row: dict, column: str | None) -> bool:
+    return isinstance(row, TableRow) and row.may_invent(column)
 
 
 def _text(value: Any) -> str:

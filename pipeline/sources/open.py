@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import Recipe, with_values
 from pipeline.sources.files import SourceFile, local_files
-from pipeline.sources.formats import Format, UntrainableConversation, format_of
+from pipeline.sources.formats import Format, UntrainableConversation, format_of, is_newly_read
 from pipeline.sources.raw_rows import (
     Block,
     Conversation,
@@ -48,7 +49,8 @@ from pipeline.sources.verify import (
 if TYPE_CHECKING:
     from pipeline.sources.recognition import Recognised
 
-# Files of a source, or rows of its only file, that are kept from training where data.validation names nothing.
+# Files of a source, or rows of its files, that are kept from training where data.validation names nothing: of text whole
+# files, in which neighbours are often about the same; of conversations rows of each file, since files are often of one kind.
 
 ENOUGH_BYTES = 200_000  # Of files; the tenth part of them is what BPB moves by from one sample of text to another.
 SHARE = 0.01  # Of the bytes of all files, where files are drawn.
@@ -56,6 +58,10 @@ MOST = 0.10  # Of the bytes of all files, whatever ENOUGH_BYTES asks for.
 
 MIN_ROWS = 8  # Held out at least, where the file has twice as many.
 MAX_PERIOD = 100  # One per cent of a large file.
+COUNTED_BYTES = (
+    2**28
+)  # Of conversations; of more, which the Hub may still have, one per cent is held out without counting.
+UNCOUNTED_ROWS = 2**32  # of a file, more than any has
 
 
 def held_out_files(files: list[SourceFile], *, pinned: list[str] | None = None) -> list[SourceFile]:
@@ -87,18 +93,31 @@ def hold_out_copies(train: list[SourceFile], held: list[SourceFile]) -> None:
         train[:] = rest
 
 
-def split_rows(train: SourceFile, held: SourceFile, facts: FactsOfFiles) -> None:
-    """Let a source's only file, given twice, be its training rows and its validation rows. Raises DataError for one row."""
-    path = train.local_path()
-    rows = facts.rows(path)
+def counted(files: list[SourceFile]) -> bool:
+    """Return whether the rows of the files are counted before they are split; the same whatever is fetched by now."""
+    return len(files) == 1 or not any(file.fetch for file in files) or sum(map(_size, files)) <= COUNTED_BYTES
+
+
+def split_rows(train: list[SourceFile], held: list[SourceFile], facts: FactsOfFiles, *, kind: str) -> None:
+    """Let files that are given twice, `held` in sorted order, be the training rows and the validation rows of a source, as if they
+    were one file after another. Of copies the same rows are held out. Raises DataError for one row."""
+    rows, offsets = 0, dict[str, int]()
+    for file in held:
+        if file.sha256 not in offsets:
+            offsets[file.sha256] = rows
+            rows += facts.rows(file.local_path()) if counted(held) else UNCOUNTED_ROWS
     period = period_of(rows)
     if not period:
+        long_text = "Of conversations it takes two or more."
+        if kind == "text":
+            long_text = f"One long text becomes documents with `{program('init')} FILE`."
         raise DataError(
-            f"{path} has {rows} row and is the source's only file, so nothing can be held out for validation. Add rows, or name data.validation. "
-            f"One long text becomes documents with `{program('init')} FILE`."
+            f"{held[0].path} has {rows} row and is the source's only file, so nothing can be held out for validation. Add rows, or name data.validation. "
+            f"{long_text}"
         )
-    train.part, held.part = "train", "validation"
-    train.period = held.period = period
+    for part, files in (("train", train), ("validation", held)):
+        for file in files:
+            file.part, file.period, file.offset = part, period, offsets[file.sha256]  # type: ignore[assignment]
 
 
 def period_of(rows: int) -> int:
@@ -152,7 +171,10 @@ class OpenSource:
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.kind} {self.format.identity()}".encode())
         for file in self.files:
-            digest.update(f"\n{file.sha256} {file.part} {file.period}{file.order and f' {file.order}'}".encode())
+            offset = f" from {file.offset}" if file.offset else ""
+            digest.update(
+                f"\n{file.sha256} {file.part} {file.period}{offset}{file.order and f' {file.order}'}".encode()
+            )
         return digest.hexdigest()
 
     @property
@@ -234,7 +256,7 @@ class OpenSource:
     def _block(self, rows: list[RawRow], read_row: Callable, path: Path, number: int, index: int) -> Block:
         this, made = self.files[number], Block(file=number, index=index)
         for row_group, row, value in rows:
-            if this.part != "all" and is_held_out(row, this.period) != (this.part == "validation"):
+            if this.part != "all" and is_held_out(this.offset + row, this.period) != (this.part == "validation"):
                 continue
             try:
                 item, reason = read_item(value, self.format, read_row)
@@ -290,8 +312,8 @@ def _must_be_unchanged(file: SourceFile, path: Path, facts: FactsOfFiles | None)
 
 
 def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
-    """Return the recipe with the commits of Hub datasets and the held-out files that a manifest's inputs name, whatever a branch
-    holds or the sources would hold out by now."""
+    """Return the recipe with the commits of Hub datasets, the readings and the held-out files that a manifest's inputs name,
+    whatever a branch holds, or the sources would be read as or hold out by now."""
     values: dict[str, Any] = {
         f"data.{role}": [
             with_values(spec, {"revision": before["revision"] or spec.revision})
@@ -302,6 +324,7 @@ def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
         for role, specs in (("sources", recipe.data.sources), ("validation", recipe.data.validation))
         if specs
     }
+    values["data.readings"] = [s.get("format", "") for role in ("sources", "validation") for s in inputs.get(role, [])]
     if recipe.data.validation is None:
         values["data.held_out"] = {
             source["name"]: [file["label"] for file in source["files"] if "part" not in file]
@@ -375,6 +398,7 @@ class _Opening:
         self.facts = FactsOfFiles(self.cache)
         self.max_bad_rows = recipe.data.max_bad_rows
         self.pinned = recipe.data.held_out
+        self.readings = recipe.data.readings
         self.problems: list[TandemError] = []
         self.hub_is_silent = False
         self.refused: set[int] = set()  # ids of the sources' specs whose rows were recognised as something else
@@ -421,53 +445,70 @@ class _Opening:
         return files
 
     def held_out(self, train: list[OpenSource]) -> list[OpenSource]:
-        """Return the default validation: files taken out of each source's, or its only file once more."""
+        """Return the default validation: files taken out of each source's, or its files once more, whose rows are split."""
         validation = []
         for source in train:
+            pinned = (self.pinned or {}).get(source.name)
+            full = [file for file in source.files if _size(file)] or source.files
             if source.is_built_in:
                 spec = replace(source.spec, split="validation")
                 files = self._files(replace(source, spec=spec), f"{self.where}data.sources")
                 validation.append(replace(source, spec=spec, files=files))
-            elif len(source.files) > 1:
-                held = held_out_files(source.files, pinned=(self.pinned or {}).get(source.name))
+            elif len(full) > 1 and (self.kind == "text" or pinned):
+                held = held_out_files(full, pinned=pinned)
                 labels = {file.label for file in held}
                 source.files = [file for file in source.files if file.label not in labels]
                 validation.append(replace(source, files=held))
             else:
                 try:
-                    source.files[0].local_path()  # Its rows are counted at once, so it is needed now.
+                    for file in source.files if counted(source.files) else []:
+                        file.local_path()  # Its rows are counted at once, so it is needed now.
                 except InputMissingError as error:
                     self.problems.append(error)
                 validation.append(replace(source, files=[replace(file) for file in source.files]))
         return validation
 
     def split_held_out(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
-        """Do what takes the files' content: a one-file source keeps rows from training, copies follow the file held out."""
+        """Do what takes the files' content: rows are kept from training, or copies follow the file held out."""
         for source, held in zip(train, validation, strict=True):
-            if len(source.files) == 1 and len(held.files) == 1 and source.files[0].label == held.files[0].label:
-                split_rows(source.files[0], held.files[0], self.facts)
+            if {file.label for file in source.files} == {file.label for file in held.files}:
+                split_rows(source.files, held.files, self.facts, kind=self.kind)
             else:
                 hold_out_copies(source.files, held.files)
 
     def recognise_all(self, sources: list[OpenSource]) -> None:
-        """Look at the rows of the sources whose recipe names neither a format nor a column, and choose how they are read.
+        """Look at the rows of the sources, and choose how they are read where the recipe names neither a format nor a column.
 
         A validation that is held out of a training source is read as that one.
         """
         seen: dict[int, Recognised | None] = {}
+        newly: dict[int, bool] = {}
         for source in sources:
             spec = source.spec
-            if spec.format or spec.text_column or spec.messages_column or spec.columns or not source.files:
+            if source.is_built_in or not source.files:
                 continue
-            if id(spec) not in seen and not source.is_built_in:
-                recognise = import_built_in("sources.recognition:recognise_files")
-                seen[id(spec)] = found = recognise(source.files, kind=self.kind)
-                if found and not found.format:
-                    name = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
-                    self.problems.append(DataError(f"{name} {found.refusal}"))
+            given = bool(spec.format or spec.text_column or spec.messages_column or spec.columns)
+            if id(spec) not in newly:
+                # A file of text whose column is known need not be fetched for this.
+                away = given and self.kind == "text" and source.files[0].path is None
+                rows = [] if away else import_built_in("sources.recognition:looked_at_rows")(source.files)
+                if not given:
+                    recognise = import_built_in("sources.recognition:recognise")
+                    seen[id(spec)] = found = recognise(rows, kind=self.kind)
+                    if found and not found.format:
+                        name = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
+                        self.problems.append(DataError(f"{name} {found.refusal}"))
             found = seen.get(id(spec))
             if found and found.format:
                 source.format, source.recognised = found.format, "" if found.is_default else found.name
+            if id(spec) not in newly:
+                newly[id(spec)] = is_newly_read(rows, source.format)
+            source.format = replace(source.format, newly_read=newly[id(spec)])
+            others = [replace(source.format, newly_read=True), source.format.as_before()] if self.readings else []
+            for form in [source.format, *others]:
+                if self.readings and form.identity() in self.readings:
+                    source.format = form  # as the run began
+                    break
         self.refused = {spec for spec, found in seen.items() if found and not found.format}
 
     def verify_all(self, sources: list[OpenSource]) -> None:
@@ -479,6 +520,7 @@ class _Opening:
             work += [(source, file) for file in away[:FILES_OF_A_SOURCE]]
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             results = list(pool.map(lambda pair: self._verify(*pair), work))
+        results = self._without_empty(work, results)
         problems = list(dict.fromkeys(problem for found in results for problem in found.problems))
         rows = list(dict.fromkeys(row for found in results for row in found.bad_rows))
         if len(rows) > self.max_bad_rows:
@@ -495,6 +537,24 @@ class _Opening:
         left_out = list(dict.fromkeys(row for found in results for row in found.untrainable))
         for line in grouped(left_out)[:SHOWN]:
             LOG.warning("left out, and counted as empty: %s", line)
+
+    def _without_empty(self, work: list[tuple[OpenSource, SourceFile]], results: list[Findings]) -> list[Findings]:
+        """Leave out the files with nothing in them of sources that have others, and return the findings of the rest. Where files
+        have to be corrected anyway, these are named as well."""
+        if any(found.problems and not found.is_empty for found in results):
+            return results
+        empty = Counter(id(source) for (source, _), found in zip(work, results, strict=True) if found.is_empty)
+        kept, left_out = [], dict[int, str]()
+        for (source, file), found in zip(work, results, strict=True):
+            if found.is_empty and empty[id(source)] < len(source.files):
+                left_out[id(file)] = f"{source.name}: {file.label} has nothing in it and is left out"
+            else:
+                kept.append(found)
+        for source in {id(source): source for source, _ in work}.values():
+            source.files = [file for file in source.files if id(file) not in left_out]
+        for line in dict.fromkeys(left_out.values()):
+            LOG.warning("%s", line)
+        return kept
 
     def _verify(self, source: OpenSource, file: SourceFile) -> Findings:
         if file.path is None:

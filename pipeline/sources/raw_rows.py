@@ -11,7 +11,7 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -180,9 +180,14 @@ class DamagedRow(BadRow):
 
 
 class TableRow(dict):
-    """A row of a file of columns: a null in a mapping of it may stand for a key that the mapping does not have."""
+    """A row of a file of columns. json: those whose type says that they hold JSON."""
 
-    __slots__ = ()
+    json: Collection[str] = ()
+
+    def may_invent(self, column: str | None) -> bool:
+        """Return whether a null in a mapping of the column may stand for a key that the mapping does not have: Arrow gives each
+        of them the keys of all. `datasets` makes JSON where rows differ in their keys, and then each has its own."""
+        return column not in self.json
 
 
 RawRow = tuple[int, int, Any]  # row group, row, value or BadRow
@@ -213,10 +218,53 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         import pyarrow
 
         with pyarrow.input_stream(str(path), compression="zstd") as stream, io.BufferedReader(stream) as file:
+            try:
+                file.peek(1)
+                is_long = False
+            except OSError as error:
+                is_long = "too much memory" in str(error)  # as the zstd library says it
+            if not is_long:
+                yield file
+                return
+        with open(path, "rb") as compressed, io.BufferedReader(_LongZstandard(compressed)) as file:
             yield file
     else:
         with open(path, "rb", buffering=2**20) as file:
             yield file
+
+
+class _LongZstandard(io.RawIOBase):
+    """The content of zstandard data with a window above the 128 MiB that pyarrow allows: published dumps have up to 2 GiB."""
+
+    def __init__(self, file: IO[bytes]):
+        from zstandard import ZstdDecompressor
+
+        self.file, self.decompressor = file, ZstdDecompressor(max_window_size=2**31)
+        self.frame, self.held = self.decompressor.decompressobj(), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Raises EOFError where the file ends within a frame, OSError where it is damaged."""
+        from zstandard import ZstdError
+
+        while not self.held:
+            data = self.frame.unused_data or self.file.read(2**17)
+            if not data:
+                if not self.frame.eof:
+                    raise EOFError("the compressed data end before their end mark")
+                return 0
+            if self.frame.eof:
+                self.frame = self.decompressor.decompressobj()
+            try:
+                self.held = memoryview(self.frame.decompress(data))
+            except ZstdError as error:
+                raise OSError(str(error)) from error
+        count = min(len(buffer), len(self.held))
+        buffer[:count] = self.held[:count]
+        self.held = self.held[count:]
+        return count
 
 
 @contextmanager
@@ -309,9 +357,11 @@ def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = 
 def _values(batch: Any) -> list[Any]:
     """Return the rows of a batch. parquet does not promise that its texts are UTF-8: then the rows are taken one by one."""
     try:
-        return batch.to_pylist()
+        rows = batch.to_pylist()
     except UnicodeDecodeError:
-        return [_value(batch.slice(row, 1)) for row in range(batch.num_rows)]
+        rows = [_value(batch.slice(row, 1)) for row in range(batch.num_rows)]
+    kinds = {column.name: column.type for column in batch.schema if holds_json(column.type)}
+    return [row if isinstance(row, BadRow) else _table_row(row, kinds) for row in rows]
 
 
 def _value(one: Any) -> Any:
@@ -319,6 +369,39 @@ def _value(one: Any) -> Any:
         return one.to_pylist()[0]
     except UnicodeDecodeError as error:
         return BadRow(f"is not UTF-8 (byte {error.start} of the text is 0x{error.object[error.start]:02x})")
+
+
+def _table_row(row: dict, kinds: dict[str, Any]) -> Any:
+    """Return the row, its JSON read. kinds: Arrow types of its columns that hold JSON."""
+    made = TableRow(row)
+    if kinds:
+        made.json = kinds
+    for name, kind in kinds.items():
+        try:
+            made[name] = _with_json(row[name], kind)
+        except (ValueError, RecursionError):
+            return BadRow(f"is no JSON in the column {name!r}, whose type says that it is")
+    return made
+
+
+def holds_json(kind: Any) -> bool:
+    """Return whether an Arrow type is the extension arrow.json (a Json feature of `datasets`), or holds it."""
+    from pyarrow.types import is_map
+
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return True
+    return not is_map(kind) and any(holds_json(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _with_json(value: Any, kind: Any) -> Any:
+    """Return the value, the texts in it that are JSON by their type as what they stand for."""
+    if value is None or not holds_json(kind):
+        return value
+    if isinstance(value, str):
+        return json.loads(value)
+    if isinstance(value, dict):
+        return {field.name: _with_json(value[field.name], field.type) for field in kind}
+    return [_with_json(item, kind.value_type) for item in value]
 
 
 def arrow_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:

@@ -6,13 +6,14 @@ that were read before are read as before.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from pipeline.process.commands import command
 from pipeline.sources.files import SourceFile
-from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, Format, is_tree
+from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, TOOLS, Format, is_tree, tools_of
 from pipeline.sources.raw_rows import (
     BEGINNINGS,
     BOM,
@@ -74,11 +75,11 @@ def recognise(rows: Iterable[Any], *, kind: str) -> Recognised | None:
 
 def column_types(rows: list[dict]) -> dict[str, str]:
     """Return what each column holds: text, number, boolean, mapping, null, a list by what is in it (messages, turns, exchanges,
-    texts, list), tree, or `mixed`."""
+    texts, list), tree, tools, or `mixed`."""
     types: dict[str, str] = {}
     for row in rows:
         for name, value in row.items():
-            found, before = _type_of(value), types.get(name, "null")
+            found, before = _type_of(value, name), types.get(name, "null")
             if before in ("null", found) or (before == "list" and found in LISTS_OF_TURNS):
                 types[name] = found
             elif found != "null" and not (found == "list" and before in LISTS_OF_TURNS):
@@ -88,7 +89,10 @@ def column_types(rows: list[dict]) -> dict[str, str]:
     return types
 
 
-def _type_of(value: Any) -> str:
+def _type_of(value: Any, column: str = "") -> str:
+    if column in TOOLS:
+        with suppress(ValueError):
+            return "tools" if tools_of(value) else "null"
     if isinstance(value, list):
         first = next((item for item in value if item is not None), None)
         if isinstance(first, str):
@@ -130,7 +134,8 @@ def _chat_or_refusal(chat: Recognised | None, types: dict[str, str]) -> Recognis
 def _chat(types: dict[str, str]) -> Recognised | None:
     """Return the conversations that these columns are, refused or not; None when they look like none."""
     if "messages" in types:
-        return Recognised("chat messages (column messages)", MESSAGES, is_default=True)
+        form = replace(MESSAGES, columns=_optional(types, tools=TOOLS))
+        return Recognised(f"chat messages ({_columns_of(form, types)})", form, is_default=not form.columns)
     if types.keys() >= {"chosen", "rejected"}:
         return _preferences(types)
     if types.keys() >= {"prompt", "completion", "label"} and types["label"] in ("boolean", "number"):
@@ -153,7 +158,9 @@ def _chat(types: dict[str, str]) -> Recognised | None:
     if len(columns) > 1:
         return _ambiguous("could each be the conversation", columns, f"{{messages: {columns[0]}}}")
     if columns:
-        form = Format("messages", "chat", columns[0], columns=_optional(types, system=SYSTEM), recognised=True)
+        form = Format(
+            "messages", "chat", columns[0], columns=_optional(types, system=SYSTEM, tools=TOOLS), recognised=True
+        )
         return Recognised(f"{LISTS_OF_TURNS[types[columns[0]]]} ({_columns_of(form, types)})", form)
     return _exchange(types)
 
@@ -195,7 +202,7 @@ def _exchange(types: dict[str, str]) -> Recognised | None:
     prompt, response = usable[prompts[0]], usable[responses[0]]
     contexts = [name for name in ("input", "context") if name != prompts[0]]
     contexts = [lower.get(name, name) for name in contexts]
-    optional = _optional(types, context=contexts, system=SYSTEM, history=("history",))
+    optional = _optional(types, context=contexts, system=SYSTEM, history=("history",), tools=TOOLS)
     pair = (("prompt", prompt), ("response", response))
     form = Format("prompt_response", "chat", None, columns=(*pair, *optional), recognised=True)
     known = {("instruction", "output"): "Alpaca instructions", ("instruction", "response"): "Dolly instructions"}
@@ -206,8 +213,9 @@ def _exchange(types: dict[str, str]) -> Recognised | None:
 
 
 def _optional(types: dict[str, str], **roles: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return (role, column) for columns that are read where a row has them, also when the rows that were looked at have none."""
-    wanted = {"history": ("list", "null")}
+    """Return (role, column) for columns that are read where a row has them, also when the rows that were looked at have none, but
+    for tools: of those the usual names are read anyway."""
+    wanted = {"history": ("list", "null"), "tools": ("tools",)}
     return tuple(
         (role, name)
         for role, names in roles.items()

@@ -29,6 +29,7 @@ from pipeline.sources.raw_rows import (
     arrow_rows,
     count_rows,
     csv_header,
+    holds_json,
     is_array,
     jsonl_rows,
     kind_of,
@@ -233,6 +234,11 @@ MOST_ROWS = 1024  # Of a file that is read wholly, so many with the bad ones in 
 TAIL_BYTES = 2**20
 NO_TEXT = "is no text: it has zero bytes in it. Convert it to UTF-8 text or leave it out."
 NO_ROWS = "has no rows. Leave it out or write it again."
+NO_BYTES = "is empty (0 bytes). Write or download it again."
+NOTHING_INSIDE = "holds nothing once decompressed. Write or download it again."
+BLANK_LINES = "holds blank lines only. Write or download it again."
+WHITE_SPACE = "holds white space only. Write or download it again."
+NOTHING = (NO_ROWS, NO_BYTES, NOTHING_INSIDE, BLANK_LINES, WHITE_SPACE)
 ONE_OBJECT = "is one JSON object of columns, as to_json of pandas writes it by default. Write it again with to_json(PATH, orient='records', lines=True)."
 EMPTY = "has no text: all rows that were looked at are empty. Name the column that has it, or leave the file out."
 
@@ -240,11 +246,13 @@ EMPTY = "has no text: all rows that were looked at are empty. Name the column th
 @dataclass
 class Findings:
     """problems: what makes the file useless. bad_rows: single rows, `file:row: reason`, that a recipe may tolerate.
-    untrainable: conversations in good form that are left out and counted, named in the same way."""
+    untrainable: conversations in good form that are left out and counted, named in the same way. is_empty: there is
+    nothing in the file, which is no matter where others have something."""
 
     problems: list[str] = field(default_factory=list)
     bad_rows: list[str] = field(default_factory=list)
     untrainable: list[str] = field(default_factory=list)
+    is_empty: bool = False
 
 
 def verify(path: Path, form: Format, *, column_key: str) -> Findings:
@@ -264,6 +272,7 @@ def verify(path: Path, form: Format, *, column_key: str) -> Findings:
         reason = f"cannot be read: {error.strerror or error}. Copy or download it again."
     if reason:
         findings.problems.append(f"{path} {reason}")
+        findings.is_empty = reason in NOTHING
     return findings
 
 
@@ -297,7 +306,7 @@ def _verify(path: Path, form: Format, column_key: str, findings: Findings) -> st
     with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)
     if not head:
-        return "is empty (0 bytes). Write or download it again."
+        return NO_BYTES
     reason = wrong_beginning(path.name, head)
     if reason:
         return reason
@@ -327,7 +336,7 @@ def _verify_compressed(path: Path) -> str | None:
         with open_bytes(path) as file:
             first = file.read(HEAD_BYTES)
             if not first:
-                return "holds nothing once decompressed. Write or download it again."
+                return NOTHING_INSIDE
             reason = wrong_content(first)
             if reason:
                 return f"holds something else once decompressed: it {reason}"
@@ -429,12 +438,16 @@ def chunk_start(chunk: Any) -> int:
 
 
 def _type_problem(form: Format, column: str, found: Any) -> str | None:
+    import pyarrow
     import pyarrow.types as types
 
     if types.is_dictionary(found):
         found = found.value_type
+    if isinstance(found, pyarrow.BaseExtensionType) and holds_json(found):
+        return None  # Only its rows show what it is.
     is_text = types.is_string(found) or types.is_large_string(found) or types.is_string_view(found)
-    is_list = types.is_list(found) or types.is_large_list(found)
+    is_list = types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)
+    is_list = is_list or types.is_list_view(found) or types.is_large_list_view(found)
     if form.name == "text":
         if is_text:
             return None
@@ -536,7 +549,7 @@ def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings,
 def jsonl_problem(rows: list[RawRow], form: Format, column_key: str) -> str | None:
     """Return why a file with these first rows is no jsonl with the format's column."""
     if not rows:
-        return "holds blank lines only. Write or download it again."
+        return BLANK_LINES
     values = [value for _, _, value in rows if not isinstance(value, BadRow)]
     if not values and len(rows) > 1:
         return f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} {rows[0][2].reason}. Write one JSON object a line."
@@ -569,6 +582,6 @@ def _verify_txt(path: Path, form: Format, findings: Findings) -> str | None:
         return NO_TEXT
     rows = list(islice(txt_rows(path), SAMPLED_ROWS))
     if not rows:
-        return "holds white space only. Write or download it again."
+        return WHITE_SPACE
     findings.bad_rows += [f"{path}: {value.reason}" for _, _, value in rows if isinstance(value, BadRow)]
     return None

@@ -8,7 +8,7 @@ import json
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -382,6 +382,8 @@ DATE = datetime(2024, 7, 26)
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 MARKED = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}")
 TAKEN_APART = "the chat template takes a message's text apart at a control string in it, so that the string cannot be kept as text"
+NO_END = "the chat template writes no end of turn behind message {}"
+SAID = 32  # characters of an answer's end, by which its turn is known
 FIRST = "\ufdd2"  # begins the answers of the probe: no generation prompt goes on with it
 # Nothing that a template could trim, split or read as reasoning.
 PROBE = [
@@ -390,6 +392,9 @@ PROBE = [
     {"role": "user", "content": "question two"},
     {"role": "assistant", "content": f"{FIRST}answer two"},
 ]
+# A call, and the forms that templates want calls in: with a content, and with arguments as JSON text.
+TOOL_CALL = {"id": "callnumb1", "type": "function", "function": {"name": "tool1", "arguments": {"a": "b"}}}
+FORMS = ((False, False), (True, False), (False, True), (True, True))
 Spans = list[tuple[int, int]]
 
 
@@ -415,8 +420,13 @@ class OwnTemplate:
         self._newline = self._backend.encode("\n", add_special_tokens=False).ids
         self._headers: list[str] = []
         self._ends: set[str] = set()
+        # How turns begin and end in a whole text: from a control token to the answer, and from its end to the next message.
+        self._leads: set[str] = set()
+        self._tails: list[str] = []
         self.end_of_turn: int | None = None
+        self._form = FORMS[0]
         self.problems = self._probe()
+        self._form = next(filter(self._writes_calls, FORMS), FORMS[1])
         self._with_tools = self
         if tools is None and isinstance(
             tokenizer.chat_template, dict
@@ -459,7 +469,7 @@ class OwnTemplate:
         if (marked, given) != (messages, tools) and MARKED.sub("\\g<1>", text) != self._text(messages, tools)[0]:
             raise DataError(TAKEN_APART)
         if not self.marks_answers:
-            spans = list(self._turns(marked, given, text))
+            spans = self._turns(marked, given, text)
         _must_write_calls(marked, "".join(text[start:end] for start, end in spans))
         return text, learned_spans(messages, spans)
 
@@ -471,7 +481,7 @@ class OwnTemplate:
         try:
             bound_templates()
             rendered: Any = render_jinja_template(
-                [shown(messages)],
+                [_with_calls(shown(messages), *self._form)],
                 tools=tools or None,
                 chat_template=template or self._dated,
                 add_generation_prompt=prompt,
@@ -483,27 +493,68 @@ class OwnTemplate:
         (text,), spans = rendered
         return text, spans[0] if spans else []
 
-    def _turns(self, messages: list[dict], tools: Any, text: str) -> Iterator[tuple[int, int]]:
-        """Yield where each of the assistant's turns is in the text, without the prompt that it answers."""
-        for number, message in enumerate(messages):
-            if message.get("role") != "assistant":
-                continue
-            start = self._start(messages[:number], tools, text)
-            if start is None:
-                raise DataError(
-                    f"the chat template renders what stands before message {number} in another way once it is answered, so what is trained "
-                    "there cannot be found. Mark the answers in the template with {% generation %} ... {% endgeneration %}, and name it as tokenizer.chat_template"
-                )
-            through = text if number + 1 == len(messages) else self._text(messages[: number + 1], tools)[0]
-            if len(through) > start and text.startswith(through):
-                yield start, len(through)
-                continue
-            # Reasoning that only the last turn keeps, or another end where other turns follow: the turn's first end it is.
-            ends = "|".join(map(re.escape, sorted(self._ends)))
-            end = re.compile(f"(?<!{OPEN})(?:{ends})\\s*").search(text, start) if ends else None
-            if end is None:
-                raise DataError(f"the chat template writes no end of turn behind message {number}")
-            yield start, end.end()
+    def _turns(self, messages: list[dict], tools: Any, text: str) -> Spans:
+        """Return where each of the assistant's turns is in the text, without the prompt that it answers.
+
+        A turn is certain from the text of the messages up to it. The first and the last turn of each kind are found so; where
+        headers and ends in the whole text show these at the same places, they show the others too, in one rendering.
+        """
+        numbers = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
+        kinds: dict[Any, list[int]] = {}
+        for number in numbers:
+            around = [message.get("role") for message in messages[max(0, number - 1) : number + 2]]
+            kinds.setdefault((tuple(around), tuple(messages[number])), []).append(number)
+        turns = {}
+        in_text = dict(zip(numbers, self._turns_in(text, [messages[number] for number in numbers]), strict=False))
+        for alike in kinds.values():
+            known = {number: self._turn(messages, tools, text, number) for number in {alike[0], alike[-1]}}
+            agree = known.items() <= in_text.items()
+            others = {n: in_text[n] if agree else self._turn(messages, tools, text, n) for n in alike[1:-1]}
+            turns.update(known | others)
+        spans = [turns[number] for number in numbers]
+        for number, (_, end), (start, _) in zip(numbers, spans, spans[1:], strict=False):
+            if end > start:
+                raise DataError(NO_END.format(number))
+        return spans
+
+    def _turn(self, messages: list[dict], tools: Any, text: str, number: int) -> tuple[int, int]:
+        """Return where the turn of that message is in the text."""
+        start = self._start(messages[:number], tools, text)
+        if start is None:
+            raise DataError(
+                f"the chat template renders what stands before message {number} in another way once it is answered, so what is trained "
+                "there cannot be found. Mark the answers in the template with {% generation %} ... {% endgeneration %}, and name it as tokenizer.chat_template"
+            )
+        through = text if number + 1 == len(messages) else self._text(messages[: number + 1], tools)[0]
+        if len(through) > start and text.startswith(through):
+            return start, len(through)
+        # Reasoning that only the last turn keeps, or another end where other turns follow: the turn's first end it is.
+        end = self._end_of_turn().search(text, start)
+        if end is None:
+            raise DataError(NO_END.format(number))
+        return start, end.end()
+
+    def _end_of_turn(self) -> re.Pattern:
+        ends = "|".join(map(re.escape, sorted(self._ends))) or "(?!)"
+        return re.compile(f"(?<!{OPEN})(?:{ends})\\s*")
+
+    def _turns_in(self, text: str, answers: list[dict]) -> Spans:
+        """Return the turns of these messages by the template's own headers and ends; none where they do not show them all."""
+        end_of_turn, turns, at = self._end_of_turn(), [], 0
+        leads = "|".join(map(re.escape, sorted(self._leads, key=len, reverse=True))) or "(?!)"
+        for lead in re.finditer(f"(?<!{OPEN})(?:{leads})", text):
+            end = end_of_turn.search(text, lead.end())
+            if lead.start() < at or end is None:
+                return []
+            tail = next((tail for tail in self._tails if text.startswith(tail, end.start())), end.group())
+            at = end.start() + len(tail)
+            turns.append((lead.end(), at))
+        said = [str(answer.get("content") or "").strip()[-SAID:] for answer in answers]
+        if len(turns) != len(said) or any(
+            part not in text[slice(*turn)] for part, turn in zip(said, turns, strict=True)
+        ):
+            return []
+        return turns
 
     def _start(self, before: list[dict], tools: Any, text: str) -> int | None:
         if not before:  # Templates fail on no messages; nothing before the first turn's header looks like it.
@@ -523,6 +574,13 @@ class OwnTemplate:
             return self._look_at(PROBE) or self._look_at(PROBE[:2])
         except DataError as error:
             return [f"cannot be rendered or read ({error})"]
+
+    def _writes_calls(self, form: tuple[bool, bool]) -> bool:
+        self._form = form
+        try:
+            return "tool1" in self._text([PROBE[0], {"role": "assistant", "tool_calls": [TOOL_CALL]}])[0]
+        except DataError:
+            return False
 
     def _look_at(self, messages: list[dict]) -> list[str]:
         """Return what is wrong with the rendering of harmless messages; their headers and ends of turns are kept."""
@@ -549,14 +607,21 @@ class OwnTemplate:
             if message["role"] != "assistant":
                 continue
             prompted, unprompted = (self._text(messages[:number], prompt=prompt)[0] for prompt in (True, False))
+            header = ""
             if prompted.startswith(unprompted) and text.startswith(unprompted):
                 same = [a == b for a, b in zip(prompted, text, strict=False)]
                 header = prompted[len(unprompted) : same.index(False) if False in same else len(same)]
                 self._headers = sorted({*self._headers, header}, key=len, reverse=True)
+            begins = [place.start() for place in self._control.finditer(prompted)]
+            self._leads.add(header if header.strip() else prompted[max(begins, default=0) :])
             end = self._end_behind(messages, number, text)
             if end is None:
                 return ["ends the assistant's turn with no control token, so that the model would not learn to stop"]
             self._ends.add(end)
+            alone, _ = self._text(messages[: number + 1])
+            if text.startswith(alone):
+                behind = alone.rfind(message["content"]) + len(message["content"])
+                self._tails = sorted({*self._tails, alone[alone.index(end, behind) :]}, key=len, reverse=True)
         return []
 
     def _end_behind(self, messages: list[dict], number: int, text: str) -> str | None:
@@ -619,6 +684,21 @@ class OwnTemplate:
                 return encoding.ids[skip:], [(start - 1, end - 1) for start, end in encoding.offsets[skip:]]
         encoding = backend.encode(piece, add_special_tokens=False)
         return encoding.ids, encoding.offsets
+
+
+def _with_calls(messages: list[dict], content: bool, text: bool) -> list[dict]:
+    """Return the messages with a content, and arguments as JSON text, beside the assistant's calls where these are wanted."""
+    if not (content or text):
+        return messages
+    found = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            functions = [call.get("function", call) for call in calls] if text else []
+            written = [f | {"arguments": json.dumps(f.get("arguments"), ensure_ascii=False)} for f in functions]
+            calls = [call | {"function": function} for call, function in zip(calls, written, strict=False)] or calls
+            message = ({"content": ""} if content else {}) | message | {"tool_calls": calls}
+        found.append(message)
+    return found
 
 
 def _must_write_calls(messages: list[dict], trained: str) -> None:

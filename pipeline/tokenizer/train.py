@@ -12,6 +12,7 @@ from pipeline.process.errors import DataError, RecipeError
 from pipeline.process.progress import Bar, count_text, waiting
 from pipeline.process.storage import cache_dir, file_lock, read_json, remove_folder, write_json
 from pipeline.run_dir.checkpoints import SEAL, problems, seal, whole_folder
+from pipeline.sources.formats import REASONING
 from pipeline.tokenizer.chat import RESPONSE_TEMPLATE, built_in_template
 from pipeline.tokenizer.encode import BOS, END, GPT2_PATTERN, PAD, SPECIALS, byte_lengths, escape, plain_backend
 from pipeline.tokenizer.load import open_tokenizer, set_template
@@ -105,7 +106,7 @@ def text_of(item) -> str:
     """Return a document's text; of a conversation what its messages say, a line each."""
     if hasattr(item, "text"):
         return item.text
-    contents = [message.get("content") for message in item.messages]
+    contents = [message.get(key) for message in item.messages for key in (*REASONING, "content")]
     return "\n".join(content for content in contents if isinstance(content, str))
 
 

@@ -19,6 +19,7 @@ from pipeline.data.rows import TrainingRows
 from pipeline.process.errors import DataError
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources
+from tests.families import FAMILIES, tokenizer_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,6 +65,17 @@ def test_instructions_are_shown_as_trained_with_the_lines_for_a_recipe_in_80_col
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+def test_tools_are_shown_as_the_template_of_the_named_tokenizer_writes_them(folder, capsys):
+    tokenizer_of(FAMILIES["qwen2"]).save_pretrained("own")
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}], "tools": tools}
+    Path("tools.jsonl").write_text(json.dumps(row) + "\n")
+    main(["tools.jsonl", "--tokenizer", "own"])
+    out = capsys.readouterr().out
+    assert "row 0 (2 messages, tools: 1)" in out
+    assert '"name": "add"' in "".join(out.splitlines())
+
+
 def test_the_printed_lines_are_a_recipe_that_reads_the_same_rows(folder):
     out = run("texts", cwd=folder).stdout
     assert out.startswith("texts: text (column content)\n18 rows, ")
@@ -77,6 +89,16 @@ def test_the_printed_lines_are_a_recipe_that_reads_the_same_rows(folder):
     assert Path(command[1]).resolve() == ROOT / "run_pretrain.sh"
     assert command[2:] == ["own_text", "data.sources=[{files: texts}]"]
     assert read_recipe(command[2:], stage=None).data.sources[0].files.endswith("texts")
+
+
+def test_a_column_of_tools_is_shown_as_read(folder, capsys):
+    tool = {"type": "function", "function": {"name": "add"}}
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    Path("tools.jsonl").write_text((json.dumps({"messages": talk, "tools": [tool]}) + "\n") * 4)
+    assert main(["tools.jsonl"]) in (None, 0)
+    out = capsys.readouterr().out
+    assert out.startswith("tools.jsonl: chat messages (columns messages, tools)\n")
+    assert "tools     tools          100%    tools" in out
 
 
 def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench):

@@ -1,5 +1,6 @@
 """Conversations: which can be trained on, which are named as bad rows, and the formats that they come in."""
 
+import hashlib
 import json
 import sys
 
@@ -210,6 +211,46 @@ def test_an_own_format_is_imported_from_the_recipes_folder_and_its_code_is_part_
     assert conversations(first) == conversations(second) == [[USER, ANSWER]] * 3
     assert first[0][0].fingerprint != second[0][0].fingerprint
     assert sys.path[-1] == str(tmp_path)  # where it hides no library
+
+
+def test_what_an_own_format_imports_from_its_folder_is_part_of_its_key(tmp_path):
+    code = "from own_parts_e import names\n\ndef read(row):\n    import own_late_e\n    return [{'role': 'user', 'content': row['q']}, {'role': 'assistant', 'content': row['a']}]\n"
+    write = {
+        "own_format_e.py": code,
+        "own_parts_e/__init__.py": "",
+        "own_parts_e/names.py": "from . import more\n",
+        "own_parts_e/more.py": "A = 1\n",
+        "own_late_e.py": "import json\n",
+        "own_beside_e.py": "B = 1\n",
+        "json/readme.txt": "no module, though it is named like one\n",
+    }
+    for name, content in write.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    form = format_of(Source(format="own_format_e:read"), kind="chat", where="x", folder=CodeFolder(str(tmp_path)))
+    found = [form.identity()]
+    for name in ("own_parts_e/more.py", "own_late_e.py", "own_beside_e.py"):
+        (tmp_path / name).write_text(write[name] + "# changed\n")
+        found.append(form.identity())
+    assert len(set(found[:3])) == 3
+    assert found[3] == found[2]  # which nothing imports
+
+
+def test_the_key_of_an_own_format_without_imports_is_its_files_hash(tmp_path):
+    code = b"import json\n\ndef read(row):\n    return row['text']\n"
+    (tmp_path / "own_format_f.py").write_bytes(code)
+    (tmp_path / "own_beside_f.py").write_text("B = 1\n")
+    form = format_of(Source(format="own_format_f:read"), kind="text", where="x", folder=CodeFolder(str(tmp_path)))
+    assert form.identity() == f"own_format_f:read({hashlib.sha256(code).hexdigest()[:16]})"
+
+
+def test_an_own_format_may_give_tools_with_its_messages(tmp_path):
+    code = "def read(row):\n    return {'messages': [{'role': 'user', 'content': row['q']}, {'role': 'assistant', 'content': 'x'}], 'tools': row['apis']}\n"
+    (tmp_path / "own_format_g.py").write_text(code)
+    (tmp_path / "chat.jsonl").write_text((json.dumps({"q": "Hi", "apis": [{"name": "add"}]}) + "\n") * 2)
+    train, _ = sources(tmp_path, files="chat.jsonl", format="own_format_g:read")
+    (item,) = [item for block in train[0].read() for item in block.items]
+    assert item.tools == [{"type": "function", "function": {"name": "add"}}]
 
 
 def test_an_own_format_that_fails_names_the_row(tmp_path):

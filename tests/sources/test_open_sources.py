@@ -430,3 +430,114 @@ def test_a_run_inside_the_folder_of_its_data_is_no_data_of_it(tmp_path):
     (run / "report" / "report.md").write_text("# A report\n")
     train, _ = open_sources(recipe(tmp_path, Source(files="books"), validation=[]), kind="text")
     assert sorted(file.label for file in train[0].files) == ["000.txt", "001.txt", "002.txt", "003.txt"]
+
+
+def write_talks(path, count, name):
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": f"{name} {{}}"}]
+    lines = [json.dumps({"messages": talk}).replace("{}", str(n)) + "\n" for n in range(count)]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(lines))
+
+
+def said(sources):
+    return [[item.messages[-1]["content"] for item in items(source)] for source in sources]
+
+
+def test_of_conversations_rows_of_every_file_are_held_out(tmp_path):
+    for name in ("colours", "numbers", "weather"):
+        write_talks(tmp_path / "chat" / f"{name}.jsonl", 120, name)
+    made = recipe(tmp_path, Source(files="chat"))
+    train, validation = open_sources(made, kind="chat")
+    (trained,), (held,) = said(train), said(validation)
+    assert len(trained) + len(held) == 360
+    assert not set(trained) & set(held)
+    assert {text.split()[0] for text in held} == {"colours", "numbers", "weather"}
+    assert 8 <= len(held) <= 12
+    assert said(open_sources(made, kind="chat")[1]) == [held]
+
+
+def test_of_files_of_one_conversation_each_some_are_held_out(tmp_path):
+    for n in range(40):
+        write_talks(tmp_path / "chat" / f"{n:02d}.jsonl", 1, str(n))
+    train, validation = open_sources(recipe(tmp_path, Source(files="chat")), kind="chat")
+    (trained,), (held,) = said(train), said(validation)
+    assert len(held) == 8
+    assert len(trained) == 32
+
+
+def test_copies_of_a_file_hold_out_the_same_conversations(tmp_path):
+    for name in ("a", "b", "c"):
+        write_talks(tmp_path / "chat" / f"{name}.jsonl", 60, "b" if name == "c" else name)
+    train, validation = open_sources(recipe(tmp_path, Source(files="chat")), kind="chat")
+    assert not set(said(train)[0]) & set(said(validation)[0])
+
+
+def test_a_chat_run_begun_with_its_last_file_held_out_keeps_it(tmp_path):
+    for name in ("a", "b", "c"):
+        write_talks(tmp_path / "chat" / f"{name}.jsonl", 60, name)
+    made = recipe(tmp_path, Source(files="chat"))
+    begun = {"name": "chat", "format": "messages(messages)", "files": [{"label": "c.jsonl", "sha256": "", "bytes": 1}]}
+    train, validation = open_sources(with_recorded_inputs(made, {"validation": [begun]}), kind="chat")
+    assert {text[0] for text in said(train)[0]} == {"a", "b"}
+    assert {text[0] for text in said(validation)[0]} == {"c"}
+    now = [source.describe() for source in open_sources(made, kind="chat")[1]]
+    again = open_sources(with_recorded_inputs(made, {"validation": now}), kind="chat")[1]
+    assert [source.describe() for source in again] == now
+
+
+def test_a_single_conversation_is_not_sent_to_init(tmp_path):
+    write_talks(tmp_path / "a.jsonl", 1, "a")
+    with pytest.raises(DataError) as caught:
+        open_sources(recipe(tmp_path, Source(files="a.jsonl")), kind="chat")
+    assert "conversations it takes two" in str(caught.value)
+    assert "init" not in str(caught.value)
+
+
+@pytest.mark.parametrize("nothing", [b"", b"\n\n", b"[]"])
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_a_file_with_nothing_in_it_is_left_out_with_a_line(kind, nothing, tmp_path, caplog):
+    for n, name in enumerate(("a", "b", "d")):
+        if kind == "chat":
+            write_talks(tmp_path / "all" / f"{name}.json", 30, name)
+        else:
+            write_jsonl(tmp_path / "all" / f"{name}.json", 30, start=100 * n)
+    (tmp_path / "all" / "c.json").write_bytes(nothing)
+    train, validation = open_sources(recipe(tmp_path, Source(files="all")), kind=kind)
+    assert "c.json" not in {file.label for source in train + validation for file in source.files}
+    assert "c.json has nothing in it and is left out" in caplog.text
+    for name in ("a", "b", "d"):
+        (tmp_path / "all" / f"{name}.json").write_bytes(nothing)
+    with pytest.raises(DataError, match=r"a\.json"):
+        open_sources(recipe(tmp_path, Source(files="all")), kind=kind)
+
+
+def test_one_file_next_to_an_empty_one_parts_with_rows(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", 30)
+    (tmp_path / "b.jsonl").touch()
+    train, validation = open_sources(recipe(tmp_path, Source(files="*.jsonl")), kind="text")
+    assert [file.part for source in train + validation for file in source.files] == ["train", "validation"]
+
+
+def zstandard_frame(data, *, window_log):
+    """A frame of raw blocks with a window of 2**window_log, as `zstd --long=31` writes its header."""
+    blocks = [data[at : at + 100_000] for at in range(0, len(data), 100_000)]
+    frame = b"\x28\xb5\x2f\xfd" + bytes([0, (window_log - 10) << 3])
+    for number, block in enumerate(blocks):
+        frame += ((number == len(blocks) - 1) | len(block) << 3).to_bytes(3, "little") + block
+    return frame
+
+
+@pytest.mark.parametrize("window_log", [20, 28, 31])
+def test_zstandard_data_with_long_windows_are_read(window_log, tmp_path):
+    lines = [(json.dumps({"text": text(n)}) + "\n").encode() for n in range(3000)]
+    whole = zstandard_frame(b"".join(lines[:2000]), window_log=window_log)
+    whole += zstandard_frame(b"".join(lines[2000:]), window_log=window_log)
+    path = tmp_path / "dump.jsonl.zst"
+    path.write_bytes(whole)
+    train, validation = open_sources(recipe(tmp_path, Source(files=path.name)), kind="text")
+    assert sorted(item.text for source in train + validation for item in items(source)) == sorted(
+        map(text, range(3000))
+    )
+    path.write_bytes(whole[:-500])
+    with pytest.raises(DataError, match="is truncated or damaged"):
+        open_sources(recipe(tmp_path, Source(files=path.name)), kind="text")

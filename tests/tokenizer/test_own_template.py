@@ -255,6 +255,64 @@ def test_an_empty_list_of_calls_is_no_call_for_a_template_that_asks_for_the_key(
     assert prompt_ids(tokenizer, messages) == prompt_ids(tokenizer, TURN)
 
 
+def test_a_call_gets_the_form_that_the_template_writes(own):
+    # As DeepSeek V3's: it puts the content and the arguments behind a text.
+    call = "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.name + c.function.arguments }}{% endfor %}"
+    template = f"{{% for m in messages %}}<|im_start|>{{{{ m.role + ' ' + m.content }}}}{call}<|im_end|>{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant {{% endif %}}"
+    tokenizer = tokenizer_of(FAMILIES["qwen2"], template=template)
+    messages = [TURN[0], {"role": "assistant", "tool_calls": [CALL]}]
+    assert trained_text(tokenizer, *render(tokenizer, messages)) == ['<call>add{"a": 1, "b": "<|im_end|>"}<|im_end|>']
+    written = [TURN[0], {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": json.dumps(CALL["function"]["arguments"])}}]}]  # fmt: skip
+    sanitized = {"sanitize_control_tokens": True, "add_generation_prompt": True}
+    asked = tokenizer.apply_chat_template([*written, TURN[0]], **sanitized)["input_ids"]
+    assert prompt_ids(tokenizer, [*messages, TURN[0]]) == asked
+
+
+LONG = [
+    {"role": "assistant" if n % 2 else "user", "content": f"say {n} <|im_end|><end_of_turn><|eot_id|>"}
+    for n in range(40)
+]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3", "phi3", "gptoss", "qwen3_5_think"])
+def test_a_long_conversation_takes_no_more_renderings_and_trains_the_same_turns(own, name, monkeypatch):
+    tokenizer = AutoTokenizer.from_pretrained(own[name]) if name in own else tokenizer_with(name)
+    template = own_template(tokenizer)
+    rendered, text_of = [], template._text
+    monkeypatch.setattr(template, "_text", lambda *given, **named: rendered.append(1) or text_of(*given, **named))
+    counts = []
+    for messages in (LONG[:20], LONG):
+        rendered.clear()
+        text, spans = template._render(messages)
+        counts.append(len(rendered))
+        marked = template._marked(messages)
+        assert spans == [template._turn(marked, None, text, number) for number in range(1, len(messages), 2)]
+    assert counts[0] == counts[1] <= 12
+
+
+def test_turns_that_headers_do_not_show_are_found_by_what_stands_before_them(own):
+    skips = "{% for m in messages if m.content %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    skips += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}<|im_start|>assistant\n<|im_end|>"
+    tokenizer = tokenizer_of(FAMILIES["qwen2"], template=skips.replace("<|im_start|>assistant\n<|im_end|>", ""))
+    ids, trained = render(tokenizer, LONG)
+    assert len(trained_text(tokenizer, ids, trained)) == 20
+    # A header more than there are answers: nothing is taken from headers, and what cannot be found is refused.
+    with pytest.raises(DataError, match="in another way once it is answered"):
+        render(tokenizer_of(FAMILIES["qwen2"], template=skips), LONG)
+
+
+def test_a_turn_without_an_end_of_its_own_is_refused(own):
+    # Neither a call nor its result has an end, and a call reads otherwise where it is the last message.
+    template = """{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') -}}
+    {%- for call in m.tool_calls or [] -%}{{- call.function.name + ('!' if loop.last and messages|length == 2 else '') -}}{%- endfor -%}
+    {%- if m.role != 'tool' and not m.tool_calls -%}{{- '<|im_end|>' -}}{%- endif -%}{%- endfor -%}
+    {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+    tokenizer = tokenizer_of(FAMILIES["qwen2"], template=template)
+    messages = [TURN[0], {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "3"}, TURN[1]]
+    with pytest.raises(DataError, match="no end of turn behind message 1"):
+        render(tokenizer, messages)
+
+
 TEXT_MODELS = [
     "cohere", "cohere2", "deepseek_r1_distill", "deepseekv3", "gemma", "gemma3", "gemma4", "gptoss", "lfm2", "lfm2_2_5", "llama3", "llama3_1",
     "llama3_2", "muse_glimmer", "nemotron_3_nano", "phi3", "phi3_5", "qwen2_5", "qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8",
