@@ -17,6 +17,7 @@ ROLES = ("system", "user", "assistant", "tool")
 KEPT = ("role", "content", "tool_calls", "name", "tool_call_id")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # of an assistant's message; the first with a text is kept
 LEARNT = ("weight", "train", "training", "loss")  # of a message: OpenAI's, axolotl's two, ms-swift's
+LEARNT_PARTS = ("train_detail", "training_detail")  # of axolotl
 TOOLS = ("tools", "functions")  # columns of definitions
 # Other names of the roles, as ShareGPT files and those after its model have them (LLaMA-Factory, axolotl, FastChat).
 ROLE_NAMES = {
@@ -161,7 +162,7 @@ def plain_messages(value: Any, *, tools: list[dict] | None = None, invented: boo
         if plain["role"] == "assistant" and "tool_calls" in plain:
             plain["tool_calls"] = [_plain_call(call, functions, invented) for call in plain["tool_calls"]]
         messages.append(plain)
-    reason = problem(messages)
+    reason = problem(messages, calls_in_text=bool(tools))
     if reason:
         raise UntrainableConversation(reason)
     return messages
@@ -194,6 +195,8 @@ def _texts_of(value: Any, what: str, place: int) -> tuple[str, str]:
 
 def _is_learnt(message: dict, place: int) -> bool:
     """Return whether an assistant's message is trained, as the data mark it."""
+    if any(message.get(key) for key in LEARNT_PARTS):
+        raise ValueError(f"message {place} marks parts of its text as trained, and only whole messages can be")
     marks = {key: message[key] for key in LEARNT if message.get(key) is not None}
     if not isinstance(marks.get("loss"), bool):
         marks.pop("loss", None)  # a figure of another program
@@ -299,8 +302,8 @@ def _form_problem(message: dict, place: int) -> str | None:
     return None
 
 
-def problem(messages: list[dict]) -> str | None:
-    """Return why these messages, each in good form, cannot be trained on, or None."""
+def problem(messages: list[dict], *, calls_in_text: bool = False) -> str | None:
+    """Return why these messages, each in good form, cannot be trained on, or None. calls_in_text: a text may call, as Hermes has it."""
     if not messages:
         return "the conversation has no messages"
     previous, can_use_tool, answers, learnt = "start", False, 0, False
@@ -321,7 +324,7 @@ def problem(messages: list[dict]) -> str | None:
             said = [message.get(key) or "" for key in ("content", *REASONING)]
             if not message.get("tool_calls") and not "".join(said).strip():
                 return f"{where} (assistant) is empty"
-            can_use_tool = bool(message.get("tool_calls"))
+            can_use_tool = bool(message.get("tool_calls")) or (calls_in_text and "<tool_call>" in "".join(said))
             answers += 1
             learnt = learnt or "weight" not in message
         if role == "tool":

@@ -142,6 +142,12 @@ def test_turns_of_calls_join_what_the_assistant_said_before_them():
     assert len(messages[1]["tool_calls"]) == 2
 
 
+def test_calls_that_stand_in_the_text_are_calls_where_there_are_tools(tmp_path):
+    turns = [USER, {"role": "assistant", "content": '<tool_call>{"name": "weather"}</tool_call>'}, RESULT, ANSWER]
+    write(tmp_path, [{"messages": turns, "tools": [WEATHER]}] * 4)
+    assert talks(tmp_path, "a.jsonl")[0].messages == turns
+
+
 COLUMNAR = {
     "a.parquet": pq.write_table,
     "a.feather": feather.write_feather,
@@ -212,6 +218,11 @@ def test_an_answer_that_is_marked_as_not_trained_keeps_weight_0(form, mark):
 def test_a_weight_that_is_a_fraction_makes_a_bad_row():
     with pytest.raises(ValueError, match=r"message 1 has weight 0\.5; a message is trained or it is not"):
         messages_of([USER, {**ANSWER, "weight": 0.5}])
+
+
+def test_an_answer_of_which_parts_are_trained_makes_a_bad_row():
+    with pytest.raises(ValueError, match="message 1 marks parts of its text"):
+        messages_of([USER, {**ANSWER, "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}])
 
 
 def test_a_conversation_of_weight_0_alone_is_left_out_and_counted(tmp_path, caplog):
