@@ -171,6 +171,10 @@ def _prepare(arguments: argparse.Namespace) -> None:
     rows.raise_if_too_bad()
     for line in warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer):
         print(line)
+    for name, share in rows.shares().items():
+        untrained = share.get("conversations", {}).get("untrained")
+        if untrained is not None:
+            print(f"data: {name}: {100 * (1 - untrained):.2f} % of the answers' characters are trained (by a sample)")
     print(f"data: {rows.total_rows():,} rows, {rows.total_steps():,} steps, in {preparation.plan['cache_dir']}")
     for line in shown_rows(rows, tokenizer, count=arguments.show or 0, colour=sys.stdout.isatty()):
         print(line)

@@ -6,7 +6,9 @@ were left out, and not which rows would have held them; then, and before anythin
 """
 
 from bisect import bisect
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
 from pipeline.process.storage import write_sealed_json
 from pipeline.tokenizer.chat import render, rendered_talks
+from pipeline.tokenizer.trained_text import missing_lines, missing_text, share_missing
 
 if TYPE_CHECKING:
     from pipeline.data.rows import TrainingRows, ValidationRows
@@ -77,7 +80,9 @@ def count_conversation(counts: dict[str, Any], *, length: int, kept: int, outcom
 # What was lost, counted or by a sample, in sentences.
 
 MUCH = 0.01  # Of the conversations, or of the rows of the files.
+MOST = 0.5  # Of the characters of the answers: what then is trained is something else.
 SAMPLE = 2_000  # Conversations: a share of 1 % is then known to 0.2 %.
+SMALL_SAMPLE = 500  # Of sources whose lengths are counted: what a template leaves out, it leaves out often.
 SAMPLED_FILES = 16  # That a sample is spread over at least, where there are as many.
 # What the empty rows of conversations are, beside those that an own format passes over.
 NOTHING_TO_LEARN = "have nothing to learn from (no answer, an empty one, or turns in no order that a template renders)"
@@ -104,38 +109,48 @@ def _so_many(part: int, whole: int, what: str) -> str:
 
 
 def with_samples(plan: dict, stream: Stream, *, sources: list[Any], tokenizer: Any) -> list[Loss]:
-    """losses_of the training sources; of conversations from a sample where too few are read yet to tell, and with the
-    lengths of one, which is kept beside the shards, where much is lost of shards that were sealed without lengths."""
+    """losses_of the training sources; of conversations with the characters that a sample trains, which is kept beside the
+    shards, and with its lengths where too few are read yet to tell, or much is lost of shards that were sealed without them."""
     found = losses_of(plan, "train", stream)
     for number, (loss, sequence) in enumerate(zip(found, stream.sequences, strict=True)):
         if plan["kind"] != "chat" or (fit := loss.fit) is None:
             continue
         settings = plan["train"]["sequences"][number]["settings"]
         about = {"row_tokens": plan["row_tokens"], "overflow": settings["max_row_overflow"]}
-        if fit.longer is None and max(fit.too_long, fit.cut) > MUCH * fit.read:
-            sample = sampled_counts(sources[number], tokenizer, **about)
-            write_sealed_json(sequence.folder / SAMPLE_FILE, sample)
-            found[number] = loss._replace(fit=Fit.counted(loss.counts, row_tokens=plan["row_tokens"], sample=sample))
-        elif sequence.end is None and fit.read < SAMPLE:
-            found[number] = loss._replace(fit=sampled_fit(sources[number], tokenizer, **about))
+        is_begun = sequence.end is None and fit.read < SAMPLE
+        has_lengths = fit.longer is not None or max(fit.too_long, fit.cut) <= MUCH * fit.read
+        if fit.characters is None or is_begun or not has_lengths:
+            most = SAMPLE if is_begun or not has_lengths else SMALL_SAMPLE
+            sample = sampled_counts(sources[number], tokenizer, **about, most=most)
+            with suppress(OSError):  # a cache on a disk that is only read
+                write_sealed_json(sequence.folder / SAMPLE_FILE, sample)
+            fit = Fit.counted(loss.counts, row_tokens=plan["row_tokens"], sample=sample)
+            found[number] = loss._replace(fit=_fit_of(sample, plan["row_tokens"]) if is_begun else fit)
     return found
 
 
 def sampled_fit(source: Any, tokenizer: Any, *, row_tokens: int, overflow: str) -> Fit:
     """Return how a sample of conversations would fit rows of that length, before anything is prepared."""
-    counts = sampled_counts(source, tokenizer, row_tokens=row_tokens, overflow=overflow)
-    return replace(Fit.counted(counts, row_tokens=row_tokens), sampled=counts["conversations"])
+    return _fit_of(sampled_counts(source, tokenizer, row_tokens=row_tokens, overflow=overflow), row_tokens)
 
 
-def sampled_counts(source: Any, tokenizer: Any, *, row_tokens: int, overflow: str) -> dict[str, Any]:
-    """Return counts of the first SAMPLE conversations, or of all there are, spread over the source's files that lie here."""
+def _fit_of(sample: dict[str, Any], row_tokens: int) -> Fit:
+    return replace(Fit.counted(sample, row_tokens=row_tokens), sampled=sample["conversations"])
+
+
+def sampled_counts(
+    source: Any, tokenizer: Any, *, row_tokens: int, overflow: str, most: int = SAMPLE
+) -> dict[str, Any]:
+    """Return counts of the first `most` conversations, or of all there are, spread over the source's files that lie here."""
     counts = new_counts("chat")
     talks: list[Any] = []
-    for block in _spread_blocks(source):
-        talks += block[: SAMPLE - len(talks)]
-        if len(talks) >= SAMPLE:
+    for block in _spread_blocks(source, most):
+        talks += block[: most - len(talks)]
+        if len(talks) >= most:
             break
-    for talk, rendered in zip(talks, rendered_talks(tokenizer, talks), strict=True):
+    all_rendered = rendered_talks(tokenizer, talks)
+    counts["characters"] = trained_characters(tokenizer, talks, all_rendered)
+    for talk, rendered in zip(talks, all_rendered, strict=True):
         if isinstance(rendered, DataError):
             continue
         ids, _, outcome = fit_conversation(
@@ -149,11 +164,20 @@ def sampled_counts(source: Any, tokenizer: Any, *, row_tokens: int, overflow: st
     return counts
 
 
-def _spread_blocks(source: Any) -> Iterator[list[Any]]:
+def trained_characters(tokenizer: Any, talks: list[Any], rendered: list[Any]) -> Counter[str]:
+    """Return the sums of missing_text over the conversations that the template renders."""
+    counts = Counter[str]()
+    for talk, one in zip(talks, rendered, strict=True):
+        if not isinstance(one, DataError):
+            counts.update(missing_text(tokenizer, talk.messages, *one, tools=talk.tools))
+    return counts
+
+
+def _spread_blocks(source: Any, most: int) -> Iterator[list[Any]]:
     """Conversations of each file that lies here, from all over the list first, at most its part of the sample at once."""
     here = [n for n, file in enumerate(source.files) if file.path is not None and not file.order]
     first = [here[len(here) * n // SAMPLED_FILES] for n in range(SAMPLED_FILES)] if len(here) > SAMPLED_FILES else here
-    part = -(-SAMPLE // max(1, len(first)))
+    part = -(-most // max(1, len(first)))
     later: list[Iterator[list[Any]]] = []
     for number in [*first, *(number for number in here if number not in set(first))]:
         blocks = (block.items for block in source.read_file(number))
@@ -186,6 +210,20 @@ def loss_warnings(loss: Loss, *, longest_row: int | None = None) -> list[str]:
                 f"{_so_many(counts[kind], seen, 'rows')} {what} and left out. Look into the files ({program('data')} FILE), or name another column."
             )
     return [f"{name}: {line}" for line in lines]
+
+
+def untrained_lines(recipe: Any, losses: list[Loss], tokenizer: Any, *, refuse: bool = True) -> list[str]:
+    """Return what the answers of each source say that is not trained, above a share of MUCH. Raises DataError above MOST."""
+    lines, refused = [], []
+    for name, _, fit in losses:
+        characters = (fit and fit.characters) or {}
+        found = [f"{name}: {line}" for line in missing_lines(tokenizer, characters, least=MUCH)]
+        lines += found
+        if share_missing(characters) > MOST:
+            refused += found
+    if refused and refuse:
+        raise DataError("\n".join(f"{recipe.where('data.sources')}: {line}" for line in refused))
+    return lines
 
 
 def _advice(fit: Fit, longest_row: int | None) -> str:
@@ -269,11 +307,21 @@ def aligned(lines: Collection[tuple[str, ...]]) -> list[str]:
 
 
 def warning_lines(
-    recipe: Any, rows: "TrainingRows", validation: "ValidationRows", *, sources: list[Any], tokenizer: Any
+    recipe: Any,
+    rows: "TrainingRows",
+    validation: "ValidationRows",
+    *,
+    sources: list[Any],
+    tokenizer: Any,
+    has_begun: bool = False,
 ) -> list[str]:
-    """Return what is lost of the training sources, where it is much, and that validation is small, where it is."""
+    """Return what is lost of the training sources, where it is much, and that validation is small, where it is.
+
+    Raises DataError where most of the answers would not be trained, but for a run that has begun.
+    """
     losses = with_samples(rows.plan, rows.stream, sources=sources, tokenizer=tokenizer)
-    lost = [line for loss in losses for line in loss_warnings(loss, longest_row=longest_row(recipe))]
+    lost = untrained_lines(recipe, losses, tokenizer, refuse=not has_begun)
+    lost += [line for loss in losses for line in loss_warnings(loss, longest_row=longest_row(recipe))]
     held_out = recipe.data.validation or recipe.data.sources
     built_in = all((source.id or "").startswith("tandem:") for source in held_out)  # nobody can add to what is held out
     small = [] if built_in else size_warnings(validation, tokenizer)

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.losses import aligned
+from pipeline.data.losses import MOST, MUCH, aligned, trained_characters
 from pipeline.data.rows import TrainingRows, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
@@ -29,6 +29,7 @@ from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_ty
 from pipeline.sources.verify import grouped, untrainable
 from pipeline.tokenizer.chat import rendered_talks
 from pipeline.tokenizer.encode import plain_backend
+from pipeline.tokenizer.trained_text import missing_lines, share_missing
 
 # Prepared rows for people, with their trained tokens marked.
 
@@ -347,6 +348,14 @@ def _conversations(source: OpenSource, items: list[Any], tokenizer: Any) -> Iter
                 f"{limit:,}: {sum(n > limit + 1 for n in lengths) / len(lengths):.1%}" for limit in LENGTHS
             )
             yield f"  longer than rows  of {longer} (data.row_tokens)"
+        characters = trained_characters(tokenizer, items, rendered)
+        if characters:
+            yield f"  trained           {100 * (1 - share_missing(characters)):.2f} % of the answers' characters"
+        missing = missing_lines(tokenizer, characters, least=MUCH)
+        if share_missing(characters) > MOST:
+            raise DataError("\n".join(f"{source.name}: {line}" for line in missing))
+        for line in missing:
+            yield from _wrapped(f"warning: {line}", indent="  ")
         if refused:
             yield from _wrapped(f"{len(refused):,} bad rows for this tokenizer: {refused[0]}", indent="  ")
     file = source.files[0]

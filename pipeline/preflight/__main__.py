@@ -55,7 +55,7 @@ from pipeline.preflight.plan import (  # fmt: skip
     scored_at_most,
 )
 from pipeline.process.commands import command, program, whole_number
-from pipeline.process.errors import RecipeError, TandemError, refuse
+from pipeline.process.errors import DataError, RecipeError, TandemError, refuse
 from pipeline.process.storage import cache_dir, can_be_made
 from pipeline.recipe import Recipe, describe_filled, read_recipe
 from pipeline.recipe.resolve import is_auto, micro_batch, resolve_start, sizes_at_depth, start_folder, step_rows
@@ -560,7 +560,10 @@ def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     here = {"sources": _keeps_sources(recipe), "tokenizer": ready, "weights": True, "changes": ready}
     problems, notes = reading_findings(recipe, only=[what for what, is_here in here.items() if is_here])
     if not problems and here["sources"] and _has_torch():
-        notes += prepared_notes(recipe)
+        try:
+            notes += prepared_notes(recipe)
+        except DataError as error:  # what would be trained is not what the answers say
+            problems.append(error)
     return problems, notes
 
 
@@ -602,8 +605,15 @@ def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
 
 def prepared_notes(recipe: Recipe) -> list[str]:
     """Return what packing will leave out of conversations, by a sample of them, and a validation too small to compare by: for the
-    plan of a run whose sources and tokenizer lie here. A stage counts it in what it prepares."""
-    from pipeline.data.losses import ENOUGH_BYTES, longest_row, loss_warnings, sampled_fit, size_text
+    plan of a run whose sources and tokenizer lie here. A stage counts it in what it prepares. Raises DataError as untrained_lines."""
+    from pipeline.data.losses import (
+        ENOUGH_BYTES,
+        longest_row,
+        loss_warnings,
+        sampled_fit,
+        size_text,
+        untrained_lines,
+    )
     from pipeline.data.stream import Loss
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer.load import ready_tokenizer
@@ -616,7 +626,7 @@ def prepared_notes(recipe: Recipe) -> list[str]:
         row_tokens, overflow = recipe.data.row_tokens, recipe.data.max_row_overflow
         for source in train:
             loss = Loss(source.name, {}, sampled_fit(source, tokenizer, row_tokens=row_tokens, overflow=overflow))
-            lines = loss_warnings(loss, longest_row=longest_row(recipe))
+            lines = untrained_lines(recipe, [loss], tokenizer) + loss_warnings(loss, longest_row=longest_row(recipe))
             notes += [f"{recipe.where('data.sources')}: {line}" for line in lines]
     held = _bytes_up_to(ENOUGH_BYTES, validation)
     if validation and held < ENOUGH_BYTES:

@@ -121,7 +121,9 @@ def open_rows(
     def print_notes() -> None:
         notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
         warning_lines = import_built_in("data.losses:warning_lines")
-        warnings = warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer)
+        warnings = warning_lines(
+            recipe, rows, validation, sources=sources[0], tokenizer=tokenizer, has_begun=run.step > 0
+        )
         print(*horizon_lines(recipe, rows, sources[0]), *notes, *warnings, sep="\n", flush=True)
 
     on_rank_0(print_notes)

@@ -7,11 +7,20 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline.data.losses import loss_warnings, sampled_fit, size_warnings, table, warning_lines, with_samples
+from pipeline.data.losses import (
+    loss_warnings,
+    sampled_fit,
+    size_warnings,
+    table,
+    untrained_lines,
+    warning_lines,
+    with_samples,
+)
 from pipeline.data.preparation import make_plan
 from pipeline.data.prepare import Workshop
 from pipeline.data.rows import TrainingRows, ValidationRows
 from pipeline.data.stream import Fit, Loss, losses_of
+from pipeline.preflight.__main__ import prepared_notes
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
 from pipeline.process.storage import read_sealed_json
@@ -20,6 +29,7 @@ from pipeline.sources.formats import ROLES
 from pipeline.tokenizer.chat import render
 from pipeline.tokenizer.encode import byte_lengths
 from tests.conftest import ROOT, docstrings, shared_data
+from tests.families import FAMILIES, tokenizer_of
 
 OLD_KEYS = ("longer", "cut_tokens", "too_long_tokens")  # of a seal's counts, which earlier versions did not write
 
@@ -283,3 +293,64 @@ def test_files_of_other_programs_with_published_questions_are_counted_as_they_ar
 )
 def test_counts_are_printed_in_the_unit_that_shows_them(count, text):
     assert short_count(count) == text
+
+
+# Of what the data mark as the assistant's, what is not trained: said, or refused, before the first step.
+
+STRIPPING = """{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + m.content.split('</think>')[-1] + '<|im_end|>\\n' -}}{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+
+
+def thinking(path, *, thought, every):
+    answers = [f"<think>{thought}</think>It is {i}." if i % every == 0 else f"It is {i}." for i in range(200)]
+    return Source(files=str(write(path, [{"messages": talk("What?", answer)} for answer in answers])))
+
+
+@pytest.fixture
+def stripping(bench):
+    bench.tokenizer = tokenizer_of(FAMILIES["qwen2"], template=STRIPPING)
+    return bench
+
+
+def test_answers_of_which_most_is_not_trained_are_refused_but_not_to_a_run_that_has_begun(stripping, tmp_path):
+    recipe = stripping.recipe(stage="sft", sources=[thinking(tmp_path / "all.jsonl", thought="I take it from here.", every=1)])  # fmt: skip
+    with pytest.raises(DataError, match=r"data.sources: all: 6\d\.\d % of the answers' characters are not trained: the chat template takes <think>"):  # fmt: skip
+        said(stripping, recipe)
+    rows = TrainingRows.open(preparation=stripping.prepared(recipe))
+    losses = with_samples(rows.plan, rows.stream, sources=stripping.sources(recipe)[0], tokenizer=stripping.tokenizer)
+    assert len(untrained_lines(recipe, losses, stripping.tokenizer, refuse=False)) == 1
+
+
+def test_the_plan_of_a_run_refuses_what_the_run_would_refuse(stripping, tmp_path):
+    recipe = stripping.recipe(stage="sft", sources=[thinking(tmp_path / "all.jsonl", thought="I take it from here.", every=1)])  # fmt: skip
+    stripping.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    recipe.tokenizer.path = str(tmp_path / "tokenizer")
+    with pytest.raises(DataError, match="are not trained: the chat template takes <think>"):
+        prepared_notes(recipe)
+    recipe.data.sources = [thinking(tmp_path / "few.jsonl", thought="I take it.", every=20)]
+    assert [note for note in prepared_notes(recipe) if "few: " in note and "are not trained" in note]
+
+
+def test_a_few_answers_that_are_not_trained_are_said_and_kept_for_the_manifest(stripping, tmp_path, monkeypatch):
+    recipe = stripping.recipe(stage="sft", sources=[thinking(tmp_path / "few.jsonl", thought="I take it.", every=20)])
+    (warning, *_), rows = said(stripping, recipe)
+    share = rows.shares()["few"]["conversations"]["untrained"]
+    assert 0.01 < share < 0.1
+    assert f"warning: recipe: data.sources: few: {100 * share:.1f} % of the answers' characters are not" in warning
+    monkeypatch.setattr("pipeline.data.losses.sampled_counts", None)  # a second start renders nothing
+    assert said(stripping, recipe)[0][0] == warning
+
+
+def test_nothing_is_said_of_answers_that_are_trained_whole(bench):
+    lines, rows = said(bench, bench.recipe(stage="sft"))
+    assert not [line for line in lines if "trained" in line]
+    assert [share["conversations"]["untrained"] for share in rows.shares().values()] == [0]
+
+
+def test_shards_on_a_disk_that_is_only_read_are_sampled_at_each_start(bench, monkeypatch):
+    def refuse(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("pipeline.data.losses.write_sealed_json", refuse)
+    _, rows = said(bench, bench.recipe(stage="sft"))
+    assert "untrained" not in next(iter(rows.shares().values()))["conversations"]

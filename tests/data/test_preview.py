@@ -16,6 +16,7 @@ from pipeline.data import preview
 from pipeline.data.__main__ import main
 from pipeline.data.preview import about_steps, about_tokens, is_recipe
 from pipeline.data.rows import TrainingRows
+from pipeline.process.errors import DataError
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources
 from tests.families import FAMILIES, tokenizer_of
@@ -181,6 +182,17 @@ def test_conversations_that_the_template_refuses_are_named_and_the_rest_is_count
     out = " ".join(capsys.readouterr().out.split())
     assert "row 0 (4 messages) left out: the chat template refuses the conversation: one question alone" in out
     assert "1 bad rows for this tokenizer" in out
+
+
+def test_the_share_of_the_answers_that_a_tokenizer_trains_is_shown_and_too_little_refused(folder, bench, capsys):
+    bench.tokenizer.save_pretrained("tokenizer")
+    assert main(["sharegpt.parquet", "--tokenizer", "tokenizer"]) == 0
+    assert "  trained           100.00 % of the answers' characters\n" in capsys.readouterr().out
+    template = bench.tokenizer.chat_template.replace("{{- text -}}", "{{- text | replace('Hello', '') -}}")
+    Path("tokenizer/chat_template.jinja").write_text(template)
+    with pytest.raises(DataError, match=r"sharegpt: 83\.3 % of the answers' characters are not trained: the chat template leaves out text"):  # fmt: skip
+        main(["sharegpt.parquet", "--tokenizer", "tokenizer"])
+    assert "In the first 39 conversations:" in capsys.readouterr().out
 
 
 def test_a_recipe_is_told_from_data_by_its_ending_or_its_name_among_recipes(monkeypatch, tmp_path):
