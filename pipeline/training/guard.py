@@ -1,6 +1,7 @@
 """Checks of a training step: non-finite numbers, out of memory, a lost rank. What caused them: training/causes.py."""
 
 import math
+import statistics
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from pipeline.metrics import RecentValues
+from pipeline.metrics import AROUND, ENOUGH, RecentValues
 from pipeline.model.build import first_nonfinite
 from pipeline.process.errors import DataError, DivergedError, HangError, first_line
+from pipeline.process.progress import write
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import Monitor
 from pipeline.run_dir.failures import is_out_of_memory
@@ -147,12 +149,8 @@ class StepGuard:
         self._keep_loss_finite(trainer, cause.loss_is_finite)
 
     def _check_spike(self, trainer: "TandemTrainer", model: torch.nn.Module, numbers: list[float]) -> None:
-        spikes = []
-        for name, value in zip(WATCHED, numbers, strict=True):
-            highest = self.recent[name].highest_usual()
-            self.recent[name].append(value)
-            if highest is not None and value > highest:
-                spikes.append({"name": name, "value": value, "highest_usual": highest})
+        found = [self._spike(name, value) for name, value in zip(WATCHED, numbers, strict=True)]
+        spikes = [facts for facts in found if facts]
         if not spikes:
             return
         rows = import_built_in("training.causes:rows_of")(trainer, trainer.state.global_step)
@@ -169,6 +167,58 @@ class StepGuard:
             skip=True,
             events=[s | {"rows": rows} for s in spikes],
         )
+
+    def _spike(self, name: str, value: float) -> dict[str, Any] | None:
+        """Return the facts of a value far above its recent ones, which it then is one of; else None."""
+        recent = self.recent[name]
+        highest = recent.highest_usual()
+        facts = None
+        if highest is not None and value > highest:
+            usual = statistics.median(recent)
+            facts = {"name": name, "value": value, "highest_usual": highest, "usual": usual}
+        recent.append(value)
+        return facts
+
+    def report_spikes(
+        self, trainer: "TandemTrainer", norms: Sequence[float | None], losses: Sequence[float | None]
+    ) -> None:
+        """Record spikes of the steps that were just logged, and end the run where monitor.on_spike is stop. Every rank has the same numbers."""
+        if self.monitor.on_spike == "skip":  # each step was judged before its update
+            return
+        found = []
+        for name, values in zip(WATCHED, (norms, losses), strict=True):
+            for step, value in enumerate(values, trainer.state.global_step + 1 - len(values)):
+                if value is None:  # left out of the averages, or skipped by the fp16 loss scaler: optim/skipped_steps
+                    continue
+                if facts := self._spike(name, value):
+                    found.append({"step": step} | facts)
+                if name == "train/loss" and len(self.recent[name]) == ENOUGH + AROUND:
+                    for ago, early in self.recent[name].early_spikes():
+                        self._record(trainer, "spike", step=step - ago, name=name, **early)
+        if self.monitor.on_spike == "stop":
+            found = sorted(found, key=lambda spike: spike["step"])[:1]
+        for spike in found:
+            self._record(trainer, "spike", **spike)
+        if found:
+            self._say_spikes(trainer, found)
+
+    def _say_spikes(self, trainer: "TandemTrainer", found: list[dict[str, Any]]) -> None:
+        worst = max(found, key=lambda spike: spike["value"] / spike["highest_usual"])
+        text = f"step {worst['step']}: {worst['name']} is {worst['value']:.4g}"
+        if trainer.is_world_process_zero():
+            more = f", and {len(found) - 1} more since the last log" if len(found) > 1 else ""
+            write(
+                f"spike: {text}, usually {worst['highest_usual']:.4g} at most{more}. A single one is harmless while the loss goes on falling; "
+                "the report counts them"
+            )
+        if self.monitor.on_spike == "stop":
+            error = DivergedError(
+                f"{text}, above {worst['highest_usual']:.4g}, the highest usual by the values before it; monitor.on_spike is stop. The "
+                f"checkpoints before it are whole. Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or set "
+                "monitor.on_spike: warn to go on."
+            )
+            error.facts = worst
+            raise error
 
     def _leave_out(
         self,
@@ -208,12 +258,14 @@ class StepGuard:
             trainer.text.undo()
 
     def read(self, *, max_norm: float) -> dict[str, float]:
-        """Return, of the steps since the last reading, the share whose norm was above max_norm (inf: nothing is clipped), and the counts
-        of the whole run."""
+        """Return, of the steps since the last reading, the largest and the median norm and the share of those above max_norm (inf: nothing is
+        clipped), and the counts of the whole run."""
         numbers: dict[str, float] = {
             "optim/nonfinite_steps": self.nonfinite_steps,
             "optim/skipped_steps": self.skipped_steps,
         }
+        if finite := [norm for norm in self.norms if norm is not None]:
+            numbers |= {"optim/grad_norm": max(finite), "optim/grad_norm_median": statistics.median(finite)}
         if max_norm < math.inf and self.norms:
             clipped = sum(norm is not None and norm > max_norm for norm in self.norms)
             numbers["optim/clip_frac"] = clipped / len(self.norms)
