@@ -195,30 +195,28 @@ class StepGuard:
                 if name == "train/loss" and len(self.recent[name]) == ENOUGH + AROUND:
                     for ago, early in self.recent[name].early_spikes():
                         self._record(trainer, "spike", step=step - ago, name=name, **early)
+        found.sort(key=lambda spike: spike["step"])
         if self.monitor.on_spike == "stop":
-            found = sorted(found, key=lambda spike: spike["step"])[:1]
+            del found[1:]
         for spike in found:
             self._record(trainer, "spike", **spike)
         if found:
             self._say_spikes(trainer, found)
 
     def _say_spikes(self, trainer: "TandemTrainer", found: list[dict[str, Any]]) -> None:
-        worst = max(found, key=lambda spike: spike["value"] / spike["highest_usual"])
-        text = f"step {worst['step']}: {worst['name']} is {worst['value']:.4g}"
-        if trainer.is_world_process_zero():
-            more = f", and {len(found) - 1} more since the last log" if len(found) > 1 else ""
-            write(
-                f"spike: {text}, usually {worst['highest_usual']:.4g} at most{more}. A single one is harmless while the loss goes on falling; "
-                "the report counts them"
-            )
+        text = "step {step}: {name} is {value:.4g}, usually {highest_usual:.4g} at most".format_map(found[0])
         if self.monitor.on_spike == "stop":
             error = DivergedError(
-                f"{text}, above {worst['highest_usual']:.4g}, the highest usual by the values before it; monitor.on_spike is stop. The "
-                f"checkpoints before it are whole. Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or set "
-                "monitor.on_spike: warn to go on."
+                f"{text}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
+                f"run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
             )
-            error.facts = worst
+            error.facts = found[0]
             raise error
+        if trainer.is_world_process_zero():
+            more = f", and {len(found) - 1} more by step {found[-1]['step']}" if len(found) > 1 else ""
+            write(
+                f"spike: {text}{more}. A single one is harmless while the loss goes on falling; the report counts them"
+            )
 
     def _leave_out(
         self,
