@@ -438,11 +438,8 @@ class LogRow:
 
     def row(self, trainer: "TandemTrainer", logs: dict[str, Any]) -> dict[str, Any]:
         """Return the row. logs: the losses of the steps since the last row, and the rate of this step."""
-        step, args, losses = (
-            trainer.state.global_step,
-            trainer.args,
-            [loss for loss in logs["loss"] if loss is not None],
-        )
+        step, args = trainer.state.global_step, trainer.args
+        losses = [loss for loss in logs["loss"] if loss is not None]
         loss = fmean(losses)
         row: dict[str, Any] = {"train/loss": loss}
         with suppress(OverflowError):
