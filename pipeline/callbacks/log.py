@@ -1,4 +1,4 @@
-"""Callbacks that say how a run goes: the console's lines, the row of metrics.jsonl, warnings of spikes and slow ranks, samples."""
+"""Callbacks that say how a run goes: the console's lines, the row of metrics.jsonl, warnings of slow ranks, samples."""
 
 import time
 from collections.abc import Callable, Collection

@@ -143,50 +143,34 @@ class StepGuard:
                 "The same command would meet it again: set monitor.on_nonfinite: skip to leave such steps out, or lower the learning "
                 f"rates in a new run with run.fork_from={self.run.name}@STEP."
             )
-        self._leave_out(
-            trainer, model, "nonfinite", reason=cause.text(), advice=advice, skip=skip, events=[cause.facts()]
-        )
+        reason, events = cause.text(), [cause.facts()]
+        self._leave_out(trainer, model, "nonfinite", reason=reason, advice=advice, skip=skip, events=events)
         self._keep_loss_finite(trainer, cause.loss_is_finite)
 
     def _check_spike(self, trainer: "TandemTrainer", model: torch.nn.Module, numbers: list[float]) -> None:
-        found = [self._spike(name, value) for name, value in zip(WATCHED, numbers, strict=True)]
-        spikes = [facts for facts in found if facts]
+        spikes = list(filter(None, map(self._spike, WATCHED, numbers)))
         if not spikes:
             return
         rows = import_built_in("training.causes:rows_of")(trainer, trainer.state.global_step)
-        reason = " and ".join(
-            f"{s['name']} is {s['value']:.4g}, above {s['highest_usual']:.4g}, the highest usual" for s in spikes
-        )
+        told = "{name} is {value:.4g}, above {highest_usual:.4g}, the highest usual"
+        reason = " and ".join(map(told.format_map, spikes))
         advice = f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
-        self._leave_out(
-            trainer,
-            model,
-            "spike",
-            reason=reason,
-            advice=advice,
-            skip=True,
-            events=[s | {"rows": rows} for s in spikes],
-        )
+        events = [s | {"rows": rows} for s in spikes]
+        self._leave_out(trainer, model, "spike", reason=reason, advice=advice, skip=True, events=events)
 
     def _spike(self, name: str, value: float) -> dict[str, Any] | None:
         """Return the facts of a value far above its recent ones, which it then is one of; else None."""
         recent = self.recent[name]
-        highest = recent.highest_usual()
-        facts = None
-        if highest is not None and value > highest:
-            usual = statistics.median(recent)
-            facts = {"name": name, "value": value, "highest_usual": highest, "usual": usual}
+        highest, usual = recent.highest_usual(), statistics.median(recent or [0.0])
         recent.append(value)
-        return facts
+        if highest is None or value <= highest:
+            return None
+        return {"name": name, "value": value, "highest_usual": highest, "usual": usual}
 
-    def report_spikes(
-        self, trainer: "TandemTrainer", norms: Sequence[float | None], losses: Sequence[float | None]
-    ) -> None:
-        """Record spikes of the steps that were just logged, and end the run where monitor.on_spike is stop. Every rank has the same numbers."""
-        if self.monitor.on_spike == "skip":  # each step was judged before its update
-            return
-        found = []
-        for name, values in zip(WATCHED, (norms, losses), strict=True):
+    def report_spikes(self, trainer: "TandemTrainer", logged: Mapping[str, Sequence[float | None]]) -> None:
+        """Record spikes of the steps that were just logged, or end the run. Every rank has the same numbers."""
+        found: list[dict[str, Any]] = []
+        for name, values in logged.items():
             for step, value in enumerate(values, trainer.state.global_step + 1 - len(values)):
                 if value is None:  # left out of the averages, or skipped by the fp16 loss scaler: optim/skipped_steps
                     continue
@@ -196,26 +180,20 @@ class StepGuard:
                     for ago, early in self.recent[name].early_spikes():
                         self._record(trainer, "spike", step=step - ago, name=name, **early)
         found.sort(key=lambda spike: spike["step"])
-        if self.monitor.on_spike == "stop":
-            del found[1:]
+        text = ""
         for spike in found:
             self._record(trainer, "spike", **spike)
-        if found:
-            self._say_spikes(trainer, found)
-
-    def _say_spikes(self, trainer: "TandemTrainer", found: list[dict[str, Any]]) -> None:
-        text = "step {step}: {name} is {value:.4g}, usually {highest_usual:.4g} at most".format_map(found[0])
-        if self.monitor.on_spike == "stop":
-            error = DivergedError(
-                f"{text}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
-                f"run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
-            )
-            error.facts = found[0]
-            raise error
-        if trainer.is_world_process_zero():
-            more = f", and {len(found) - 1} more by step {found[-1]['step']}" if len(found) > 1 else ""
+            text = "step {step}: {name} is {value:.4g}, usually {highest_usual:.4g} at most".format_map(spike)
+            if self.monitor.on_spike == "stop":
+                error = DivergedError(
+                    f"{text}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
+                    f"run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
+                )
+                error.facts = spike
+                raise error
+        if found and trainer.is_world_process_zero():
             write(
-                f"spike: {text}{more}. A single one is harmless while the loss goes on falling; the report counts them"
+                f"spike: {text} ({len(found)} since the last log). A single one is harmless while the loss goes on falling"
             )
 
     def _leave_out(

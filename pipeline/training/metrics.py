@@ -147,23 +147,16 @@ class LossSum:
         self.steps[-1].fill_(math.nan)
         self.kept -= 1
 
-    def read(self, *, gather: Callable[[Tensor], Tensor]) -> list[float | None]:
-        """Return each step's mean over all ranks, None of one that was left out, and begin again. gather: gives all ranks' losses."""
+    def read(self, *, gather: Callable[[Tensor], Tensor] = torch.atleast_1d) -> list[float | None]:
+        """Return each step's loss, None of one that was left out: this rank's, or the mean of all whose losses `gather` gives."""
+        if not self.steps:
+            return []
         means = gather(torch.stack(self.steps)).view(-1, len(self.steps)).mean(0)
-        self.load([])
-        return finite_or_none(means)
-
-    def state(self) -> list[float | None]:
-        """Return this rank's losses for a checkpoint."""
-        return finite_or_none(torch.stack(self.steps)) if self.steps else []
+        return [loss if math.isfinite(loss) else None for loss in means.tolist()]
 
     def load(self, losses: Sequence[float | None]) -> None:
         self.kept = sum(loss is not None for loss in losses)
         self.steps = [torch.full((), math.nan if loss is None else loss, device=self.device) for loss in losses]
-
-
-def finite_or_none(losses: Tensor) -> list[float | None]:
-    return [loss if math.isfinite(loss) else None for loss in losses.tolist()]
 
 
 # How long each rank itself takes for a step: without it a slow rank makes all of them look equally slow.

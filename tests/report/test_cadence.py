@@ -36,7 +36,7 @@ def logged(folder, every, *, norms, losses):
         row = {"step": end, "attempt": 1, "train/loss": fmean(losses[begin:end])}
         row["train/loss_ema"] = meter.read(step=end, losses=losses[begin:end], wait_s=0.0)["train/loss_ema"]
         append_row(run.metrics, row | guard.read(max_norm=1.0))
-        guard.report_spikes(trainer, norms[begin:end], losses[begin:end])
+        guard.report_spikes(trainer, {"optim/grad_norm": norms[begin:end], "train/loss": losses[begin:end]})
     return read_run(str(folder))
 
 

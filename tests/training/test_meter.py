@@ -79,7 +79,8 @@ def test_the_smoothed_loss_is_the_same_whatever_logging_steps_is():
             loss_sum.begin()
             loss_sum.add(torch.tensor(loss))
             if step % every == 0:
-                row = meter.read(step=step, losses=loss_sum.read(gather=torch.atleast_1d), wait_s=0.0)
+                row = meter.read(step=step, losses=loss_sum.read(), wait_s=0.0)
+                loss_sum.load([])
                 by_step[step] = row["train/loss_ema"]
         figures.append((by_step[140], by_step[280]))
     assert figures[0] == figures[1] == figures[2]

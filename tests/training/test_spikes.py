@@ -22,11 +22,11 @@ def test_a_step_that_the_loss_scaler_skipped_is_no_spike_and_leaves_the_usual_va
     guard = StepGuard(RunDirectory(tmp_path), Monitor(on_spike="stop"))
     for norm in [1.0] * ENOUGH + [float("inf"), float("nan")] * ENOUGH:
         guard.norms.append(norm if math.isfinite(norm) else None)
-    guard.report_spikes(trainer_at(3 * ENOUGH), guard.norms, [])
+    guard.report_spikes(trainer_at(3 * ENOUGH), {"optim/grad_norm": guard.norms})
     with pytest.raises(
         DivergedError, match=r"optim/grad_norm is 2, usually 1.1 at most; monitor.on_spike is stop"
     ) as raised:
-        guard.report_spikes(trainer_at(61), [2.0], [])
+        guard.report_spikes(trainer_at(61), {"optim/grad_norm": [2.0]})
     assert raised.value.facts == {
         "step": 61,
         "name": "optim/grad_norm",
@@ -52,7 +52,8 @@ def test_the_same_steps_spike_whatever_logging_steps_is(tmp_path, every):
     norms, losses = spiking_series()
     for end in [*range(every, 200, every), 200]:
         begin = (end - 1) // every * every
-        guard.report_spikes(trainer_at(end), norms[begin:end], losses[begin:end])
+        logged = {"optim/grad_norm": norms[begin:end], "train/loss": losses[begin:end]}
+        guard.report_spikes(trainer_at(end), logged)
     found = [(row["name"], row["step"], row["value"]) for row in read_rows(guard.run.metrics)]
     assert sorted(found) == [
         ("optim/grad_norm", 30, 2.3),
