@@ -9,7 +9,7 @@ import json
 import re
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
@@ -89,7 +89,7 @@ SECTIONS: dict[str, Sequence[Metric]] = {
                better="lower", panel="Bits per byte"),
         Metric("train/assistant_bpb", "bits/byte", "SFT: the same; its trained targets are what the assistant writes, as in sft/assistant_bpb",
                better="lower", panel="Bits per byte"),
-        Metric("train/loss_ema", "nats", "e = 0.9 e + 0.1 train/loss, divided by 1 - 0.9^n after n logs; the console's `loss`",
+        Metric("train/loss_ema", "nats", "e = 0.9 e + 0.1 x the loss of each step (global mean over its targets), divided by 1 - 0.9^n after n steps, whatever `train.logging_steps` is; the console's `loss`. Earlier versions took the mean of a logged interval for one step",
                better="lower", panel="Loss", aliases=[nanochat("loss", meaning=LAST_MICRO_BATCH), wandb("train/loss", meaning=LAST_MICRO_BATCH), nanochat_csv("loss", meaning=LAST_MICRO_BATCH)]),
         Metric("optim/lr", "-", "rate of the first parameter group in the step just made",
                panel="Learning rate", aliases=[nemo("lr"), nemo("learning-rate", label="Megatron"), trainer("learning_rate", meaning="of the step just made; of versions before April 2025 of the next one")]),
@@ -97,9 +97,10 @@ SECTIONS: dict[str, Sequence[Metric]] = {
                panel="Learning rate"),
         Metric("optim/lrm", "-", "multiplier of all peak rates in the step just made, but of groups with a decay_fraction of their own; the console's `lrm`",
                aliases=[nanochat("lrm"), wandb("train/lrm"), nanochat_csv("lrm")]),
-        Metric("optim/grad_norm", "-", "L2 norm of the whole gradient before clipping, where it is finite",
-               panel="Gradient norm before clipping", aliases=[nemo("grad_norm"), nemo("grad-norm", label="Megatron"), nanochat("grad norm", label="older"), nanochat_csv("grad_norm"), trainer("grad_norm")]),
-        Metric("optim/clip_frac", "share", "of the steps since the last log those whose optim/grad_norm was above `train.max_grad_norm`; steps whose norm was not finite count as not clipped; left out where nothing is clipped (0)"),
+        Metric("optim/grad_norm", "-", "L2 norm of a step's whole gradient before clipping: the largest of the steps since the last log, of those where it is finite. Rows without optim/grad_norm_median are of earlier versions, which gave the norm of the last step",
+               panel="Gradient norm before clipping", aliases=[nemo("grad_norm"), nemo("grad-norm", label="Megatron"), nanochat("grad norm", label="older"), nanochat_csv("grad_norm"), trainer("grad_norm", meaning="of the last step")]),
+        Metric("optim/grad_norm_median", "-", "the median of the same norms: what is usual", panel="Gradient norm before clipping"),
+        Metric("optim/clip_frac", "share", "of the steps since the last log those whose norm was above `train.max_grad_norm`; steps whose norm was not finite count as not clipped; left out where nothing is clipped (0)"),
         Metric("optim/num_zeros_in_grad", "entries", "of the step's whole gradient, before clipping, those that are exactly 0, over all trained parameters; rows of the embedding whose token did not occur are the usual ones",
                aliases=[nemo("num_zeros_in_grad"), nemo("num-zeros", label="Megatron")]),
         Metric("optim/param_norm", "-", "L2 norm of all trained parameters after the step",
@@ -424,6 +425,10 @@ def _value(value: Any) -> str:
 WINDOW = 128  # values that are remembered
 ENOUGH = 20  # before that nothing is called unusual: losses fall fast in the beginning
 DEVIATIONS = 6.0
+EARLY, AROUND = (
+    1.5,
+    3,
+)  # times the values around it, so many on either side: of the first values only a single one tells
 
 
 class RecentValues(deque[float]):
@@ -440,6 +445,15 @@ class RecentValues(deque[float]):
         middle = statistics.median(self)
         spread = 1.4826 * statistics.median(abs(value - middle) for value in self)
         return middle + max(DEVIATIONS * spread, 0.1 * abs(middle))
+
+    def early_spikes(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield, of the first ENOUGH values, those far above the values on both sides: how many values ago, and the facts."""
+        values = list(self)
+        for i in range(1, min(ENOUGH, len(values) - 1)):
+            before, after = values[max(i - AROUND, 0) : i], values[i + 1 : i + 1 + AROUND]
+            usual = max(statistics.median(before), statistics.median(after))
+            if values[i] > EARLY * usual:
+                yield len(values) - 1 - i, {"value": values[i], "highest_usual": EARLY * usual, "usual": usual}
 
 
 if __name__ == "__main__":

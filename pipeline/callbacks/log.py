@@ -1,23 +1,20 @@
-"""Callbacks that say how a run goes: the console's lines, the row of metrics.jsonl, warnings of spikes and slow ranks, samples."""
+"""Callbacks that say how a run goes: the console's lines, the row of metrics.jsonl, warnings of slow ranks, samples."""
 
-import math
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
 from pipeline.evals.bpb import EvaluationInterrupted
-from pipeline.metrics import RecentValues, is_evaluation, metric_of
-from pipeline.process.errors import DivergedError
+from pipeline.metrics import is_evaluation, metric_of
 from pipeline.process.progress import seconds_text, waiting, write
-from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
+from pipeline.run_dir.rows import append_row, counts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import forward_only, on_rank_0, preserved_rng
-from pipeline.training.guard import WATCHED
 from pipeline.training.metrics import StepMeter, has_evaluation
 
 # The console: one line a logged step, in the exact shape that people's parsers read, and one for each evaluation.
@@ -129,53 +126,6 @@ class MetricsFile(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and logs:
             append_row(self.run.metrics, stamp(self.meter, state.global_step, self.attempt) | logs)
-
-
-# A loss or a gradient norm far outside its recent values: printed, recorded, and by recipe the end of the run.
-
-
-class Spikes(TrainerCallback):
-    """Compares what is logged anyway: no step waits for it. Every rank sees the same numbers, so that all stop as one.
-
-    monitor.on_spike: skip needs every step's numbers before its update: that is the guard's (training/guard.py).
-    """
-
-    def __init__(self, run: RunDirectory, *, policy: Literal["warn", "stop"], attempt: int):
-        self.run, self.policy, self.attempt = run, policy, attempt
-        self.recent = {name: RecentValues() for name in WATCHED}
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        for row in last_attempts(read_rows(self.run.metrics)):
-            for name in WATCHED:
-                if math.isfinite(row.get(name, math.nan)):
-                    self.recent[name].append(row[name])
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        for name in WATCHED:
-            value = (logs or {}).get(name, math.nan)
-            if not math.isfinite(value):  # not logged, or a step that the fp16 loss scaler skipped: optim/skipped_steps
-                continue
-            highest = self.recent[name].highest_usual()
-            if highest is not None and value > highest:
-                self._report(name, value, highest, state)
-            self.recent[name].append(value)
-
-    def _report(self, name: str, value: float, highest: float, state) -> None:
-        spike = f"step {state.global_step}: {name} is {value:.4g}, above {highest:.4g}, the highest usual by its last {len(self.recent[name])} values"
-        facts = {"name": name, "value": value, "highest_usual": highest}
-        if state.is_world_process_zero:
-            write(
-                f"spike: step {state.global_step}: {name} is {value:.4g}, usually {highest:.4g} at most. A single one is harmless while the loss goes on "
-                "falling; the report counts them"
-            )
-            self.run.add_event("spike", step=state.global_step, attempt=self.attempt, **facts)
-        if self.policy == "stop":
-            error = DivergedError(
-                f"{spike}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
-                f"run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
-            )
-            error.facts = {"step": state.global_step, **facts}
-            raise error
 
 
 # A rank that keeps all others waiting: printed and recorded once for each time that it lasts.

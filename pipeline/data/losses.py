@@ -272,7 +272,7 @@ def table(plan: dict) -> str:
     chat = plan["kind"] == "chat"
     what = "conversations" if chat else "documents"
     lost = (*LOST[plan["kind"]], "empty")
-    lines = [("", "source", "rows", "tokens", "share", "epochs", "padded", *lost, "bad rows", "text")]
+    lines = [("", "source", "rows", "tokens", "share", "epochs", "padded", *lost, "bad rows", "text prepared")]
     streams = streams_of(plan)
     for role, stream in reversed(streams.items()):
         total = stream.mixture.total_rows or 0

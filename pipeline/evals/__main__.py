@@ -37,7 +37,7 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("model", metavar="RUN_OR_MODEL", help="of a run its model/ is scored, else its newest whole checkpoint")
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="bpb (bits per byte), core (core:copa,piqa: some of it), chat (chat:gsm8k), samples (continuations of fixed prompts), lm_eval:TASK,TASK (lm-evaluation-harness), or your own as module:attr; default bpb and samples")
-    parser.add_argument("--output", metavar="FILE", help="write the results there too, as JSON (a run's are kept in its report/evals.json)")
+    parser.add_argument("--output", metavar="FILE", help="write the results there alone, as JSON (without it a run's are kept in its report/evals.json)")
     parser.add_argument("--revision", help="branch, tag or commit of a Hub id")
     parser.add_argument("--trust-code", action="store_true", help="run what the run's recipe names as module:attr, code files that come with the model, and installed modules named here")
     parser.add_argument("--batch-rows", type=int, default=8, help="rows of one forward pass; does not change any figure (default %(default)s)")
@@ -195,7 +195,7 @@ class EvalsCommand:
 
     def open_inputs(self) -> None:
         """Open everything but the model; raise what is wrong with it."""
-        if self.subject.run is not None:
+        if self.subject.run is not None and not self.arguments.output:
             self.subject.run.refuse_links(self.subject.run.report)  # where the scores are recorded
         if "bpb" in self.tasks:
             from pipeline.evals.texts import require_text
@@ -283,15 +283,15 @@ class EvalsCommand:
             )
 
     def record(self, entry: dict[str, Any]) -> None:
-        """Keep the entry in the run's evals.json, and where --output says."""
+        """Keep the entry where --output says, else in the run's evals.json."""
         from pipeline.evals.tasks import append_entry
 
-        if self.subject.run is not None:
-            append_entry(self.subject.run, entry)
-            print(f"recorded in {self.subject.run.evals}")
         if self.arguments.output:
             write_json(Path(self.arguments.output), entry)
             print(f"recorded in {self.arguments.output}")
+        elif self.subject.run is not None:
+            append_entry(self.subject.run, entry)
+            print(f"recorded in {self.subject.run.evals}")
 
     def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> list[dict[str, Any]]:
         from pipeline.evals.core import closing_lines, core_results, heading, score_core, task_line

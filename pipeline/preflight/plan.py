@@ -427,7 +427,7 @@ def remember(plan: "Plan", run: RunDirectory) -> None:
         step_s=full_step_s,
         rest_s=max(1.0, last - began - step_s * steps - again_s * len(scored) - benchmarks_s - sum(saved)),
         save_s=sum(saved) / len(saved) if saved else None,
-        scored_token_share=again_s / trained_s if again else None,
+        scored_token_share=again_s / trained_s if again and trained_s else None,  # next to nothing may be scored
         process_bytes=_beside_tensors(plan, peak),
     )
     runs = [*finished_runs(plan.recipe), found][-KEPT_RUNS:]
@@ -610,9 +610,12 @@ def _known(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_of_run(recipe: Recipe, run: RunDirectory, *, micro_batch: int, processes: int) -> Plan:
-    """Return the plan of a run as it was built: its micro-batch, and the validation that it scores."""
-    scored = run.read_manifest().get("inputs", {}).get("validation_bytes")
+    """Return the plan of a run as it was built: its micro-batch, its vocabulary, and the validation that it scores."""
+    inputs = run.read_manifest().get("inputs", {})
+    scored, vocabulary = inputs.get("validation_bytes"), inputs.get("tokenizer", {}).get("size")
     recipe = with_values(recipe, {KEY: micro_batch})
+    if vocabulary:  # of little text it is smaller than tokenizer.vocab_size, and chat adds tokens to others' models
+        recipe = with_values(recipe, {"tokenizer.vocab_size": vocabulary})
     return make_plan(recipe, device_info(), processes=processes, scored_bytes=sum(scored.values()) if scored else None)
 
 
@@ -712,6 +715,9 @@ def _sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
 
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            text, vocabulary = config.get_text_config(), recipe.tokenizer.vocab_size or 0
+            if vocabulary > getattr(text, "vocab_size", math.inf):
+                text.vocab_size = vocabulary  # rows are added for ids that it has none for (training/build.py)
             return sizes_from_config(config, recipe.data.row_tokens), None
         except SizesUnknownError as error:
             return None, str(error)

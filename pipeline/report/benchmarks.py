@@ -125,6 +125,7 @@ def scores_text(benchmark: Benchmark) -> str:
     lines = partial_lines(benchmark)
     if benchmark.first_items:
         lines.append(f"At most the first {benchmark.first_items:,} items of each task were scored.")
+    lines.append("The interval of a share is mid-P, of the exact binomial tails.")
     return joined(_means(benchmark), *(f"{line}\n" for line in lines), _tasks(benchmark), _looked(benchmark))
 
 

@@ -439,7 +439,8 @@ def comparison_panels(runs: Sequence[RunData]) -> tuple[list[Panel], dict[str, s
 
 
 def _name(data: RunData, name: str | None) -> str:
-    return name or data.loss_name()
+    usual = f"{name}_median"  # of an interval's norms, which compares with the one norm that earlier versions logged
+    return usual if len(data.curve(usual)[0]) else name or data.loss_name()
 
 
 def _curve(data: RunData, label: str, name: str, place: int, points: int, placed: Places) -> Curve:

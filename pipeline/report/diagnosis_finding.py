@@ -50,6 +50,11 @@ class Series:
     steps: np.ndarray
     values: np.ndarray
 
+    def intervals(self) -> np.ndarray:
+        """Return of how many steps each value is. The first steps of a log may be missing: its first interval is no longer than others."""
+        since = np.diff(self.steps)
+        return np.append(np.minimum(self.steps[:1], np.median(since) if since.size else np.inf), since)
+
     def __len__(self) -> int:
         return self.values.size
 
@@ -81,6 +86,26 @@ class Figures:
         """Return the training loss that the run has; an export may hold only a smoothed one."""
         return self.series(self.data.loss_name())
 
+    def usual_norm(self) -> Series:
+        """Return each interval's median gradient norm; of a row of an earlier version or another program the one norm that it has."""
+        norm, usual = self.series("optim/grad_norm"), self.series("optim/grad_norm_median")
+        _, at, of = np.intersect1d(norm.steps, usual.steps, return_indices=True)
+        values = norm.values.copy()
+        values[at] = usual.values[of]
+        return Series(norm.steps, values)
+
+    def clipped(self) -> Series:
+        """Return the share of each interval's steps that were clipped; none where neither that nor the limit is known."""
+        share, limit = self.series("optim/clip_frac"), self.recipe("train.max_grad_norm")
+        if len(share) or not limit:
+            return share
+        norm = self.series("optim/grad_norm")
+        return Series(norm.steps, norm.values > limit)
+
+    def by_step(self, series: Series) -> np.ndarray:
+        """Return which of the logged values stand for steps that were all looked at, as they are since norms have a median."""
+        return np.isin(series.steps, self.series("optim/grad_norm_median").steps)
+
     def rate(self) -> Series:
         """Return the learning rate, else its multiplier."""
         return self.series("optim/lr") if len(self.series("optim/lr")) else self.series("optim/lrm")
@@ -88,6 +113,15 @@ class Figures:
     def step(self) -> int:
         """Return optimizer steps that count; an export may hold everything but the loss."""
         return int(max((self.series(name).steps[-1] for name in OF_A_STEP if len(self.series(name))), default=0))
+
+    def whole_steps(self) -> int:
+        """Return the steps of the run: those made, or while it trains those that are planned."""
+        planned = self.data.max_steps() if self.data.is_training else None
+        return max(self.step(), planned or 0)
+
+    def is_warming_up(self) -> bool:
+        """Return whether the run trains and its rates have yet to reach their peak."""
+        return self.data.is_training and self.step() <= (self.warmup_steps() or 0)
 
     def passes(self) -> Series:
         """Return whole passes over the data before each step."""
@@ -119,7 +153,7 @@ class Figures:
         return total
 
     def is_watched(self) -> bool:
-        """Return whether our own alarm looked at every logged value as it came: then its events tell the spikes."""
+        """Return whether our own alarm looked at every value as it came: then its events tell the spikes."""
         return not self.manifest("imported") and bool(self.data.events("attempt"))
 
     def restarts(self) -> tuple[int, int]:

@@ -1,11 +1,11 @@
 """Rules on what a run learns: loss, gradients, rates, stability, and validation beside training."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipeline.data.losses import ENOUGH_BYTES
-from pipeline.metrics import DEVIATIONS, ENOUGH, VAL_BPB, VALIDATION, WINDOW, RecentValues
+from pipeline.metrics import AROUND, DEVIATIONS, EARLY, ENOUGH, SFT_BPB, VAL_BPB, VALIDATION, WINDOW, RecentValues
 from pipeline.process.commands import program
 from pipeline.report.diagnosis_finding import (
     Figures,
@@ -74,7 +74,7 @@ def learning_rate_follows(figures: Figures) -> Verdict | None:
 @rule(
     "run goes on beyond its warm-up",
     needs="warm-up steps in the recipe, or 10 logged learning rates",
-    threshold=f"the last step lies behind the warm-up; a warm-up of more than {LONG_WARMUP:.0%} of the steps is a note; without warm-up in the recipe: the last logged rate is not the highest of a rising last half",
+    threshold=f"the last step, while the run trains the last planned one, lies behind the warm-up; a warm-up of more than {LONG_WARMUP:.0%} of the steps is a note; without warm-up in the recipe: the last logged rate is not the highest of a rising last half",
     reason="a run that ends inside its warm-up never saw its peak rate, so it says nothing of a whole run; the recipe's own default is at most a fifth",
     advice="Lower warmup_steps to a tenth of the steps that will be made, or train longer; compare such runs only with each other.",
 )
@@ -83,6 +83,8 @@ def beyond_warmup(figures: Figures) -> Verdict | None:
     rate = figures.rate()
     if warmup is not None and step:
         evidence = f"{step:,} steps made, {warmup:,} of warm-up"
+        if figures.is_warming_up() and warmup < (planned or 0):
+            return Verdict("healthy", "the warm-up goes on", evidence)
         if step <= warmup and warmup > 0:
             return Verdict("trouble", "the run ends inside its warm-up", f"{evidence}: {step / warmup:.0%} of the way to the peak rate")  # fmt: skip
         if warmup > LONG_WARMUP * max(step, planned or 0):
@@ -102,14 +104,14 @@ def beyond_warmup(figures: Figures) -> Verdict | None:
 
 @rule(
     "loss falls",
-    needs=f"{LOGGED} logged train/loss over {STEPS} steps",
+    needs=f"{LOGGED} logged train/loss over {STEPS} steps; of a run that trains, the end of its warm-up",
     threshold=f"the median of the last tenth is at least {FALL_FROM_SCRATCH:.0%} below that of the first tenth; with weights that were trained before: below it by two standard errors",
     reason="from new weights the loss starts near ln(vocabulary) and word frequencies alone take more than a tenth off it within a hundred steps; trained weights may have little left to learn",
     advice="Check that the rate is not near 0 and that parameters require gradients; overfit a single batch; raise the rate tenfold in a short run.",
 )
 def loss_falls(figures: Figures) -> Verdict | None:
     loss = figures.loss()
-    if len(loss) < LOGGED or loss.steps[-1] - loss.steps[0] < STEPS - 1:
+    if len(loss) < LOGGED or loss.steps[-1] - loss.steps[0] < STEPS - 1 or figures.is_warming_up():
         return None
     length = max(3, len(loss) // 10)
     early, late = median(loss.values[:length]), median(loss.values[-length:])
@@ -197,7 +199,7 @@ def loss_keeps_falling(figures: Figures) -> Verdict | None:
 FEWEST_EVALUATIONS = 3  # two differ by chance and by the fall of the loss between them
 RISE_NOTE, RISE_TROUBLE = 0.005, 0.02
 GAP_NOTE, GAP_TROUBLE = 0.05, 0.15
-# Of the run: before it the loss falls so fast that training, logged a moment earlier, lies above.
+# Of the whole run: before it the loss falls so fast that training, logged a moment earlier, lies above.
 VALIDATION_SETTLED = 0.25
 BESIDE, BESIDE_SHARE = 3, 1 / 40  # training losses before an evaluation that are compared with it; of the logged ones
 BELOW_NOTE, BELOW_TROUBLE = 0.05, 0.10
@@ -208,8 +210,12 @@ OVERLAP_TROUBLE = 0.01  # of the validation documents that were looked for
 
 
 class Pairs(NamedTuple):
-    """Validation and training loss at the evaluations after VALIDATION_SETTLED of the run; nats."""
+    """Validation and training at the evaluations after VALIDATION_SETTLED of the run; names: of the two numbers.
 
+    In bits per byte, where the run has both: a token of other text, or of rows that are packed in another way, is another one.
+    """
+
+    names: tuple[str, str]
     steps: np.ndarray
     validation: np.ndarray
     training: np.ndarray
@@ -227,21 +233,24 @@ def beside(training: Series) -> int:
 
 
 def beside_training(figures: Figures) -> Pairs:
-    """Return val/loss and the median of the training losses logged just before it."""
-    validation, training = figures.series("val/loss"), figures.loss()
-    length, first_step, pairs = beside(training), VALIDATION_SETTLED * figures.step(), []
+    """Return the validation numbers, each with the median of the training numbers logged just before it."""
+    nats = ("val/loss", figures.data.loss_name())
+    of_bytes = ((VAL_BPB, "train/bpb"), (SFT_BPB, "train/assistant_bpb"))
+    names = next((names for names in of_bytes if all(len(figures.series(name)) for name in names)), nats)
+    validation, training = map(figures.series, names)
+    length, first_step, pairs = beside(training), VALIDATION_SETTLED * figures.whole_steps(), []
     for step, value in zip(validation.steps, validation.values, strict=True):
         end = int(np.searchsorted(training.steps, step, side="right"))
         before = training.values[max(end - length, 0) : end]
         if step >= first_step and before.size == length:
             pairs.append((step, value, median(before)))
-    return Pairs(*np.array(pairs, dtype=np.float64).reshape(-1, 3).T)
+    return Pairs(names, *np.array(pairs, dtype=np.float64).reshape(-1, 3).T)
 
 
 @rule(
     "something is held out",
     needs="a logged step",
-    threshold=f"at least one validation number after step 0, of the run or of {program('evals')}",
+    threshold=f"at least one validation number after step 0, of the run or of {program('evals')}, or its first evaluation is to come",
     reason="training loss alone cannot tell learning from memorising, nor one run from another",
     advice=f"Set data.validation and train.eval_steps, or score the checkpoints now: {program('evals')} RUN bpb.",
 )
@@ -254,6 +263,11 @@ def is_validated(figures: Figures) -> Verdict | None:
     if measured or later > 0:
         parts = [f"{name} {count} times" for name, count in measured.items()]
         return Verdict("healthy", "validation was measured", ", ".join(parts + ([f"{later} later scores"] if later > 0 else [])))  # fmt: skip
+    first = max(figures.recipe("train.eval_steps") or 0, figures.recipe("train.eval_delay") or 0)
+    if not first or figures.recipe("train.eval_strategy") == "no":
+        first = figures.whole_steps()  # the last step always is evaluated
+    if figures.data.is_training and figures.step() <= first:
+        return Verdict("healthy", "the first validation is to come", f"due at step {first:,.0f}; step {figures.step():,}")  # fmt: skip
     return Verdict("trouble", "no validation at all", f"0 evaluations in {figures.step():,} steps")
 
 
@@ -299,8 +313,8 @@ def validation_falls(figures: Figures) -> Verdict | None:
 
 @rule(
     "validation stays beside training",
-    needs=f"{FEWEST_EVALUATIONS} val/loss in the last three quarters of the run, with train/loss",
-    threshold=f"val/loss - train/loss (median of the last {BESIDE_SHARE:.1%} of the logged ones, {BESIDE} at least) widened by less than {GAP_NOTE:.0%} (note) or, where val/loss is {RISE_NOTE:.1%} above its lowest, {GAP_TROUBLE:.0%} (trouble) of val/loss since it was smallest, or by less than three standard errors",
+    needs=f"{FEWEST_EVALUATIONS} evaluations in the last three quarters of the run: val/bpb with train/bpb (SFT: assistant_bpb of both), else val/loss with train/loss",
+    threshold=f"validation - training (median of the last {BESIDE_SHARE:.1%} of the logged ones, {BESIDE} at least) widened by less than {GAP_NOTE:.0%} (note) or, where validation is {RISE_NOTE:.1%} above its lowest, {GAP_TROUBLE:.0%} (trouble) of validation since it was smallest, or by less than three standard errors",
     reason="a gap that stays is the difference of two texts; one that widens is memory, which harms as soon as validation falls no more. Means of the texts differ by a percent or two between evaluations",
     advice="More or other text, fewer passes over it, dropout or a smaller model; check that validation is of the same kind as training.",
 )
@@ -311,15 +325,15 @@ def gap_stays(figures: Figures) -> Verdict | None:
     gap = pairs.validation - pairs.training
     least = int(gap.argmin())
     widened = (gap[-1] - gap[least]) / abs(pairs.validation[-1])
-    training = figures.loss()
+    held_out_values, training = (figures.series(name) for name in pairs.names)
     certain = gap[-1] - gap[least] > 3 * error_of_difference(training.values, beside(training))
-    falls = pairs.validation[-1] < (1 + RISE_NOTE) * figures.series("val/loss").values.min()
+    falls = pairs.validation[-1] < (1 + RISE_NOTE) * held_out_values.values.min()
     return graded(
         widened if certain else 0.0,
         note=GAP_NOTE,
         trouble=np.inf if falls else GAP_TROUBLE,
         titles=("validation follows training", "validation moves away from training"),
-        evidence=f"val - train {gap[least]:+.3g} at step {pairs.steps[least]:.0f}, {gap[-1]:+.3g} at step {pairs.steps[-1]:.0f} (train {pairs.training[-1]:.4g}, val {pairs.validation[-1]:.4g})",
+        evidence=f"val - train {gap[least]:+.3g} at step {pairs.steps[least]:.0f}, {gap[-1]:+.3g} at step {pairs.steps[-1]:.0f} ({pairs.names[1]} {pairs.training[-1]:.4g}, {pairs.names[0]} {pairs.validation[-1]:.4g})",
     )
 
 
@@ -327,8 +341,8 @@ def gap_stays(figures: Figures) -> Verdict | None:
     "validation text is not trained on",
     needs="val/bpb, or val/loss with train/loss, or inputs.overlap in the manifest",
     threshold=(
-        f"none of: validation documents in the training text (note; trouble from {OVERLAP_TROUBLE:.0%} of those looked for on); val/bpb ever below {LOWEST_BPB} where train/bpb of the first pass never was; beside a train/loss that falls and does not climb again: val/loss at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
-        f"{BELOW_TROUBLE:.0%} (trouble) below it, of fewer than {ENOUGH_BYTES:,} bytes by the square root more; after {PASSES} passes over the text val/loss within {NO_GAP:.0%} of a train/loss "
+        f"none of: validation documents in the training text (note; trouble from {OVERLAP_TROUBLE:.0%} of those looked for on); val/bpb ever below {LOWEST_BPB} where train/bpb of the first pass never was; beside a train/loss that falls and does not climb again: validation (bits per byte, in nats where the run has not both) at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
+        f"{BELOW_TROUBLE:.0%} (trouble) below training, of fewer than {ENOUGH_BYTES:,} bytes by the square root more; after {PASSES} passes over the text validation within {NO_GAP:.0%} of training "
         "that fell on (note; trouble when the model has more parameters than different tokens)"
     ),
     reason=(
@@ -359,7 +373,7 @@ def is_no_leak(figures: Figures) -> Verdict | None:
         wider = _sample_factor(figures)
         if below > BELOW_NOTE * wider:
             level = "trouble" if below > BELOW_TROUBLE * wider else "note"
-            suspicions.append((level, f"val/loss {pairs.validation[-1]:.4g} is {below:.0%} below train/loss {pairs.training[-1]:.4g}"))  # fmt: skip
+            suspicions.append((level, f"{pairs.names[0]} {pairs.validation[-1]:.4g} is {below:.0%} below {pairs.names[1]} {pairs.training[-1]:.4g}"))  # fmt: skip
     if pairs.steps.size and is_sound:
         suspicions += _no_gap_after_passes(figures, pairs)
     if not suspicions:
@@ -389,7 +403,7 @@ def _sample_factor(figures: Figures) -> float:
 
 
 def _no_gap_after_passes(figures: Figures, pairs: Pairs) -> list[tuple[str, str]]:
-    before, loss = figures.passes(), figures.loss()
+    before, loss = figures.passes(), figures.series(pairs.names[1])
     passes = before.values[-1] if len(before) else 0
     gap = (pairs.validation[-1] - pairs.training[-1]) / pairs.training[-1]
     if passes < PASSES or abs(gap) > NO_GAP:
@@ -398,7 +412,7 @@ def _no_gap_after_passes(figures: Figures, pairs: Pairs) -> list[tuple[str, str]
     if pairs.training[-1] > 0.9 * median(second_pass[: beside(loss)]):
         return []  # nothing was learnt in the repeated passes, by heart or otherwise
     tokens, parameters = figures.data.tokens() / passes, figures.manifest("plan.parameters")
-    text = f"val/loss {pairs.validation[-1]:.4g} is within {NO_GAP:.0%} of train/loss {pairs.training[-1]:.4g} after {passes:.0f} passes"
+    text = f"{pairs.names[0]} {pairs.validation[-1]:.4g} is within {NO_GAP:.0%} of {pairs.names[1]} {pairs.training[-1]:.4g} after {passes:.0f} passes"
     if isinstance(parameters, (int, float)) and parameters > tokens:
         return [("trouble", f"{text} of {tokens:,.0f} tokens by {parameters:,.0f} parameters")]
     return [("note", text)]
@@ -407,7 +421,7 @@ def _no_gap_after_passes(figures: Figures, pairs: Pairs) -> list[tuple[str, str]
 def _beside(bpb: float | None, pairs: Pairs, looked: int | None) -> str:
     parts = [f"lowest val/bpb {bpb:.4g}"] if bpb is not None else []
     if pairs.steps.size:
-        parts.append(f"val/loss {pairs.validation[-1]:.4g} beside train/loss {pairs.training[-1]:.4g}")
+        parts.append(f"{pairs.names[0]} {pairs.validation[-1]:.4g} beside {pairs.names[1]} {pairs.training[-1]:.4g}")
     if looked:
         parts.append(
             f"none of the first {looked:,} validation documents found in the training text that was looked through"
@@ -418,60 +432,67 @@ def _beside(bpb: float | None, pairs: Pairs, looked: int | None) -> str:
 # Rules on stability: spikes, gradient norm, clipping, numbers that are not finite.
 
 MANY_SPIKES, SPIKES_SHARE = 3, 0.001
-EARLY = 1.5  # times the values around it: before ENOUGH values a loss falls so fast that only a single value tells
 HIGH_NORM = 2.0  # times the usual one: lower ones, which clipping bounds, harm nothing
 GROWTH_NOTE, GROWTH_TROUBLE, GRADIENT_COLLAPSE = 2.5, 4.0, 100.0
 NORM_WINDOWS = 10  # of 8 values at least
-CLIPPED_OFTEN, CLIPPED_LOGGED = 0.5, 10
+CLIPPED_OFTEN, CLIPPED_STEPS = 0.5, 10
 SKIPPED_SHARE = 0.01
 SEARCHED = 20_000  # last values of an imported run that are searched for spikes: a second
 
 
-def spikes(figures: Figures, name: str, series: Series) -> list[int]:
-    """Return steps of values far above their last ones. In our own runs the alarm recorded them; in imported ones they are found here."""
+def spikes(figures: Figures, name: str, series: Series) -> dict[int, float]:
+    """Return steps of values far above their last ones, and how many times the usual value each is.
+
+    In our own runs the alarm recorded them; in imported ones they are found here.
+    """
     if figures.is_watched():
-        return sorted({row["step"] for row in figures.data.events("spike") if row.get("name") == name})
-    recent, found = RecentValues(), []
+        events = [row for row in figures.data.events("spike") if row.get("name") == name]
+        return {row["step"]: _height(series, row) for row in events}
+    recent, found = RecentValues(), {}
     for step, value in zip(series.steps[-SEARCHED:].tolist(), series.values[-SEARCHED:].tolist(), strict=True):
         highest = recent.highest_usual()
         if highest is not None and value > highest:
-            found.append(int(step))
+            found[int(step)] = _height(series, {"step": step})
         recent.append(value)
     return found
 
 
 def early_spikes(series: Series) -> list[int]:
-    """Return the steps of the first values, of which the alarm says nothing, that stand far above the values on both sides."""
-    values = series.values
-    return [
-        int(series.steps[i])
-        for i in range(1, min(ENOUGH, len(series) - 1))
-        if values[i] > EARLY * max(median(values[max(i - 3, 0) : i]), median(values[i + 1 : i + 4]))
-    ]
+    """Return the steps of the first values that are far above those on both sides."""
+    first = RecentValues(series.values[: ENOUGH + AROUND].tolist())
+    return [int(series.steps[len(first) - 1 - ago]) for ago, _ in first.early_spikes()]
 
 
 def _spiked(figures: Figures, name: str, series: Series, *, of: str, early: bool = False, high: float = 0.0) -> Verdict | None:  # fmt: skip
     """Return the verdict on spikes. high: times the usual value that a spike must reach to be of the many that are trouble."""
-    if len(series) <= ENOUGH:
+    if not len(series):
         return None
-    steps = sorted({*spikes(figures, name, series), *(early_spikes(series) if early else [])})
-    if not steps:
-        return Verdict("healthy", f"no {of} spiked", f"0 of {len(series)} logged values")
-    listed = ", ".join(map(str, steps[:8])) + (" ..." if len(steps) > 8 else "")
-    evidence = f"{len(steps)} of {len(series)} logged values: step {listed}"
-    harmful = [step for step in steps if _height(series, step) >= high]
-    if len(harmful) < len(steps):
-        evidence += f"; {len(harmful)} of them at {high:g} times the usual or more"
-    many = len(harmful) >= MANY_SPIKES and len(harmful) >= SPIKES_SHARE * len(series)
+    by_step = figures.by_step(series)
+    count = int(np.where(by_step, series.intervals(), 1).sum())
+    if count <= ENOUGH:
+        return None
+    found = spikes(figures, name, series)
+    if early:  # of steps that were looked at one by one the alarm recorded them
+        found |= dict.fromkeys(early_spikes(series.where(~by_step)), np.inf)
+    of_all = f"of {count:,} {'steps' if by_step.any() else 'logged values'}"
+    if not found:
+        return Verdict("healthy", f"no {of} spiked", f"0 {of_all}")
+    listed = ", ".join(map(str, sorted(found)[:8])) + (" ..." if len(found) > 8 else "")
+    evidence = f"{len(found)} {of_all}: step {listed}"
+    harmful = sum(height >= high for height in found.values())
+    if harmful < len(found):
+        evidence += f"; {harmful} of them at {high:g} times the usual or more"
+    many = harmful >= max(MANY_SPIKES, SPIKES_SHARE * count)
     return Verdict("trouble" if many else "note", f"the {of} spikes", evidence)
 
 
-def _height(series: Series, step: int) -> float:
-    """Return the value at that step / the median of the values that the alarm compared it with."""
-    at = int(np.searchsorted(series.steps, step))
+def _height(series: Series, spike: dict[str, Any]) -> float:
+    """Return how many times the median of the values before it a spike is; earlier versions did not record that."""
+    at = int(np.searchsorted(series.steps, spike["step"]))
     before = series.values[max(at - WINDOW, 0) : at]
-    usual = median(before) if before.size else 0.0
-    return float(series.values[min(at, len(series) - 1)]) / usual if usual > 0 else np.inf
+    usual = spike.get("usual", median(before) if before.size else 0.0)
+    value = spike.get("value", series.values[min(at, len(series) - 1)])
+    return float(value) / usual if usual > 0 else np.inf
 
 
 SPIKE_THRESHOLD = (
@@ -483,7 +504,7 @@ SPIKE_REASON = "noise does not reach six standard deviations; one bad batch may,
 
 @rule(
     "loss does not spike",
-    needs=f"more than {ENOUGH} logged train/loss",
+    needs=f"train/loss of more than {ENOUGH} steps (of other programs and earlier versions: logged values)",
     threshold=f"{SPIKE_THRESHOLD}; nor one of the first {ENOUGH} above {EARLY:g} times the values on both sides",
     reason=SPIKE_REASON,
     advice="Look at the rows of those steps; lower the rate or the clipping limit; monitor.on_spike: skip leaves such updates out.",
@@ -494,7 +515,7 @@ def loss_spikes(figures: Figures) -> Verdict | None:
 
 @rule(
     "gradient norm does not spike",
-    needs=f"more than {ENOUGH} logged optim/grad_norm",
+    needs=f"optim/grad_norm of more than {ENOUGH} steps (of other programs and earlier versions: logged values)",
     threshold=f"{SPIKE_THRESHOLD} and reach {HIGH_NORM:g} times the usual norm",
     reason=f"{SPIKE_REASON}; a norm that stays below twice the usual one moves the weights hardly more than any other",
     advice="Clip at about the usual norm (train.max_grad_norm); a norm that spikes before the loss does is an early warning.",
@@ -511,7 +532,7 @@ def gradient_spikes(figures: Figures) -> Verdict | None:
     advice="Grown: lower the rate, clip. Collapsed: look for saturated or frozen parts, an underflow of fp16, or text that is already known by heart.",
 )
 def gradient_bounded(figures: Figures) -> Verdict | None:
-    norm = figures.series("optim/grad_norm")
+    norm, highest = figures.usual_norm(), figures.series("optim/grad_norm").values.max(initial=0)
     if len(norm) < 16:
         return None
     quarters, end = windows(norm.values, 4), median(norm.values[-max(3, len(norm) // 10) :])
@@ -519,7 +540,7 @@ def gradient_bounded(figures: Figures) -> Verdict | None:
     warm = warm if warm.size >= 16 else norm.values
     second, last = quarters[1], quarters[3]
     least = windows(warm, min(warm.size // 8, NORM_WINDOWS)).min()
-    evidence = f"median {second:.3g} in the second quarter, {last:.3g} in the last; {least:.3g} in the lowest window, {end:.3g} in the last tenth; highest {norm.values.max():.3g}"
+    evidence = f"median {second:.3g} in the second quarter, {last:.3g} in the last; {least:.3g} in the lowest window, {end:.3g} in the last tenth; highest {highest:.3g}"
     if not last:
         return Verdict("trouble", "the gradient norm is 0", evidence)
     if end >= GROWTH_NOTE * least:
@@ -531,25 +552,23 @@ def gradient_bounded(figures: Figures) -> Verdict | None:
 
 @rule(
     "clipping acts now and then",
-    needs=f"optim/clip_frac, or optim/grad_norm with train.max_grad_norm: {CLIPPED_LOGGED} logged values",
+    needs=f"optim/clip_frac, or optim/grad_norm with train.max_grad_norm: of {CLIPPED_STEPS} steps",
     threshold=f"clipped in more than none and fewer than {CLIPPED_OFTEN:.0%} of the steps; a note otherwise",
     reason="a limit that is never reached protects from nothing that was seen; one that always acts sets the step size instead of the learning rate",
     advice="Never: lower train.max_grad_norm to about twice the usual norm, or accept that it is a safety net. Often: raise it, or lower the rate.",
 )
 def clipping(figures: Figures) -> Verdict | None:
     norm, limit = figures.series("optim/grad_norm"), figures.recipe("train.max_grad_norm")
-    share = figures.series("optim/clip_frac")
+    share = figures.clipped()
     if limit is not None and limit <= 0:
         return Verdict("healthy", "clipping is off by recipe", f"train.max_grad_norm {limit}")
-    if len(share) >= CLIPPED_LOGGED:
-        clipped = float(share.values.mean())
-    elif len(norm) >= CLIPPED_LOGGED and limit is not None:
-        clipped = float((norm.values > limit).mean())
-    else:
+    steps = share.intervals()
+    if steps.sum() < CLIPPED_STEPS:
         return None
-    evidence = f"{clipped:.1%} of the logged steps"
+    clipped = float(np.average(share.values, weights=steps))
+    evidence = f"{clipped:.1%} of {steps.sum():,.0f} steps"
     if len(norm):
-        evidence += f"; norm: median {median(norm.values):.3g}, highest {norm.values.max():.3g}" + (f", limit {limit:g}" if limit else "")  # fmt: skip
+        evidence += f"; norm: median {median(figures.usual_norm().values):.3g}, highest {norm.values.max():.3g}" + (f", limit {limit:g}" if limit else "")  # fmt: skip
     if clipped == 0:
         return Verdict("note", "clipping was never active", evidence)
     if clipped > CLIPPED_OFTEN:

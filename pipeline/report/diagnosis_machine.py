@@ -31,8 +31,12 @@ MEMORY_SETTLED = 0.2  # of the run: before it memory grows for good reasons
 
 
 def step_times(figures: Figures) -> Series:
-    """Return seconds of a step without compilation; from tokens a second, in other units, where they are all there is."""
+    """Return seconds of a step without compilation; from tokens a second, in other units, where they are all there is.
+
+    A time that another program rounded to 0 is none.
+    """
     times = figures.timed("perf/step_s")
+    times = times.where(times.values > 0)
     rates = figures.timed("perf/tok_per_s")
     if len(times) or not (rates.values > 0).all():
         return times

@@ -61,13 +61,15 @@ def can_be_resumed(figures: Figures) -> Verdict | None:
     strategy, every = figures.recipe("train.save_strategy"), figures.recipe("train.save_steps")
     if strategy == "no":
         return Verdict("trouble", "the run saves no checkpoint: it cannot be resumed", f"train.save_strategy is no; {lost}")  # fmt: skip
-    if len(figures.series("ckpt/save_s")) or figures.last("ckpt/last_good_step"):
+    saves, was_whole = len(figures.series("ckpt/save_s")), figures.last("ckpt/last_good_step") is not None
+    is_number = isinstance(every, (int, float))
+    if data.is_training and is_number and not was_whole and (every >= step or saves == 1):
+        return Verdict("healthy", "its first checkpoint is to come", f"train.save_steps is {every:g}; step {step:,}")
+    if saves or was_whole:
         return Verdict("note", "checkpoints were written and are not here any more", lost)
     if not step or (every is None and data.manifest.get("status") == "finished"):
         return None
-    is_late = isinstance(every, (int, float)) and every > step
-    if is_late and data.is_training:
-        return Verdict("healthy", "its first checkpoint is to come", f"train.save_steps is {every:g}; step {step:,}")
+    is_late = is_number and every > step
     return Verdict("trouble", "there is no checkpoint to resume from", (f"train.save_steps is {every:g}; " if is_late else "") + lost)  # fmt: skip
 
 

@@ -118,7 +118,7 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
 # left out.
 
 # Keys of a recipe that a report computes with.
-NUMBERS = ("run.gpu_hour_cost", "monitor.gpu_hz", "train.max_grad_norm", "train.max_steps", "train.seed", "train.save_steps", "train.eval_steps",
+NUMBERS = ("run.gpu_hour_cost", "monitor.gpu_hz", "train.max_grad_norm", "train.max_steps", "train.seed", "train.save_steps", "train.eval_steps", "train.eval_delay",
            "train.logging_steps", "train.warmup_steps", "train.learning_rate", "data.row_tokens", "data.batch_tokens", "optimizer.schedule.warmup_steps")  # fmt: skip
 TEXTS = ("run.name", "run.note", "run.stage", "model.start_from", "hub.id", "train.save_strategy", "optimizer.type", "model.type")  # fmt: skip
 OBJECTS = ("optimizer.schedule", "optimizer.groups", "evals.chat", "evals.core")

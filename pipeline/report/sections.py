@@ -14,6 +14,7 @@ from pipeline.metrics import GIB, VAL_BPB, VALIDATION, is_of_machine
 from pipeline.monitor.sampler import EnergyMeter, GpuSeries, energy_of, is_throttled, kwh, read_gpus, usual_period_s
 from pipeline.process.storage import folder_bytes
 from pipeline.report.benchmarks import protocols_text
+from pipeline.report.diagnosis_finding import Figures
 from pipeline.report.run_data import (
     RunData,
     code,
@@ -302,13 +303,15 @@ def gradient_norm_text(data: RunData) -> str:
     if not len(steps):
         return ""
     highest = int(norms.argmax())
-    figures = f"{np.median(norms):.3g}, {norms[highest]:.3g} (step {steps[highest]:,})"
+    usual, share = Figures(data).usual_norm().values, Figures(data).clipped()
+    figures = f"{np.median(usual):.3g}, {norms[highest]:.3g} (logged at step {steps[highest]:,})"
     rows: list[list[Any]] = [["gradient norm before clipping: median, largest", figures]]
     limit = data.setting("train.max_grad_norm")
     if limit:
         rows.append(["clipped to (train.max_grad_norm)", number(limit)])
-        rows.append(["logged steps above it", f"{number(int((norms > limit).sum()))} of {number(len(norms))}"])
-    counts = ("optim/clip_frac", "optim/skipped_steps", "optim/nonfinite_steps")
+        clipped, made = share.values @ share.intervals(), share.intervals().sum()
+        rows.append(["steps above it", f"{number(round(clipped))} of {number(round(made))}"])
+    counts = ("optim/skipped_steps", "optim/nonfinite_steps")
     return facts_table("what", [*rows, *([name, number(data.last(name))] for name in counts)])
 
 

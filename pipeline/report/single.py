@@ -215,7 +215,8 @@ def _benchmark(data: RunData) -> Figure | None:
     unit = "questions" if newest.suite == "chat" else "items"
     detail = [f"{number(row['items'])} {unit}"] if row.get("items") else []
     if row.get("low") is not None and row.get("high") is not None:
-        detail.append(f"95 % interval {share(row['name'], row['low'])} to {share(row['name'], row['high'])}")
+        kind = "interval" if row in newest.means else "mid-P interval"
+        detail.append(f"95 % {kind} {share(row['name'], row['low'])} to {share(row['name'], row['high'])}")
     return Figure(row["name"], share(row["name"], row["value"]), against, ", ".join(detail))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PrinterCallback, TrainerCallback
 
-from pipeline.callbacks.log import Compiling, Console, MetricsFile, Samples, Spikes, Stragglers
+from pipeline.callbacks.log import Compiling, Console, MetricsFile, Samples, Stragglers
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
 from pipeline.callbacks.stopping import HangWatch, StopSignals
 from pipeline.generation.texts import complete
@@ -135,7 +135,6 @@ def add_callbacks(
             writers=[tracker for tracker in trackers if hasattr(tracker, "add_samples")],
         ),
         *own_callbacks(recipe),
-        *([] if recipe.monitor.on_spike == "skip" else [Spikes(run, policy=recipe.monitor.on_spike, attempt=attempt)]),
         Stragglers(run, attempt=attempt),
         *benchmarks,
         stop,

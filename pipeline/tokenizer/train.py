@@ -283,8 +283,8 @@ def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str
         f"tokenizer: learning {settings.vocab_size:,} tokens (pieces of text) from {names}, at most {count_text(settings.train_chars)} characters of it",
         flush=True,
     )
-    most = settings.train_chars
-    read = _Counted(training_texts(sources, total_chars=most, document_chars=settings.document_chars), most=most)
+    texts = training_texts(sources, total_chars=settings.train_chars, document_chars=settings.document_chars)
+    read = _Counted(texts)
     with read.merging:
         tokenizer = train_bpe(read, vocab_size=settings.vocab_size, split_pattern=settings.split_pattern)
     if read.chars == 0:
@@ -346,14 +346,14 @@ def _agrees_with_itself(folder: Path) -> bool:
 
 
 class _Counted:
-    """Texts on their way through, counted; up to `most` characters, which a bar shows."""
+    """Texts on their way through, counted. The bar has no end: nobody knows how many characters files hold before they are read."""
 
-    def __init__(self, texts, *, most: int):
-        self._texts, self.most, self.texts, self.chars = texts, most, 0, 0
+    def __init__(self, texts):
+        self._texts, self.texts, self.chars = texts, 0, 0
         self.merging = ExitStack()  # shows the time from the last text on
 
     def __iter__(self):
-        with Bar("tokenizer: reading text", total=self.most, unit="characters") as bar:
+        with Bar("tokenizer: reading text", unit="characters") as bar:
             for text in self._texts:
                 self.texts += 1
                 self.chars += len(text)

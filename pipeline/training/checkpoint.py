@@ -383,8 +383,8 @@ def read_state(folder: Path) -> tuple[TrainerState, dict[str, Any]]:
 ANOTHER = "Take an earlier checkpoint with run.resume=STEP."
 
 
-def write_state(trainer: "TandemTrainer", folder: Path, *, ranks: list[tuple[dict, float, dict]]) -> None:
-    """Write all files but the large ones. ranks: each one's random state, and what it has not logged: loss, and sums of TrainedText."""
+def write_state(trainer: "TandemTrainer", folder: Path, *, ranks: list[tuple[dict, list, dict]]) -> None:
+    """Write all files but the large ones. ranks: each one's random state, and what it has not logged: losses, and sums of TrainedText."""
     trainer.model_files.write_small(trainer.accelerator.unwrap_model(trainer.model), folder)
     state, scaler = trainer.state, trainer.accelerator.scaler
     state.save_to_json(str(folder / STATE))
@@ -401,8 +401,7 @@ def write_state(trainer: "TandemTrainer", folder: Path, *, ranks: list[tuple[dic
         "rows": trainer.rows.position(state.global_step),
         "meter": trainer.meter.state_dict(),
         "unlogged": {
-            "since": trainer.loss_sum.since,
-            "losses": [loss for _, loss, _ in ranks],
+            "losses": [losses for _, losses, _ in ranks],
             "text": [text for _, _, text in ranks],
         },
         "guard": trainer.guard.state_dict(),
@@ -435,6 +434,17 @@ def load_optimizer_and_schedule(trainer: "TandemTrainer", checkpoint: Path) -> N
         trainer.accelerator.scaler.load_state_dict(saved["scaler"])
 
 
+def unlogged_losses(saved: dict[str, Any], *, step: int, rank: int, ranks: int) -> list[float | None]:
+    """Return what a checkpoint of `step` keeps of a rank's losses since the last log; where it was of another number of ranks, their means."""
+    losses = saved["losses"]
+    if "since" in saved:  # an earlier version kept each rank's sum
+        steps = step - saved["since"]
+        losses = [[loss / max(steps, 1)] * steps for loss in losses]
+    if len(losses) == ranks:
+        return losses[rank]
+    return [None if None in of_a_step else sum(of_a_step) / len(losses) for of_a_step in zip(*losses, strict=True)]
+
+
 class Restore(TrainerCallback):
     """Continues exactly from a checkpoint. The first callback: the others see the run as the checkpoint left it.
 
@@ -461,13 +471,10 @@ class Restore(TrainerCallback):
         trainer, rank = self.trainer, args.process_index
         state.global_step, state.epoch = self.start_step, self.saved.epoch
         load_optimizer_and_schedule(trainer, self.checkpoint)
-        trainer.loss_sum.load(0.0, since=state.global_step)
-        # The sums that were open: the next logged loss is then that of the uncut run.
+        # What was not logged: the next logged loss is then that of the uncut run.
         if unlogged := self.position.get("unlogged"):
-            losses, texts = unlogged["losses"], unlogged.get("text", [])
-            same_ranks = len(losses) == args.world_size
-            loss = losses[rank] if same_ranks else sum(losses) / len(losses)
-            trainer.loss_sum.load(loss, since=unlogged["since"])
+            texts, same_ranks = unlogged.get("text", []), len(unlogged["losses"]) == args.world_size
+            trainer.loss_sum.load(unlogged_losses(unlogged, step=self.start_step, rank=rank, ranks=args.world_size))
             trainer.text.load(texts[rank : rank + 1] if same_ranks else texts if rank == 0 else [])
         if guard := self.position.get("guard"):
             trainer.guard.load_state_dict(guard)

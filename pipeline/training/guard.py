@@ -1,6 +1,7 @@
 """Checks of a training step: non-finite numbers, out of memory, a lost rank. What caused them: training/causes.py."""
 
 import math
+import statistics
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from pipeline.metrics import RecentValues
+from pipeline.metrics import AROUND, ENOUGH, RecentValues
 from pipeline.model.build import first_nonfinite
 from pipeline.process.errors import DataError, DivergedError, HangError, first_line
+from pipeline.process.progress import write
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import Monitor
 from pipeline.run_dir.failures import is_out_of_memory
@@ -141,34 +143,58 @@ class StepGuard:
                 "The same command would meet it again: set monitor.on_nonfinite: skip to leave such steps out, or lower the learning "
                 f"rates in a new run with run.fork_from={self.run.name}@STEP."
             )
-        self._leave_out(
-            trainer, model, "nonfinite", reason=cause.text(), advice=advice, skip=skip, events=[cause.facts()]
-        )
+        reason, events = cause.text(), [cause.facts()]
+        self._leave_out(trainer, model, "nonfinite", reason=reason, advice=advice, skip=skip, events=events)
         self._keep_loss_finite(trainer, cause.loss_is_finite)
 
     def _check_spike(self, trainer: "TandemTrainer", model: torch.nn.Module, numbers: list[float]) -> None:
-        spikes = []
-        for name, value in zip(WATCHED, numbers, strict=True):
-            highest = self.recent[name].highest_usual()
-            self.recent[name].append(value)
-            if highest is not None and value > highest:
-                spikes.append({"name": name, "value": value, "highest_usual": highest})
+        spikes = list(filter(None, map(self._spike, WATCHED, numbers)))
         if not spikes:
             return
         rows = import_built_in("training.causes:rows_of")(trainer, trainer.state.global_step)
-        reason = " and ".join(
-            f"{s['name']} is {s['value']:.4g}, above {s['highest_usual']:.4g}, the highest usual" for s in spikes
-        )
+        told = "{name} is {value:.4g}, above {highest_usual:.4g}, the highest usual"
+        reason = " and ".join(map(told.format_map, spikes))
         advice = f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
-        self._leave_out(
-            trainer,
-            model,
-            "spike",
-            reason=reason,
-            advice=advice,
-            skip=True,
-            events=[s | {"rows": rows} for s in spikes],
-        )
+        events = [s | {"rows": rows} for s in spikes]
+        self._leave_out(trainer, model, "spike", reason=reason, advice=advice, skip=True, events=events)
+
+    def _spike(self, name: str, value: float) -> dict[str, Any] | None:
+        """Return the facts of a value far above its recent ones, which it then is one of; else None."""
+        recent = self.recent[name]
+        highest, usual = recent.highest_usual(), statistics.median(recent or [0.0])
+        recent.append(value)
+        if highest is None or value <= highest:
+            return None
+        return {"name": name, "value": value, "highest_usual": highest, "usual": usual}
+
+    def report_spikes(self, trainer: "TandemTrainer", logged: Mapping[str, Sequence[float | None]]) -> None:
+        """Record spikes of the steps that were just logged, or end the run. Every rank has the same numbers."""
+        found: list[dict[str, Any]] = []
+        for name, values in logged.items():
+            for step, value in enumerate(values, trainer.state.global_step + 1 - len(values)):
+                if value is None:  # left out of the averages, or skipped by the fp16 loss scaler: optim/skipped_steps
+                    continue
+                if facts := self._spike(name, value):
+                    found.append({"step": step} | facts)
+                if name == "train/loss" and len(self.recent[name]) == ENOUGH + AROUND:
+                    for ago, early in self.recent[name].early_spikes():
+                        self._record(trainer, "spike", step=step - ago, name=name, **early)
+        found.sort(key=lambda spike: spike["step"])
+        text = ""
+        for spike in found:
+            self._record(trainer, "spike", **spike)
+            text = "step {step}: {name} is {value:.4g}, usually {highest_usual:.4g} at most".format_map(spike)
+            if self.monitor.on_spike == "stop":
+                error = DivergedError(
+                    f"{text}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
+                    f"run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
+                )
+                error.facts = spike
+                raise error
+        if found and trainer.is_world_process_zero():
+            write(
+                f"spike: {text} ({len(found)} since the last log). A single one is harmless while the loss goes on falling"
+            )
 
     def _leave_out(
         self,
@@ -208,12 +234,14 @@ class StepGuard:
             trainer.text.undo()
 
     def read(self, *, max_norm: float) -> dict[str, float]:
-        """Return, of the steps since the last reading, the share whose norm was above max_norm (inf: nothing is clipped), and the counts
-        of the whole run."""
+        """Return, of the steps since the last reading, the largest and the median norm and the share of those above max_norm (inf: nothing is
+        clipped), and the counts of the whole run."""
         numbers: dict[str, float] = {
             "optim/nonfinite_steps": self.nonfinite_steps,
             "optim/skipped_steps": self.skipped_steps,
         }
+        if finite := [norm for norm in self.norms if norm is not None]:
+            numbers |= {"optim/grad_norm": max(finite), "optim/grad_norm_median": statistics.median(finite)}
         if max_norm < math.inf and self.norms:
             clipped = sum(norm is not None and norm > max_norm for norm in self.norms)
             numbers["optim/clip_frac"] = clipped / len(self.norms)

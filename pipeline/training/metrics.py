@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,34 +127,36 @@ def count_zeros(gradients: Sequence[Tensor]) -> Tensor:
 
 
 class LossSum:
-    """This rank's losses since the last log, summed on the device. since: the step of that log, one later for each step left out."""
+    """This rank's loss of each step since the last log, on the device: nothing waits for it. kept: steps that are not left out."""
 
     def __init__(self, device: torch.device):
-        self.total, self.since = torch.zeros((), device=device), 0
-        self.begin()
+        self.device = device
+        self.load([])
 
     def begin(self) -> None:
         """Begin a step."""
-        self._before = self.total.clone()
+        self.steps.append(torch.zeros((), device=self.device))
+        self.kept += 1
 
     def add(self, loss: Tensor) -> None:
         """Add the loss of a micro-step."""
-        self.total += loss
+        self.steps[-1] += loss
 
     def undo(self) -> None:
-        """Leave out the step that was made: its loss is not finite, and the mean would stay so for ever."""
-        self.total.copy_(self._before)
-        self.since += 1
+        """Leave out the step that was made: its loss is not finite, and averages would stay so for ever."""
+        self.steps[-1].fill_(math.nan)
+        self.kept -= 1
 
-    def read(self, step: int, *, gather: Callable[[Tensor], Tensor]) -> float:
-        """Return the mean of a step up to this one, and begin again. gather: gives the sums of all ranks."""
-        mean = gather(self.total).mean().item() / (step - self.since)
-        self.load(0.0, since=step)
-        return mean
+    def read(self, *, gather: Callable[[Tensor], Tensor] = torch.atleast_1d) -> list[float | None]:
+        """Return each step's loss, None of one that was left out: this rank's, or the mean of all whose losses `gather` gives."""
+        if not self.steps:
+            return []
+        means = gather(torch.stack(self.steps)).view(-1, len(self.steps)).mean(0)
+        return [loss if math.isfinite(loss) else None for loss in means.tolist()]
 
-    def load(self, total: float, *, since: int) -> None:
-        self.total.fill_(total)
-        self.since = since
+    def load(self, losses: Sequence[float | None]) -> None:
+        self.kept = sum(loss is not None for loss in losses)
+        self.steps = [torch.full((), math.nan if loss is None else loss, device=self.device) for loss in losses]
 
 
 # How long each rank itself takes for a step: without it a slow rank makes all of them look equally slow.
@@ -260,7 +263,7 @@ class StepMeter:
         self._keys, self._positions = dict.fromkeys(windows, 0), 0
         self.total_s = 0.0
         self.targets = 0  # trained on so far, over all ranks and attempts
-        self.loss_ema, self.logged = 0.0, 0
+        self.loss_ema, self.num_losses = 0.0, 0
         self._paused_s = self._waited_s = 0.0
         self._started: float | None = None
         self._paused_at: float | None = None
@@ -299,8 +302,8 @@ class StepMeter:
         self._steps_since += 1
         self.targets += targets
 
-    def read(self, *, step: int, loss: float, wait_s: float) -> dict[str, Any]:
-        """Return numbers of the interval since the last reading, which ends after `step` steps in all."""
+    def read(self, *, step: int, losses: Sequence[float], wait_s: float) -> dict[str, Any]:
+        """Return numbers of the interval since the last reading, which ends after `step` steps in all. losses: of its steps."""
         elapsed = max(self._elapsed(), 1e-9)
         steps = max(self._steps_since, 1)
         tokens = self.tokens_at(step) - self.tokens_at(step - steps)
@@ -312,12 +315,13 @@ class StepMeter:
         starting = self._first
         self._first, self._carried_s = False, 0.0
         self._started, self._paused_s, self._steps_since = time.perf_counter(), 0.0, 0
-        self.loss_ema = self.EMA * self.loss_ema + (1 - self.EMA) * loss
-        self.logged += 1
+        for loss in losses:
+            self.loss_ema = self.EMA * self.loss_ema + (1 - self.EMA) * loss
+        self.num_losses += len(losses)
         step_s = elapsed / steps
         tokens_per_s = tokens / steps / step_s
         numbers = {
-            "train/loss_ema": self.loss_ema / (1 - self.EMA**self.logged),
+            "train/loss_ema": self.loss_ema / (1 - self.EMA**self.num_losses),
             "perf/step_s": step_s,
             "perf/tok_per_s": tokens_per_s,
             "perf/tok_per_s_per_gpu": tokens_per_s / self.world_size,
@@ -361,12 +365,12 @@ class StepMeter:
             "open_s": self._elapsed(),
             "open_steps": self._steps_since,
             "loss_ema": self.loss_ema,
-            "logged": self.logged,
+            "logged": self.num_losses,  # earlier versions averaged logged values: the name is theirs
             "targets": self.targets,
         }
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.total_s, self.loss_ema, self.logged = state["total_s"], state["loss_ema"], int(state["logged"])
+        self.total_s, self.loss_ema, self.num_losses = state["total_s"], state["loss_ema"], int(state["logged"])
         self.targets = int(state["targets"])
         self._carried_s, self._steps_since = state.get("open_s", 0.0), int(state.get("open_steps", 0))
 
@@ -425,15 +429,16 @@ class LogRow:
             return True
         return step % state.logging_steps == 0 and (state.logging_steps >= UPDATE_EVERY or step % UPDATE_EVERY == 0)
 
-    def row(self, trainer: "TandemTrainer", logs: dict[str, float]) -> dict[str, Any]:
-        """Return the row. logs: Trainer's, of this step. None is a number that this row leaves out."""
-        step, args, loss, norm = trainer.state.global_step, trainer.args, logs["loss"], logs.get("grad_norm")
+    def row(self, trainer: "TandemTrainer", logs: dict[str, Any]) -> dict[str, Any]:
+        """Return the row. logs: the losses of the steps since the last row, and the rate of this step."""
+        step, args = trainer.state.global_step, trainer.args
+        losses = [loss for loss in logs["loss"] if loss is not None]
+        loss = fmean(losses)
         row: dict[str, Any] = {"train/loss": loss}
         with suppress(OverflowError):
             row["train/perplexity"] = math.exp(loss)
-        row |= trainer.meter.read(step=step, loss=loss, wait_s=trainer.loader.wait_s if trainer.loader else 0.0)
+        row |= trainer.meter.read(step=step, losses=losses, wait_s=trainer.loader.wait_s if trainer.loader else 0.0)
         row |= self._of_all_ranks(trainer, row)
-        row["optim/grad_norm"] = norm if norm is not None and math.isfinite(norm) else None  # of a skipped step
         row |= logged_rates(
             trainer.lr_scheduler,
             trainer_rate=logs["learning_rate"],

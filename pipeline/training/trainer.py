@@ -103,14 +103,8 @@ class TandemTrainer(Trainer):
         self.log_row, self.text = LogRow(run, args), TrainedText(byte_lengths_V, args.device)
         self.loss_sum, self.restore = LossSum(args.device), Restore(self)
         args.max_grad_norm = args.max_grad_norm or math.inf  # Trainer reads 0 as: do not ask _clip_grad_norm
-        super().__init__(
-            model=model,
-            args=args,
-            train_dataset=rows,
-            eval_dataset=rows,
-            processing_class=tokenizer,
-            callbacks=[self.restore],
-        )
+        data: dict[str, Any] = {"train_dataset": rows, "eval_dataset": rows, "processing_class": tokenizer}
+        super().__init__(model=model, args=args, callbacks=[self.restore], **data)
         self.model_accepts_loss_kwargs = True  # a foreign model was checked when it was built (training/build.py)
 
     def set_micro_batch(self, recipe: Recipe, *, rows: int, micro_steps: int) -> None:
@@ -252,7 +246,7 @@ class TandemTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Hand one row of metrics, under this project's names, to the callbacks that write them."""
         if "train_runtime" in logs:
             return  # Trainer's closing summary averages over evaluations and saves; report/ has the true one
@@ -277,9 +271,12 @@ class TandemTrainer(Trainer):
         if self.recipe.optimizer.average_steps and self.guard.skipped_steps < step != self.averaged_step:
             average_weights(self.optimizer, self.recipe.optimizer, last=last)
             self.averaged_step = step
-        if (self.control.should_log or last) and step > self.loss_sum.since:
-            loss = self.loss_sum.read(step, gather=self.accelerator.gather)
-            self.log({"loss": loss, "grad_norm": float(grad_norm), "learning_rate": learning_rate})
+        if (self.control.should_log or last) and self.loss_sum.kept:
+            losses, norms = self.loss_sum.read(gather=self.accelerator.gather), self.guard.norms
+            self.loss_sum.load([])
+            self.log({"loss": losses, "learning_rate": learning_rate})
+            if self.recipe.monitor.on_spike != "skip":  # then each step was judged before its update
+                self.guard.report_spikes(self, {"optim/grad_norm": norms, "train/loss": losses})
         if self.control.should_save:
             self.save_checkpoint()
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
@@ -300,7 +297,7 @@ class TandemTrainer(Trainer):
         started = time.perf_counter()
         step = self.state.global_step
         with self.meter.pause():
-            ranks = from_every_rank((get_rng_state(), self.loss_sum.total.item(), self.text.state()))
+            ranks = from_every_rank((get_rng_state(), self.loss_sum.read(), self.text.state()))
             optimizer = optimizer_tensors(self.optimizer, self.model)
             self.guard.check_state(self, optimizer, so=f"checkpoint-{step} was not written")
             model = self.accelerator.unwrap_model(self.model)

@@ -7,6 +7,7 @@ from core_items import write_bundle
 
 from pipeline.evals.__main__ import main
 from pipeline.process.errors import DataError, RecipeError
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.train import train_bpe
 from tests.conftest import docstrings
 from tests.model.tiny_models import tiny
@@ -39,6 +40,18 @@ def test_a_plain_folder_is_scored_and_the_results_are_written_where_output_says(
     assert entry["subject"] == "model"
     assert {row["dtype"] for row in entry["results"]} == {"float32"}
     assert {row["temperature"] for row in entry["samples"]} == {0.0, 0.8}
+
+
+def test_scores_that_output_takes_leave_the_run_as_it_is(folder):
+    run = RunDirectory(folder / "run")
+    run.update_manifest(name="run", status="finished")
+    (folder / "model").rename(run.model)
+    command = ["run/model", "bpb", "--text", "text.txt"]
+    assert main([*command, "--output", "found.json"]) == 0
+    assert json.loads((folder / "found.json").read_text())["subject"] == "model"
+    assert not run.report.exists()
+    assert main(command) == 0
+    assert run.evals.exists()
 
 
 def test_a_folder_has_no_text_of_its_own_and_a_wrong_task_is_reported_before_the_model_is_loaded(folder, capsys):

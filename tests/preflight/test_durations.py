@@ -15,9 +15,11 @@ from pipeline.preflight.plan import (
     evaluations_of,
     finished_runs,
     make_plan,
+    plan_of_run,
     remember,
 )
 from pipeline.recipe import read_recipe
+from pipeline.recipe.sizes import sizes_of
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -92,6 +94,20 @@ def test_a_finished_run_tells_what_a_process_takes_beside_its_tensors(plan_of, t
     larger = plan_of("model.n_embd=512", "model.n_head=8")
     assert larger.memory.process == larger.least_memory.process == plan.memory.process != before.process
     assert plan_of(processes=2).memory.process == before.process
+
+
+def test_a_run_that_scored_no_bytes_is_remembered_without_a_share(plan_of, tmp_path):
+    finish(plan_of(scored_bytes=0), tmp_path)
+    (run,) = finished_runs(plan_of().recipe)
+    assert run.scored_token_share is None
+
+
+def test_the_plan_of_a_run_counts_the_vocabulary_that_its_text_gave(plan_of, tmp_path):
+    recipe, run = plan_of("tokenizer.vocab_size=4096").recipe, RunDirectory(tmp_path / "run")
+    run.update_manifest(inputs={"tokenizer": {"identity": "x", "size": 3318}})
+    plan = plan_of_run(recipe, run, micro_batch=2, processes=1)
+    assert plan.facts()["parameters"] == sizes_of(recipe, 3318).parameters()["total"]
+    assert plan.facts()["steps"] == recipe.train["max_steps"]
 
 
 def test_benchmarks_of_a_finished_run_are_not_taken_for_its_start(plan_of, tmp_path):

@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.process.storage import lock
 from pipeline.report import diagnosis_invariants
 from pipeline.report.diagnosis import RULES, diagnose, diagnosis_text, page
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.report.made_runs import SCHEDULE, STARTED, falling, found, made_run, noisy, sound_run
 
 ROOT = Path(__file__).parents[2]
@@ -551,3 +553,47 @@ def test_the_numbers_are_explained_with_the_runs_own_figures():
 def test_numbers_that_were_not_logged_are_not_explained():
     text = diagnosis_text(made_run({"train/loss": [3.0] * 30}))
     assert "How to read" not in text
+
+
+def test_clipped_steps_are_counted_by_the_steps_of_each_logged_row():
+    steps = [1, *range(20, 621, 20), 631]
+    shares = dict.fromkeys(steps, 0.0) | {1: 1.0, 20: 19 / 19, 40: 7 / 20}
+    data = made_run({"optim/clip_frac": shares}, recipe={"train": {"max_grad_norm": 1.0}})
+    assert found(data, "clipping acts now and then").evidence == "4.3% of 631 steps"
+
+
+def training(data, run, *, step, planned):
+    """The run up to that step, not at its end."""
+    rows = [row for row in data.rows if row.get("step", 0) <= step]
+    data = with_manifest(replace(data, rows=rows, all_rows=rows), inputs={"max_steps": planned}, status="running")
+    return replace(data, checkpoints=[], run=run)
+
+
+def test_nothing_is_judged_before_it_is_due_while_a_run_trains(tmp_path):
+    slow_start = falling(N) + np.where(np.arange(N) < 100, 8.0 - falling(N), 0)  # flat while the rate is near 0
+    data = sound_run(**{"train/loss": noisy(slow_start), "val/loss": None, "val/bpb": None, "ckpt/save_s": None})
+    data = with_recipe(data, train={"eval_steps": 250, "save_steps": 200}, optimizer={"type": "adamw", "schedule": {**SCHEDULE, "warmup_steps": 100}})  # fmt: skip
+    run = RunDirectory(tmp_path)
+    held = lock(run.lock)
+    early = training(data, run, step=90, planned=N)
+    assert early.is_training
+    titles = {found(early, rule).title for rule in ("something is held out", "run goes on beyond its warm-up", "run can be resumed")}  # fmt: skip
+    assert titles == {"the first validation is to come", "the warm-up goes on", "its first checkpoint is to come"}
+    assert found(early, "loss falls").level == "unknown"
+    late = training(data, run, step=260, planned=N)
+    assert found(late, "something is held out").title == "no validation at all"
+    assert found(late, "run can be resumed").level == "trouble"
+    held.close()
+    stopped = training(data, run, step=90, planned=N)
+    assert found(stopped, "run goes on beyond its warm-up").title == "the run ends inside its warm-up"
+
+
+def test_validation_is_compared_with_training_in_bits_per_byte_where_the_run_has_both():
+    loss = falling(N)
+    nats = {step: loss[step - 1] * 0.92 for step in range(50, N + 1, 50)}  # the rows of validation have shorter tokens
+    bytes_alike = {step: loss[step - 1] / 3.3 * 1.002 for step in range(50, N + 1, 50)}
+    data = sound_run(**{"val/loss": nats, "val/bpb": bytes_alike, "train/bpb": (np.array(noisy(loss)) / 3.3).tolist()})
+    leak = found(data, "validation text is not trained on")
+    assert leak.level == "healthy"
+    assert "beside train/bpb" in leak.evidence
+    assert "train/bpb" in found(data, "validation stays beside training").evidence

@@ -150,6 +150,16 @@ def test_the_test_names_nothing_but_what_is_held_out(rows):
     assert not [row for row in rows["quickstart_chat-test"] if others.search(json.dumps(row["messages"]))]
 
 
+def test_the_questions_that_stand_in_training_text_are_those_that_the_readme_counts(rows, texts):
+    all_text = "\n".join(texts)
+    asked = [(row["subject"], row["messages"][-2]["content"]) for row in rows["quickstart_chat-test"]]
+    assert Counter(kind for kind, question in asked if question in all_text) == {"compare": 11}
+    readme = (RECIPES.parent / "README.md").read_text()
+    assert (
+        "289 of the 300 questions are of combinations and wordings that no\ntraining text has; the other 11," in readme
+    )
+
+
 def test_no_question_of_the_test_about_a_fact_is_asked_in_training_and_held_out_letters_stand_nowhere(rows, texts):
     asked = [row for row in rows["quickstart_chat-test"] if row["subject"] in (*quickstart.FACT_KINDS, "backwards")]
     all_text = "\n".join(texts)

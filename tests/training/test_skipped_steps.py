@@ -9,7 +9,7 @@ import torch
 from pipeline.process.errors import DivergedError
 from pipeline.recipe.schema import Monitor
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.checkpoint import TrainedText
+from pipeline.training.checkpoint import TrainedText, unlogged_losses
 from pipeline.training.guard import AMONG_STEPS, MAX_SCALER_SKIPS, StepGuard
 from pipeline.training.metrics import LossSum
 
@@ -30,7 +30,7 @@ def trainer(tmp_path):
     trainer.rows = types.SimpleNamespace(origins=lambda step: [("books", 3, 0, step)], micro_rows=lambda step, n: n)
     trainer.accelerator = types.SimpleNamespace(scaler=torch.amp.GradScaler("cpu"), distributed_type="NO")
     trainer.loss_sum = LossSum(torch.device("cpu"))
-    trainer.loss_sum.load(2.5, since=5)
+    trainer.loss_sum.load([2.5])  # of step 6
     trainer.guard, trainer.text = StepGuard(trainer.run, Monitor()), TrainedText(None, torch.device("cpu"))
     return trainer
 
@@ -66,10 +66,12 @@ def test_a_finite_step_between_starts_the_count_again(trainer):
 
 def test_an_infinite_loss_of_a_step_that_the_scaler_skips_is_in_no_mean_and_a_finite_one_is(trainer):
     step(trainer, loss=torch.inf, norm=INFINITE)
-    assert (trainer.loss_sum.total.item(), trainer.loss_sum.since) == (2.5, 6)
+    assert (trainer.loss_sum.read(), trainer.loss_sum.kept) == ([2.5, None], 1)
     step(trainer, loss=1.5, norm=INFINITE)
-    assert (trainer.loss_sum.total.item(), trainer.loss_sum.since) == (4.0, 6)
-    assert trainer.loss_sum.read(8, gather=torch.atleast_1d) == 2.0  # steps 6 to 8: the one left out counts no more
+    assert (trainer.loss_sum.read(), trainer.loss_sum.kept) == ([2.5, None, 1.5], 2)
+    assert trainer.loss_sum.read(gather=torch.atleast_1d) == [2.5, None, 1.5]  # the one left out is in no mean
+    trainer.loss_sum.load([])
+    assert (trainer.loss_sum.read(), trainer.loss_sum.kept) == ([], 0)
 
 
 def test_without_a_scaler_the_first_one_ends_the_run(trainer):
@@ -88,3 +90,13 @@ def test_steps_left_out_long_ago_no_longer_count(trainer):
     with pytest.raises(DivergedError, match="after 2 steps left out of the last 1000"):
         step(trainer, loss=torch.nan, norm=INFINITE)
     assert trainer.guard.skipped_steps == 4
+
+
+def test_losses_that_a_checkpoint_kept_unlogged_go_on_also_of_an_earlier_version():
+    saved = {"losses": [[2.0, None, 1.0], [4.0, None, 2.0]]}
+    assert unlogged_losses(saved, step=9, rank=1, ranks=2) == [4.0, None, 2.0]
+    assert unlogged_losses(saved, step=9, rank=0, ranks=1) == [3.0, None, 1.5]
+    earlier = {"since": 6, "losses": [9.0, 12.0]}  # sums of the steps 7 to 9
+    assert unlogged_losses(earlier, step=9, rank=1, ranks=2) == [4.0, 4.0, 4.0]
+    assert unlogged_losses(earlier, step=9, rank=2, ranks=3) == [3.5, 3.5, 3.5]
+    assert unlogged_losses({"since": 9, "losses": [0.0]}, step=9, rank=0, ranks=1) == []
