@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from pipeline.process.errors import CannotWriteError, DamagedFileError
+from pipeline.process.errors import CannotWriteError, DamagedFileError, InputMissingError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # A file system that has no such call says one of these; it is no error of this file.
@@ -185,11 +185,19 @@ def open_regular(path: str | Path, mode: str = "rb") -> BinaryIO:
     raise DamagedFileError(f"{path}: is {kind}, not a file, so it is not read. Remove it, or put the file there.")
 
 
-def refuse_endless_files(folder: str | Path) -> None:
-    """Raise DamagedFileError where a folder has a pipe or a device among its files: a library that opens it would wait for ever."""
+def refuse_unreadable_files(folder: str | Path) -> None:
+    """Raise DamagedFileError where a folder has a pipe or a device among its files: a library that opens it would wait for ever.
+
+    Raises InputMissingError for a file that this user may not read: safetensors would say that there is none.
+    """
     for path in sorted(Path(folder).iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
             raise DamagedFileError(f"{path}: is a pipe or a device, not a file, so the folder is not used. Remove it.")
+        if path.is_file() and not os.access(path, os.R_OK):
+            mode = stat.S_IMODE(path.stat().st_mode)
+            raise InputMissingError(
+                f"{path}: this user may not read it (mode {mode:04o}), so the folder is not used. Its owner can run: chmod -R a+rX {folder}"
+            )
 
 
 def read_bounded(path: str | Path) -> bytes:
@@ -268,8 +276,10 @@ def temporary_folder(path: str | Path) -> Path:
 
 def publish_folder(temporary: Path, path: Path) -> None:
     """Fsync every file and rename the folder. If `path` exists by then (another process was first), it is discarded."""
+    wanted = temporary.stat().st_mode & 0o666  # as the umask made it
     for folder, _, names in os.walk(temporary, topdown=False):
         for name in names:
+            _add_mode(Path(folder, name), wanted)
             fsync_file(Path(folder, name))
         fsync_folder(Path(folder))
     if path.exists():
@@ -277,6 +287,14 @@ def publish_folder(temporary: Path, path: Path) -> None:
     else:
         os.rename(temporary, path)
         fsync_folder(path.parent)
+
+
+def _add_mode(path: Path, wanted: int) -> None:
+    """Let others read a file who could if open() had made it: safetensors and tempfile make files for their owner alone."""
+    mode = path.stat().st_mode
+    if wanted & ~mode:
+        with suppress(OSError):  # a file system without modes, or another user's file
+            path.chmod(stat.S_IMODE(mode) | wanted)
 
 
 @contextmanager
