@@ -114,6 +114,11 @@ def open_run(recipe: Recipe) -> OpenRun:
 def _open(recipe: Recipe) -> OpenRun:
     directory = RunDirectory.of(recipe)
     manifest = directory.read_manifest()
+    if not manifest and directory.has_trained():
+        raise DataError(
+            f"{directory.manifest}: is missing, and the folder holds a run that has trained, so going on could mix two runs. "
+            "Put the file back from a copy, or give this run another run.name."
+        )
     begun = "must_match" in manifest and directory.has_trained()
     if begun or "finished" in manifest:
         _refuse_another_run(recipe, directory, manifest)

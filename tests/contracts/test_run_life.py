@@ -51,6 +51,18 @@ def test_another_recipe_in_the_same_directory_is_refused_with_the_difference(run
     assert "another run.name, and with it run.fork_from=same to start from that one's state" in refused.output
 
 
+def test_a_run_without_its_manifest_is_refused_and_left_as_it_is(runner):
+    recipe = runner.recipe("unknown", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
+    run = runner.train(recipe)
+    (run.directory / "run_manifest.json").unlink()
+    before = sorted(run.directory.rglob("*"))
+
+    refused = runner.train(recipe, "train.seed=8", "train.max_steps=4", status=65)
+
+    assert "run_manifest.json: is missing, and the folder holds a run that has trained" in refused.output
+    assert sorted(run.directory.rglob("*")) == before
+
+
 def test_keys_that_may_change_are_applied_and_recorded(runner):
     recipe = runner.recipe("changed", "gpt2")
     runner.kill(recipe, name="changed", after_step=6)
