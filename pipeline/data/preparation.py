@@ -18,7 +18,7 @@ from pipeline.data.stream import FORMAT, Mixture, Part, Sequence, Stream, damage
 from pipeline.metrics import digest
 from pipeline.monitor.heartbeat import beat
 from pipeline.process import commands, errors
-from pipeline.process.errors import DataError, HangError, RecipeError
+from pipeline.process.errors import DataError, HangError, Preempted, RecipeError
 from pipeline.process.network import retries_in
 from pipeline.process.progress import short_count, waiting
 from pipeline.process.storage import (
@@ -256,7 +256,7 @@ def locks(plan: dict) -> Iterator[None]:
 
 RETRIES = "retries"  # a file of the preparation's folder
 POLL_S = 0.05
-START_GRACE_S = 120.0  # in which a rank that attached believes that the process which prepares is being started, also again
+START_GRACE_S = 120.0  # in which a rank that attached believes that the preparing process is being started, also again
 
 
 def start_preparation(
@@ -386,7 +386,8 @@ class Preparation:
         if self.child is None and time.monotonic() - self.seen < START_GRACE_S:
             return
         status = self.child.returncode if self.child is not None else 0
-        if self.child is not None and status <= 0 and not self.killed:  # 0: it was asked to end, as by SIGTERM
+        ended_by_itself = status > 0 and status != Preempted.status  # 0 and 75: by SIGTERM
+        if self.child is not None and not ended_by_itself and not self.killed:
             print(
                 f"data: the process that prepares the data was killed (status {status}), often for memory; it is started again",
                 file=sys.stderr,
@@ -394,7 +395,7 @@ class Preparation:
             )
             self.child, self.killed = None, True
             return
-        kind = DataError if status > 0 else HangError
+        kind = DataError if ended_by_itself else HangError
         raise kind(
             f"{self.folder}: the process that prepares the data ended before it had made {what}; its last words are in log.txt "
             "there. Run the same command again: preparation goes on where it stopped."

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pipeline
 from pipeline.process import commands
 from pipeline.process.errors import (
     CannotWriteError,
@@ -25,6 +26,7 @@ from pipeline.process.errors import (
     OutOfMemoryError,
     Preempted,
     RecipeError,
+    Stopped,
     TandemError,
     first_line,
     of_panic,
@@ -66,6 +68,7 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     A TandemError is printed as its sentence; anything else is our bug and keeps its traceback. The status is also
     written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
     """
+    _hear_signals()
     _open_standard_streams()
     _count_cores_for_compiler()
     redact_output()  # whoever prints: an error of a library may repeat the token it was given
@@ -85,6 +88,25 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
             f"{last.filename}:{last.lineno}: raised {outcome!r}, so the run ended unfinished. Remove it."
         )
     leave(outcome)
+
+
+def _hear_signals() -> None:
+    """Let Ctrl-C be a KeyboardInterrupt again (pipeline/__init__.py), and SIGTERM and SIGHUP an end with a sentence; a training has
+    `Signals` for them."""
+    if signal.getsignal(signal.SIGINT) is pipeline.leave_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    own = os.getpid()
+
+    def stop(number: int, frame: Any) -> None:
+        if os.getpid() != own:  # a forked child, which ends as whoever stops it expects
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif not is_leaving():
+            raise Stopped(number)
+
+    for number in NUMBERS:
+        if number != signal.SIGINT and signal.getsignal(number) in (signal.SIG_DFL, pipeline.leave_at_once):
+            signal.signal(number, stop)
 
 
 def _open_standard_streams() -> None:
@@ -203,6 +225,9 @@ def _print_error(error: BaseException, status: int, message: str) -> None:
 def _as_tandem_error(error: BaseException) -> BaseException:
     if panic := of_panic(error):
         return panic
+    if isinstance(error, Stopped):
+        name = signal.Signals(error.args[0]).name
+        return Preempted(f"{name} ended it before it was done; what was written is whole. Run the same command again.")
     # safetensors and tokenizers have the system's error in their words only.
     from_rust = type(error).__name__ == "SafetensorError" or type(error) is Exception
     match = re.search(r"\(os error (\d+)\)", str(error)) if from_rust else None
