@@ -589,10 +589,9 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
         config = "multi_node"
     count = ("1 process" if processes == 1 else f"{processes} processes") + (" on each machine" if hosts else "")
     device = "the CPU" if not gpus else "a GPU" if processes == 1 else "GPUs"
-    print(
-        f"starting {count} on {device}: {Path(entry).name} {' '.join(arguments)} (accelerate_configs/{config}.yaml)",
-        flush=True,
-    )
+    what = f"{Path(entry).name} {' '.join(arguments)} (accelerate_configs/{config}.yaml)"
+    with suppress(BrokenPipeError):  # a reader such as `head` has left; the run goes on
+        print(f"starting {count} on {device}: {what}", flush=True)
     everywhere = processes * (hosts.nodes if hosts else 1)
     command = launch_command(config, everywhere, entry, arguments, hosts=hosts)
     signals: list[int] = []

@@ -121,7 +121,9 @@ def write_bytes(path: str | Path, *parts: Any) -> None:
             file.flush()
             _fsync(file.fileno(), path.parent)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:  # of a write
+            error.filename = str(path)
         with suppress(OSError):  # the error above is the one to tell
             temporary.unlink(missing_ok=True)
         raise

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -533,7 +534,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 class Handler(BaseHTTPRequestHandler):
     def __init__(self, page: LivePage, *connection) -> None:
         self.page = page
-        super().__init__(*connection)
+        with suppress(ConnectionError):  # the browser left before it had all
+            super().__init__(*connection)
 
     def do_GET(self) -> None:
         # A website that a browser was led to believe to be this machine (DNS rebinding) names its own host.

@@ -248,6 +248,11 @@ def _as_tandem_error(error: BaseException) -> BaseException:
             f"{where}: its file system cannot do what a whole file needs ({os.strerror(number)}: renaming, locking or deleting); every "
             "checkpoint that was whole still is. Move run.directory and data.cache_dir to another one; then run the same command again."
         )
+    if number == errno.EFBIG:
+        return CannotWriteError(
+            f"{where}: the file became larger than this process (ulimit -f) or the file system allows; every checkpoint that was whole still "
+            "is. Raise the limit or move run.directory; then run the same command again."
+        )
     if number in (errno.EIO, errno.EROFS):
         return CannotWriteError(
             f"{where}: cannot be written or read ({os.strerror(number)}); every checkpoint that was whole still is. Look "
