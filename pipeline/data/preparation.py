@@ -29,6 +29,7 @@ from pipeline.process.storage import (
     machine,
     read_json,
     remove_file,
+    require_writable,
     write_json,
 )
 from pipeline.recipe.resolve import StepRows, horizon_steps, isolates_documents, step_rows, with_batch_tokens
@@ -314,6 +315,7 @@ class Preparation:
     def start(self, task: dict) -> None:
         """Start the child with its task; if another one works on this very plan, it is left to it."""
         self.task = task
+        require_writable(self.folder, lacks="some rows of this recipe are")
         self.folder.mkdir(parents=True, exist_ok=True)
         # Waiting ranks hold it for an instant to probe it: hence the second.
         held = lock(self.folder / ".lock", wait_s=1.0)

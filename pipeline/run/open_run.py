@@ -38,7 +38,7 @@ from pipeline.process.errors import (
     RecipeError,
 )
 from pipeline.process.secrets import redacted
-from pipeline.process.storage import cache_dir, remove_file, write_text
+from pipeline.process.storage import cache_dir, is_writable, remove_file, write_text
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
 from pipeline.recipe.located_yaml import load_mapping
@@ -346,7 +346,8 @@ def start_process(recipe: Recipe) -> int:
         keep_freed_memory()
     # Compiled kernels outlive the run, and a reboot. They hold for one kind of processor, and a cache may be shared by several.
     compiled = cache_dir(recipe.data.cache_dir) / "compiled" / hashlib.sha256(cpu_name().encode()).hexdigest()[:8]
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    if is_writable(compiled):  # else torch's own folder
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
     if state.num_processes > 1:
         refuse_different_ranks(recipe)

@@ -32,7 +32,7 @@ from pipeline.process.errors import (
     of_panic,
 )
 from pipeline.process.secrets import redact_output, redacted, release_output
-from pipeline.process.storage import DISK_FULL, close_leases, raise_if_moved, write_json
+from pipeline.process.storage import DISK_FULL, close_leases, note_once, raise_if_moved, write_json
 from pipeline.run_dir.run_directory import RunDirectory
 
 _current_run: RunDirectory | None = None
@@ -70,7 +70,7 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     """
     _hear_signals()
     _open_standard_streams()
-    _count_cores_for_compiler()
+    _prepare_for_compiler()
     redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
         if sys.flags.optimize > 1:
@@ -125,9 +125,17 @@ def _open_standard_streams() -> None:
             getattr(sys, name).reconfigure(errors="backslashreplace" if number else "replace")
 
 
-def _count_cores_for_compiler() -> None:
-    """Set the number of torch's compile threads where the system refuses to say which cores are usable: importing its compiler
-    would fail with that call."""
+def _prepare_for_compiler() -> None:
+    """Set what torch's compiler would fail at when it is imported, as also an uncompiled run does: the number of its threads where the
+    system refuses to say which cores are usable, and another folder than one that cannot be written."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        os.makedirs(folder or ".", exist_ok=True)
+    except OSError as error:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        note_once(
+            f"TORCHINDUCTOR_CACHE_DIR: {folder} cannot be made ({error.strerror}); torch keeps what it compiles elsewhere"
+        )
     try:
         os.sched_getaffinity(0)
     except OSError:
