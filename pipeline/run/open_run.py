@@ -209,7 +209,10 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
         raise CannotWriteError(
             f"{directory.path}: run.resume is never and the run exists. Give another run.name, or remove the folder."
         )
-    found = differences(manifest["must_match"], must_match(recipe))
+    saved, now = manifest["must_match"], must_match(recipe)
+    if "finished" not in manifest and "inputs" in manifest and by_step(directory.checkpoints):
+        saved, now = _without_places(saved), _without_places(now)  # run/data.py compares the files by their hashes
+    found = differences(saved, now)
     if found:
         lines = "\n  ".join(found)
         can_fork = import_built_in("recipe.parents:can_fork")(found)
@@ -218,6 +221,15 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
             f"{recipe.path}: {directory.path} holds a run whose recipe differs in keys that cannot change, and going on would mix two runs:\n  {lines}\n"
             f"Give this one another run.name{with_state}."
         )
+
+
+def _without_places(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys that must match without the paths of data on this machine."""
+    kept = dict(keys)
+    for name in ("data.sources", "data.validation"):
+        sources = keys.get(name) or []
+        kept[name] = [source if source.get("id") else {**source, "files": None} for source in sources]
+    return kept
 
 
 def _has_lost_all(directory: RunDirectory) -> bool:

@@ -199,6 +199,22 @@ def test_resume_names_the_step_to_go_on_from_and_sets_later_checkpoints_aside(ru
     assert aside_then == aside
 
 
+def test_a_run_goes_on_with_data_that_were_moved_and_refuses_other_bytes(runner, text_files, tmp_path):
+    here = shutil.copy(text_files[0], tmp_path / "text.jsonl")
+    one = {"sources": [{"files": str(here)}], "validation": [{"files": str(text_files[2])}]}
+    recipe = runner.recipe("moved", "gpt2", data=one, train={"max_steps": 8, "save_steps": 4, "logging_steps": 1})
+    runner.kill(recipe, name="moved", after_step=5)
+    there = tmp_path / "elsewhere" / "text.jsonl"
+    there.parent.mkdir()
+    shutil.copy(text_files[1], there)
+    runner.train(recipe, f"data.sources=[{{files: {there}}}]", status=65)
+    shutil.move(here, there)
+
+    run = runner.train(recipe, f"data.sources=[{{files: {there}}}]")
+
+    assert "going on from checkpoint-4" in run.output
+
+
 def test_changed_text_is_refused_by_the_name_of_its_file(runner, text_files):
     copy = runner.folder / "mine.jsonl"
     shutil.copy(text_files[0], copy)
