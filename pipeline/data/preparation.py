@@ -18,7 +18,7 @@ from pipeline.data.stream import FORMAT, Mixture, Part, Sequence, Stream, damage
 from pipeline.metrics import digest
 from pipeline.monitor.heartbeat import beat
 from pipeline.process import commands, errors
-from pipeline.process.errors import DataError, RecipeError
+from pipeline.process.errors import DataError, HangError, Preempted, RecipeError
 from pipeline.process.network import retries_in
 from pipeline.process.progress import short_count, waiting
 from pipeline.process.storage import (
@@ -29,6 +29,7 @@ from pipeline.process.storage import (
     machine,
     read_json,
     remove_file,
+    require_writable,
     write_json,
 )
 from pipeline.recipe.resolve import StepRows, horizon_steps, isolates_documents, step_rows, with_batch_tokens
@@ -256,7 +257,7 @@ def locks(plan: dict) -> Iterator[None]:
 
 RETRIES = "retries"  # a file of the preparation's folder
 POLL_S = 0.05
-START_GRACE_S = 120.0  # in which a rank that attached believes that the process which prepares is still being started
+START_GRACE_S = 120.0  # in which a rank that attached believes that the preparing process is being started, also again
 
 
 def start_preparation(
@@ -297,7 +298,8 @@ class Preparation:
         self.folder = Path(plan["cache_dir"]) / "preparations" / digest(plan, KEY_LENGTH)
         self.child: subprocess.Popen | None = None
         self.task: dict | None = None
-        self.opened = time.monotonic()
+        self.seen = time.monotonic()  # when the process that prepares was last seen to run
+        self.killed = False  # whether it was killed before, and started again
         self.elsewhere = False  # whether the process that prepares is one of another machine
 
     def description(self) -> dict:
@@ -313,6 +315,7 @@ class Preparation:
     def start(self, task: dict) -> None:
         """Start the child with its task; if another one works on this very plan, it is left to it."""
         self.task = task
+        require_writable(self.folder, lacks="some rows of this recipe are")
         self.folder.mkdir(parents=True, exist_ok=True)
         # Waiting ranks hold it for an instant to probe it: hence the second.
         held = lock(self.folder / ".lock", wait_s=1.0)
@@ -348,7 +351,7 @@ class Preparation:
         return unseen and not (self.folder / "failure.json").exists()
 
     def wait_until(self, there: Callable[[], bool], *, what: str) -> None:
-        """Wait until `there()` is true. Raises what the preparing process failed with, or DataError when it is gone."""
+        """Wait until `there()` is true. Raises what the preparing process failed with; HangError when it was killed twice."""
         if there():
             return
         started = time.monotonic()
@@ -356,6 +359,7 @@ class Preparation:
             while not there():
                 time.sleep(POLL_S)
                 if self.is_running():
+                    self.seen = time.monotonic()
                     beat()  # it may fetch a large file for long; this rank does not hang
                 elif not there():
                     self._go_on_or_raise(what)
@@ -381,10 +385,21 @@ class Preparation:
         if self.child is None and self.task is not None:
             self.start(self.task)  # It was another run's child, and ended with that run.
             return
-        if self.child is None and time.monotonic() - self.opened < START_GRACE_S:
+        if self.child is None and time.monotonic() - self.seen < START_GRACE_S:
             return
-        raise DataError(
-            f"{self.folder}: the process that prepares the data ended before {what} was ready; its last words are in log.txt "
+        status = self.child.returncode if self.child is not None else 0
+        ended_by_itself = status > 0 and status != Preempted.status  # 0 and 75: by SIGTERM
+        if self.child is not None and not ended_by_itself and not self.killed:
+            print(
+                f"data: the process that prepares the data was killed (status {status}), often for memory; it is started again",
+                file=sys.stderr,
+                flush=True,
+            )
+            self.child, self.killed = None, True
+            return
+        kind = DataError if ended_by_itself else HangError
+        raise kind(
+            f"{self.folder}: the process that prepares the data ended before it had made {what}; its last words are in log.txt "
             "there. Run the same command again: preparation goes on where it stopped."
         )
 

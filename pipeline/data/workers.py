@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -408,6 +409,7 @@ def _answer(work: Work, run: tuple) -> list[int] | BaseException:
 def serve_work() -> int:
     """Encode what stdin asks for until it ends, or the process at its other end does."""
     commands.end_with(os.getppid())
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # who sends the work starts another process for one that was killed
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a user's own format may print
     requests = sys.stdin.buffer

@@ -14,7 +14,7 @@ from pipeline.evals.subject import Subject, code_of_command, find_subject, load
 from pipeline.process.commands import program
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.process.progress import progress
-from pipeline.process.storage import cache_of_run, write_json
+from pipeline.process.storage import NOT_WRITABLE, cache_of_run, write_json
 from pipeline.process.user_code import allow_task_folder
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.failures import exit_with_status
@@ -290,8 +290,16 @@ class EvalsCommand:
             write_json(Path(self.arguments.output), entry)
             print(f"recorded in {self.arguments.output}")
         elif self.subject.run is not None:
-            append_entry(self.subject.run, entry)
-            print(f"recorded in {self.subject.run.evals}")
+            try:
+                append_entry(self.subject.run, entry)
+                print(f"recorded in {self.subject.run.evals}")
+            except OSError as error:
+                if error.errno not in NOT_WRITABLE:
+                    raise
+                print(
+                    f"not recorded: {self.subject.run.evals} cannot be written ({error.strerror}). "
+                    "--output FILE keeps the figures elsewhere."
+                )
 
     def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> list[dict[str, Any]]:
         from pipeline.evals.core import closing_lines, core_results, heading, score_core, task_line

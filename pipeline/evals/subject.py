@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.process.errors import DataError, InputMissingError, TandemError, first_line
 from pipeline.process.network import limit_silence
-from pipeline.process.storage import read_json, refuse_endless_files
+from pipeline.process.storage import read_json, refuse_unreadable_files
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
 from pipeline.recipe.resolve import refuse_odd_sizes
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, step_of
@@ -48,7 +48,7 @@ def find_subject(name: str, *, trust_code: bool = False) -> Subject:
     """
     subject = _find(name)
     if Path(subject.path).is_dir():
-        refuse_endless_files(subject.path)
+        refuse_unreadable_files(subject.path)
         if (Path(subject.path) / "config.json").is_file():
             refuse_odd_sizes(read_json(Path(subject.path) / "config.json"), subject.path)
     return replace(subject, trust_code=trust_code)

@@ -41,16 +41,24 @@ def usage() -> str:
     return "\n".join(lines)
 
 
+def show(text: str) -> None:
+    """Print the text; a reader that has left, such as `head`, is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more at its end
+
+
 def main() -> int:
     command, *arguments = sys.argv[1:] or ["--help"]
     if command in ("-h", "--help", "help"):
-        print(usage())
+        show(usage())
         return 0
     if command == "--version":
         try:
-            print(version("tandem-llm"))
+            show(version("tandem-llm"))
         except PackageNotFoundError:
-            print("not installed")
+            show("not installed")
         return 0
     if command not in STAGES and command not in MODULES:
         print(f"command line: {command} is no command of tandem.\n\n{usage()}", file=sys.stderr)
@@ -64,7 +72,7 @@ def main() -> int:
     if command in STAGES and {"-h", "--help"} & set(arguments):
         from pipeline.recipe import help_text
 
-        print(help_text(command))
+        show(help_text(command))
         return 0
     if command in STAGES:
         from pipeline.launch.launch import start

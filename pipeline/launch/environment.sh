@@ -29,6 +29,7 @@ find_python() {
 
 # Prints, pinned as in constraints.txt, what the environment of $1 lacks of pyproject.toml (and of its extra $2).
 missing_requirements() {
+  trap '' INT # Python would print a traceback; who calls this ends when it is back
   "$1" - "$ROOT" "$2" <<'PYTHON'
 import re
 import sys
@@ -56,6 +57,8 @@ PYTHON
 
 # Sets PYTHON. $1: an extra of pyproject.toml, or nothing.
 prepare_environment() {
+  trap 'fail "SIGINT came before anything had begun; nothing is lost." 130' INT
+  trap 'fail "SIGTERM came before anything had begun; nothing is lost." 75' TERM
   local extra=${1:-} active=${VIRTUAL_ENV:-}
   # conda's base is active on many machines without having been chosen, and everything else stands on it.
   if [ -z "$active" ] && [ -n "${CONDA_PREFIX:-}" ] && [ "${CONDA_DEFAULT_ENV:-}" != base ]; then
@@ -66,13 +69,14 @@ prepare_environment() {
   else
     use_own_environment "$extra"
   fi
+  trap - INT TERM
 }
 
 use_active_environment() {
   local missing
   PYTHON=$1/bin/python
   [ -x "$PYTHON" ] || fail "$1: the active environment has no bin/python. Deactivate it, or make it anew."
-  "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  (trap '' INT && "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))') || # its traceback would say no more
     fail "$1: the active environment has $("$PYTHON" -V 2>&1), but Tandem needs Python 3.11 or newer. Activate one that has it, or none."
   missing=$(missing_requirements "$PYTHON" "$2")
   if [ -n "$missing" ]; then

@@ -11,13 +11,25 @@ NNODES, NODE_RANK, MASTER_ADDR (and MASTER_PORT): several machines, each of whic
 RDZV_TIMEOUT, seconds that they wait for each other before a start (launch/launch.py).
 """
 
+# ruff: noqa: E402 - the package is found only from the root, and hears Ctrl-C from its first import on
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+if not __package__:  # started as a file
+    sys.path[0] = str(ROOT)
+
+import pipeline  # noqa: F401
+
+# isort: split
+
 import ctypes
 import json
 import os
 import secrets
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -25,22 +37,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 
-ROOT = Path(__file__).parents[2]
-if not __package__:  # started as a file
-    sys.path[0] = str(ROOT)
-
-from pipeline.preflight.devices import visible_gpus  # noqa: E402 - found only from the root
-from pipeline.process.commands import whole_number  # noqa: E402
-from pipeline.process.errors import HangError, Interrupted, Preempted, RecipeError, TandemError  # noqa: E402
-from pipeline.process.storage import read_json, write_json  # noqa: E402
-from pipeline.run_dir.checkpoints import by_step, step_of, take_lock  # noqa: E402
-from pipeline.run_dir.rows import read_rows  # noqa: E402
-from pipeline.run_dir.run_directory import WRITER_WAIT_S, RunDirectory  # noqa: E402
+from pipeline.preflight.devices import visible_gpus
+from pipeline.process.commands import whole_number
+from pipeline.process.errors import HangError, Interrupted, Preempted, RecipeError, TandemError
+from pipeline.process.storage import read_json, write_json
+from pipeline.run_dir.checkpoints import by_step, step_of, take_lock
+from pipeline.run_dir.rows import read_rows
+from pipeline.run_dir.run_directory import WRITER_WAIT_S, RunDirectory
 
 # The hosts of one job: they meet before every start of it, say how theirs ended, and notice one that is lost.
 #
@@ -582,10 +589,9 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
         config = "multi_node"
     count = ("1 process" if processes == 1 else f"{processes} processes") + (" on each machine" if hosts else "")
     device = "the CPU" if not gpus else "a GPU" if processes == 1 else "GPUs"
-    print(
-        f"starting {count} on {device}: {Path(entry).name} {' '.join(arguments)} (accelerate_configs/{config}.yaml)",
-        flush=True,
-    )
+    what = f"{Path(entry).name} {' '.join(arguments)} (accelerate_configs/{config}.yaml)"
+    with suppress(BrokenPipeError):  # a reader such as `head` has left; the run goes on
+        print(f"starting {count} on {device}: {what}", flush=True)
     everywhere = processes * (hosts.nodes if hosts else 1)
     command = launch_command(config, everywhere, entry, arguments, hosts=hosts)
     signals: list[int] = []

@@ -5,13 +5,16 @@ that it is gone. One process alone is started here, with the variables that acce
 and torch for that takes more than a second of every start.
 """
 
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
-import yaml
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # launch.py says what happened; an import would print a traceback
+
+import os  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import yaml  # noqa: E402
 
 # What the shipped configs of one process say beside `use_cpu`. One that says anything else is left to accelerate.
 ALONE = {

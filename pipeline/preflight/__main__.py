@@ -56,7 +56,7 @@ from pipeline.preflight.plan import (  # fmt: skip
 )
 from pipeline.process.commands import command, program, whole_number
 from pipeline.process.errors import DataError, RecipeError, TandemError, refuse
-from pipeline.process.storage import cache_dir, can_be_made
+from pipeline.process.storage import cache_dir, can_be_used
 from pipeline.recipe import Recipe, describe_filled, read_recipe
 from pipeline.recipe.resolve import is_auto, micro_batch, resolve_start, sizes_at_depth, start_folder, step_rows
 from pipeline.recipe.schema import Source
@@ -519,7 +519,7 @@ def _can_count(recipe: Recipe) -> bool:
 
 
 def _keeps_sources(recipe: Recipe) -> bool:
-    return _local(recipe) and can_be_made(cache_dir(recipe.data.cache_dir))
+    return _local(recipe) and can_be_used(cache_dir(recipe.data.cache_dir))
 
 
 def _planned(recipe: Recipe) -> DeviceInfo:

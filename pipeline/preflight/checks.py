@@ -27,7 +27,7 @@ from pipeline.process.errors import (
     TandemError,
     refuse,
 )
-from pipeline.process.storage import cache_dir, can_be_made
+from pipeline.process.storage import NOT_WRITABLE, cache_dir, can_be_used, is_cache
 from pipeline.process.user_code import import_attribute, import_built_in
 from pipeline.recipe import Recipe
 from pipeline.recipe.located_yaml import show
@@ -377,6 +377,8 @@ def _writing(plan: "Plan") -> Iterator[TandemError]:
         try:
             tempfile.TemporaryFile(dir=nearest_existing(folder)).close()
         except OSError as error:
+            if key == "data.cache_dir" and error.errno in NOT_WRITABLE and is_cache(folder):
+                continue  # what it lacks is refused when it is to be prepared, before step 1
             yield CannotWriteError(f"{folder}: cannot be written ({error.strerror}). Set {key} to a folder that can.")
 
 
@@ -494,7 +496,7 @@ def reading_findings(
 
 def _sources(recipe: Recipe) -> list[str]:
     """Opened as the stage will open them; what is found out about a file is kept, so that this costs the start nothing."""
-    if not can_be_made(cache_dir(recipe.data.cache_dir)):  # where it is kept; the check of the folders says so
+    if not can_be_used(cache_dir(recipe.data.cache_dir)):  # where it is kept; the check of the folders says so
         return []
     run = RunDirectory.of(recipe)
     goes_on = run.has_trained()

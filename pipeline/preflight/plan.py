@@ -49,7 +49,7 @@ from pipeline.preflight.memory import (
 )
 from pipeline.process import commands
 from pipeline.process.errors import RecipeError
-from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
+from pipeline.process.storage import cache_dir, read_sealed_json, where_writable, write_sealed_json
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
 from pipeline.recipe.counted_sizes import CountedSizes
@@ -146,8 +146,9 @@ def measure(argv: list[str], device: DeviceInfo, *, processes: int, seconds: flo
 
 
 def keep(probe: Probe, recipe: Recipe, device: DeviceInfo, *, processes: int) -> None:
-    """For the plans to come."""
-    write_sealed_json(_probe_place(recipe, device, processes=processes), asdict(probe))
+    """Keep what was measured for the plans to come; a cache that cannot be written is left as it is."""
+    with where_writable():
+        write_sealed_json(_probe_place(recipe, device, processes=processes), asdict(probe))
 
 
 def kept(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Probe | None:

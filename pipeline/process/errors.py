@@ -110,6 +110,10 @@ class Interrupted(TandemError):
     of_all_ranks = True
 
 
+class Stopped(BaseException):
+    """SIGTERM or SIGHUP for a command that is no training. `except Exception` does not take it for an error of the work."""
+
+
 def refuse(problems: list[TandemError]) -> None:
     """Raise all problems as one, each once, with the class of the lowest status: the recipe's before the data's."""
     if problems:

@@ -17,9 +17,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from pipeline.process.errors import CannotWriteError, DamagedFileError
+from pipeline.process.errors import CannotWriteError, DamagedFileError, InputMissingError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 # A file system that has no such call says one of these; it is no error of this file.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 PLAIN_OPEN = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))  # Windows has the last alone
@@ -121,7 +122,9 @@ def write_bytes(path: str | Path, *parts: Any) -> None:
             file.flush()
             _fsync(file.fileno(), path.parent)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:  # of a write
+            error.filename = str(path)
         with suppress(OSError):  # the error above is the one to tell
             temporary.unlink(missing_ok=True)
         raise
@@ -185,11 +188,19 @@ def open_regular(path: str | Path, mode: str = "rb") -> BinaryIO:
     raise DamagedFileError(f"{path}: is {kind}, not a file, so it is not read. Remove it, or put the file there.")
 
 
-def refuse_endless_files(folder: str | Path) -> None:
-    """Raise DamagedFileError where a folder has a pipe or a device among its files: a library that opens it would wait for ever."""
+def refuse_unreadable_files(folder: str | Path) -> None:
+    """Raise DamagedFileError where a folder has a pipe or a device among its files: a library that opens it would wait for ever.
+
+    Raises InputMissingError for a file that this user may not read: safetensors would say that there is none.
+    """
     for path in sorted(Path(folder).iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
             raise DamagedFileError(f"{path}: is a pipe or a device, not a file, so the folder is not used. Remove it.")
+        if path.is_file() and not os.access(path, os.R_OK):
+            mode = stat.S_IMODE(path.stat().st_mode)
+            raise InputMissingError(
+                f"{path}: this user may not read it (mode {mode:04o}), so the folder is not used. Its owner can run: chmod -R a+rX {folder}"
+            )
 
 
 def read_bounded(path: str | Path) -> bytes:
@@ -268,8 +279,10 @@ def temporary_folder(path: str | Path) -> Path:
 
 def publish_folder(temporary: Path, path: Path) -> None:
     """Fsync every file and rename the folder. If `path` exists by then (another process was first), it is discarded."""
+    wanted = temporary.stat().st_mode & 0o666  # as the umask made it
     for folder, _, names in os.walk(temporary, topdown=False):
         for name in names:
+            _add_mode(Path(folder, name), wanted)
             fsync_file(Path(folder, name))
         fsync_folder(Path(folder))
     if path.exists():
@@ -277,6 +290,14 @@ def publish_folder(temporary: Path, path: Path) -> None:
     else:
         os.rename(temporary, path)
         fsync_folder(path.parent)
+
+
+def _add_mode(path: Path, wanted: int) -> None:
+    """Let others read a file who could if open() had made it: safetensors and tempfile make files for their owner alone."""
+    mode = path.stat().st_mode
+    if wanted & ~mode:
+        with suppress(OSError):  # a file system without modes, or another user's file
+            path.chmod(stat.S_IMODE(mode) | wanted)
 
 
 @contextmanager
@@ -339,16 +360,44 @@ def cache_of_run(value: str | None) -> Path:
     """Return the cache that a run's own recipe names, where it is one already; else the user's, since somebody else may have written
     the recipe, and what is evaluated must not be written where it says."""
     named = cache_dir(value)
-    if sum((named / part).is_dir() for part in PARTS) > 1:
+    if is_cache(named):
         return named
     own = cache_dir()
     return named if named.is_relative_to(own) else own
 
 
-def can_be_made(folder: Path) -> bool:
-    """Return whether the folder is there or could be made, as far as its nearest ancestor tells."""
+def is_cache(folder: Path) -> bool:
+    """Return whether a run was prepared in the folder."""
+    return sum((folder / part).is_dir() for part in PARTS) > 1
+
+
+def is_writable(folder: Path) -> bool:
+    """Return whether the folder can be written or could be made, as far as its nearest ancestor tells."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     return there.is_dir() and os.access(there, os.W_OK)
+
+
+def can_be_used(cache: Path) -> bool:
+    """Return whether the cache is one, which may be read only, or could be made."""
+    return is_cache(cache) or is_writable(cache)
+
+
+def require_writable(folder: Path, *, lacks: str) -> None:
+    """Raise CannotWriteError where a part of a cache that lacks something cannot be written."""
+    if not is_writable(folder):
+        raise CannotWriteError(
+            f"{folder}: cannot be written by this user, and {lacks} not there yet. Set data.cache_dir to a folder that can."
+        )
+
+
+@contextmanager
+def where_writable() -> Iterator[None]:
+    """Leave out what is written in the block where this user may only read, as in a cache that another one has prepared."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
 
 
 # Locks on files: the kernel drops one when the last process that has it open dies, so a lock file left behind locks
@@ -470,8 +519,15 @@ def is_stand_in(held: Held) -> bool:
 
 @contextmanager
 def file_lock(path: str | Path, *, wait_s: float = FOREVER, lease: bool = False) -> Iterator[bool]:
-    """Hold an exclusive lock on a file while the block runs; yields whether it is held: after `wait_s` another may hold it still."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    """Hold an exclusive lock on a file while the block runs; yields whether it is held: after `wait_s` another may hold it still.
+
+    A folder that this user may only read needs none: whatever the block were to write there fails by itself.
+    """
+    folder = Path(path).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        yield True
+        return
     held = lock(path, wait_s=wait_s, lease=lease)
     with held or nullcontext():
         yield held is not None

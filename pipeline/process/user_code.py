@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline.process.errors import RecipeError, TandemError
+from pipeline.process.errors import RecipeError, Stopped, TandemError
 from pipeline.process.storage import sha256_file
 
 IMPORT_LIMIT_S = 120  # a network disk may need a minute for large libraries
@@ -169,7 +169,7 @@ def guarded(name: str, *, doing: str = "cannot be used") -> Iterator[None]:
     """Turn whatever user's code raises, also to end the process, into a RecipeError. Ctrl-C and our own errors pass."""
     try:
         yield
-    except (TandemError, KeyboardInterrupt):
+    except (TandemError, KeyboardInterrupt, Stopped):
         raise
     except _TooLong:
         raise RecipeError(

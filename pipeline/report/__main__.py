@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     elif is_imported(runs[0]):
         print(report(runs[0]), end="")  # a log has no directory of its own to write into
     else:
-        print(write_report(runs[0]))
+        print(write_report(runs[0], options.output))
     return 0
 
 
@@ -44,7 +44,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
         description="One run: write report.md, report.html and curves.png into its directory. Several: print a comparison in Markdown, and write it as a page with --output.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, the name of one under runs/, or a log: console lines of nanochat, picoLLM or a run of ours, a metrics.jsonl, or metrics exported as CSV or JSON (docs/metrics.md)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="of a comparison: write it there as a page (comparison.html, opens offline: curves of all runs over each other by steps, tokens, time or FLOPs), as comparison.md and curves.png")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="of a run: write the report there instead; of a comparison: write it there as a page (comparison.html, opens offline: curves of all runs over each other by steps, tokens, time or FLOPs), as comparison.md and curves.png")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all rows of all runs as one table")
     parser.add_argument("--fit", action="store_true", help="fit val/bpb over FLOPs of at least 3 runs of one family")
     parser.add_argument("--serve", action="store_true", help="of a run, also while it trains: show its page on this machine and follow the run; prints the address")  # fmt: skip

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,10 +19,10 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS
-from pipeline.process.errors import ServiceError
+from pipeline.process.errors import CannotWriteError, ServiceError
 from pipeline.process.network import LOOPBACK, host_of
 from pipeline.process.progress import short_count
-from pipeline.process.storage import write_bytes, write_text
+from pipeline.process.storage import NOT_WRITABLE, write_bytes, write_text
 from pipeline.report.benchmarks import benchmarks_text
 from pipeline.report.curves import AXES, finite, panels_of, trained_on
 from pipeline.report.diagnosis import diagnose, diagnosis_text, verdict
@@ -420,17 +421,26 @@ SECTIONS: dict[str, list[tuple[str, Callable[[RunData], str]]]] = {
 }
 
 
-def write_report(data: RunData) -> Path:
-    """Write report.md, report.html and their picture into the run's report/; returns the page's path."""
+def write_report(data: RunData, folder: Path | None = None) -> Path:
+    """Write report.md, report.html and their picture into the folder, default the run's report/; returns the page's path."""
     from pipeline.report.page import picture  # these two cost a second of imports, which a comparison need not pay
 
-    data.run.refuse_links(data.run.report)
-    run, panels = data.run, panels_of(data)
+    if folder is None:
+        folder = data.run.report
+        data.run.refuse_links(folder)
+    panels = panels_of(data)
     drawn = picture(panels, title=data.name) if panels else None
-    place_picture(drawn, run.report / "curves.png")
-    write_text(run.report / "report.md", markdown(data, picture=drawn is not None))
-    write_text(run.report / "report.html", html_page(data, picture=drawn))
-    return run.report / "report.html"
+    try:
+        place_picture(drawn, folder / "curves.png")
+        write_text(folder / "report.md", markdown(data, picture=drawn is not None))
+        write_text(folder / "report.html", html_page(data, picture=drawn))
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        raise CannotWriteError(
+            f"{folder}: the report cannot be written there ({error.strerror}). Name a folder that can with --output."
+        ) from None
+    return folder / "report.html"
 
 
 def place_picture(picture: bytes | None, path: Path) -> None:
@@ -534,7 +544,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 class Handler(BaseHTTPRequestHandler):
     def __init__(self, page: LivePage, *connection) -> None:
         self.page = page
-        super().__init__(*connection)
+        with suppress(ConnectionError):  # the browser left before it had all
+            super().__init__(*connection)
 
     def do_GET(self) -> None:
         # A website that a browser was led to believe to be this machine (DNS rebinding) names its own host.

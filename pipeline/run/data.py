@@ -234,6 +234,8 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             f"tokenizer: another one ({before['tokenizer']['size']} -> {now['tokenizer']['size']} ids, or other merges or template)"
         )
     for role in ("sources", "validation"):
+        if [s["fingerprint"] for s in before[role]] == [s["fingerprint"] for s in now[role]]:
+            continue  # a moved folder may give a source another name
         old, new = ({s["name"]: s for s in inputs[role]} for inputs in (before, now))
         for name in sorted(old.keys() | new.keys()):
             if name not in old or name not in new:

@@ -38,7 +38,7 @@ from pipeline.process.errors import (
     RecipeError,
 )
 from pipeline.process.secrets import redacted
-from pipeline.process.storage import cache_dir, remove_file, write_text
+from pipeline.process.storage import cache_dir, is_writable, remove_file, write_text
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
 from pipeline.recipe.located_yaml import load_mapping
@@ -114,6 +114,11 @@ def open_run(recipe: Recipe) -> OpenRun:
 def _open(recipe: Recipe) -> OpenRun:
     directory = RunDirectory.of(recipe)
     manifest = directory.read_manifest()
+    if not manifest and directory.has_trained():
+        raise DataError(
+            f"{directory.manifest}: is missing, and the folder holds a run that has trained, so going on could mix two runs. "
+            "Put the file back from a copy, or give this run another run.name."
+        )
     begun = "must_match" in manifest and directory.has_trained()
     if begun or "finished" in manifest:
         _refuse_another_run(recipe, directory, manifest)
@@ -204,7 +209,10 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
         raise CannotWriteError(
             f"{directory.path}: run.resume is never and the run exists. Give another run.name, or remove the folder."
         )
-    found = differences(manifest["must_match"], must_match(recipe))
+    saved, now = manifest["must_match"], must_match(recipe)
+    if "finished" not in manifest and "inputs" in manifest and by_step(directory.checkpoints):
+        saved, now = _without_places(saved), _without_places(now)  # run/data.py compares the files by their hashes
+    found = differences(saved, now)
     if found:
         lines = "\n  ".join(found)
         can_fork = import_built_in("recipe.parents:can_fork")(found)
@@ -213,6 +221,15 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
             f"{recipe.path}: {directory.path} holds a run whose recipe differs in keys that cannot change, and going on would mix two runs:\n  {lines}\n"
             f"Give this one another run.name{with_state}."
         )
+
+
+def _without_places(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys that must match without the paths of data on this machine."""
+    kept = dict(keys)
+    for name in ("data.sources", "data.validation"):
+        sources = keys.get(name) or []
+        kept[name] = [source if source.get("id") else {**source, "files": None} for source in sources]
+    return kept
 
 
 def _has_lost_all(directory: RunDirectory) -> bool:
@@ -341,7 +358,8 @@ def start_process(recipe: Recipe) -> int:
         keep_freed_memory()
     # Compiled kernels outlive the run, and a reboot. They hold for one kind of processor, and a cache may be shared by several.
     compiled = cache_dir(recipe.data.cache_dir) / "compiled" / hashlib.sha256(cpu_name().encode()).hexdigest()[:8]
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    if is_writable(compiled):  # else torch's own folder
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
     if state.num_processes > 1:
         refuse_different_ranks(recipe)

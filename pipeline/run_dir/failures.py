@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pipeline
 from pipeline.process import commands
 from pipeline.process.errors import (
     CannotWriteError,
@@ -25,12 +26,13 @@ from pipeline.process.errors import (
     OutOfMemoryError,
     Preempted,
     RecipeError,
+    Stopped,
     TandemError,
     first_line,
     of_panic,
 )
 from pipeline.process.secrets import redact_output, redacted, release_output
-from pipeline.process.storage import DISK_FULL, close_leases, raise_if_moved, write_json
+from pipeline.process.storage import DISK_FULL, close_leases, note_once, raise_if_moved, write_json
 from pipeline.run_dir.run_directory import RunDirectory
 
 _current_run: RunDirectory | None = None
@@ -66,8 +68,9 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     A TandemError is printed as its sentence; anything else is our bug and keeps its traceback. The status is also
     written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
     """
+    _hear_signals()
     _open_standard_streams()
-    _count_cores_for_compiler()
+    _prepare_for_compiler()
     redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
         if sys.flags.optimize > 1:
@@ -87,6 +90,25 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     leave(outcome)
 
 
+def _hear_signals() -> None:
+    """Let Ctrl-C be a KeyboardInterrupt again (pipeline/__init__.py), and SIGTERM and SIGHUP an end with a sentence; a training has
+    `Signals` for them."""
+    if signal.getsignal(signal.SIGINT) is pipeline.leave_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    own = os.getpid()
+
+    def stop(number: int, frame: Any) -> None:
+        if os.getpid() != own:  # a forked child, which ends as whoever stops it expects
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif not is_leaving():
+            raise Stopped(number)
+
+    for number in NUMBERS:
+        if number != signal.SIGINT and signal.getsignal(number) in (signal.SIG_DFL, pipeline.leave_at_once):
+            signal.signal(number, stop)
+
+
 def _open_standard_streams() -> None:
     """Give the process the streams that its shell closed, and let no character that they cannot encode end it.
 
@@ -103,9 +125,17 @@ def _open_standard_streams() -> None:
             getattr(sys, name).reconfigure(errors="backslashreplace" if number else "replace")
 
 
-def _count_cores_for_compiler() -> None:
-    """Set the number of torch's compile threads where the system refuses to say which cores are usable: importing its compiler
-    would fail with that call."""
+def _prepare_for_compiler() -> None:
+    """Set what torch's compiler would fail at when it is imported, as also an uncompiled run does: the number of its threads where the
+    system refuses to say which cores are usable, and another folder than one that cannot be written."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        os.makedirs(folder or ".", exist_ok=True)
+    except OSError as error:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        note_once(
+            f"TORCHINDUCTOR_CACHE_DIR: {folder} cannot be made ({error.strerror}); torch keeps what it compiles elsewhere"
+        )
     try:
         os.sched_getaffinity(0)
     except OSError:
@@ -203,6 +233,9 @@ def _print_error(error: BaseException, status: int, message: str) -> None:
 def _as_tandem_error(error: BaseException) -> BaseException:
     if panic := of_panic(error):
         return panic
+    if isinstance(error, Stopped):
+        name = signal.Signals(error.args[0]).name
+        return Preempted(f"{name} ended it before it was done; what was written is whole. Run the same command again.")
     # safetensors and tokenizers have the system's error in their words only.
     from_rust = type(error).__name__ == "SafetensorError" or type(error) is Exception
     match = re.search(r"\(os error (\d+)\)", str(error)) if from_rust else None
@@ -222,6 +255,11 @@ def _as_tandem_error(error: BaseException) -> BaseException:
         return CannotWriteError(
             f"{where}: its file system cannot do what a whole file needs ({os.strerror(number)}: renaming, locking or deleting); every "
             "checkpoint that was whole still is. Move run.directory and data.cache_dir to another one; then run the same command again."
+        )
+    if number == errno.EFBIG:
+        return CannotWriteError(
+            f"{where}: the file became larger than this process (ulimit -f) or the file system allows; every checkpoint that was whole still "
+            "is. Raise the limit or move run.directory; then run the same command again."
         )
     if number in (errno.EIO, errno.EROFS):
         return CannotWriteError(

@@ -412,8 +412,8 @@ class RunDirectory:
             target = os.path.realpath(path)
             if path.is_symlink() and (os.path.islink(target) or not Path(target).is_relative_to(root)):
                 raise CannotWriteError(
-                    f"{path}: is a link to {os.readlink(path)}, which is not in the run directory, and nothing is written through it. Remove "
-                    "it; for a run on another disk set run.directory."
+                    f"{path}: is a link to {os.readlink(path)}, which is not in the run directory, and nothing is written through it. Put what "
+                    "it names in its place; for a run on another disk move all of it there and set run.directory."
                 )
 
     def hold(self) -> None:

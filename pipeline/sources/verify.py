@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.process.errors import DataError, readable
 from pipeline.process.network import read_again
-from pipeline.process.storage import parse_json, sha256_file, sum_of, write_bytes
+from pipeline.process.storage import parse_json, sha256_file, sum_of, where_writable, write_bytes
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, TREE_KEYS, Format, UntrainableConversation
 from pipeline.sources.raw_rows import (
@@ -178,17 +178,19 @@ class FactsOfFiles:
         store = self._store(Path(facts.path))
         with self._lock:
             self._of_store(store)[facts.path] = facts
-            store.parent.mkdir(parents=True, exist_ok=True)
-            with open(store, "ab") as file:
-                file.write(_line(value))
+            with where_writable():
+                store.parent.mkdir(parents=True, exist_ok=True)
+                with open(store, "ab") as file:
+                    file.write(_line(value))
 
     def head_is_known(self, reading: str) -> bool:
         """Return whether a file that is not fetched yet began and ended as it should when it was looked at."""
         return self._head(reading).exists()
 
     def keep_head(self, reading: str) -> None:
-        self._head(reading).parent.mkdir(parents=True, exist_ok=True)
-        self._head(reading).touch()
+        with where_writable():
+            self._head(reading).parent.mkdir(parents=True, exist_ok=True)
+            self._head(reading).touch()
 
     def _head(self, reading: str) -> Path:
         return self.folder / "files" / f"{hashlib.sha256(os.fsencode(reading)).hexdigest()[:24]}.head"
@@ -206,7 +208,8 @@ class FactsOfFiles:
             known = {facts.path: facts for line in lines if (facts := _facts_in(line))}
             # Of a line that another process adds meanwhile the fact is found out again.
             if len(lines) > 4 * len(known) + SPARE_LINES:
-                write_bytes(store, b"".join(_line(asdict(facts)) for facts in known.values()))
+                with where_writable():
+                    write_bytes(store, b"".join(_line(asdict(facts)) for facts in known.values()))
             self._known[store] = known
         return self._known[store]
 

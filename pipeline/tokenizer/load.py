@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.errors import InputMissingError, RecipeError, ServiceError, first_line
-from pipeline.process.storage import refuse_endless_files
+from pipeline.process.storage import refuse_unreadable_files
 from pipeline.process.user_code import import_built_in
 from pipeline.tokenizer.chat import (
     RESPONSE_TEMPLATE,
@@ -150,7 +150,7 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
     if folder is None and (path.startswith((".", "/", "~")) or path.count("/") > 1):
         raise InputMissingError(f"{where}: there is no folder {path}. Correct the path, or give a Hub id like gpt2.")
     if folder is not None:
-        refuse_endless_files(folder)
+        refuse_unreadable_files(folder)
     from transformers import AutoTokenizer
 
     # Whoever renders with it, as lm_eval and our letters do.

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.process.commands import program
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.process.progress import Bar, count_text, waiting
-from pipeline.process.storage import cache_dir, file_lock, read_json, remove_folder, write_json
+from pipeline.process.storage import cache_dir, file_lock, read_json, remove_folder, require_writable, write_json
 from pipeline.run_dir.checkpoints import SEAL, problems, seal, whole_folder
 from pipeline.sources.formats import REASONING
 from pipeline.tokenizer.chat import RESPONSE_TEMPLATE, built_in_template
@@ -253,6 +253,7 @@ def trained_tokenizer(recipe, sources: list, *, validation: list | None = None, 
             print(f"tokenizer: {folder}: {'; '.join(found)}, so it is trained again on the same text", flush=True)
             remove_folder(folder)
         if not folder.is_dir():
+            require_writable(folder.parent, lacks="this recipe's tokenizer is")
             _train(recipe, sources, folder, validation=validation or [], beside=beside)
     from transformers import PreTrainedTokenizerFast
 

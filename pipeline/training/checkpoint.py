@@ -28,7 +28,7 @@ from pipeline.hardware import has_memory_files
 from pipeline.metrics import BEST_BY
 from pipeline.model.build import cut_like, load_weights, read_tensors, saved_form, saved_weights
 from pipeline.monitor.heartbeat import beat
-from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, TandemError
+from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, HangError, TandemError
 from pipeline.process.progress import waiting
 from pipeline.process.storage import DISK_FULL, folder_bytes, raise_if_moved, read_json, temporary_folder
 from pipeline.run_dir import checkpoints
@@ -651,7 +651,8 @@ def failure(job: checkpoints.Job, status: int, stderr: bytes) -> Exception:
         error = checkpoints.last_words(stderr)
     except ValueError:
         text = stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return CannotWriteError(
+        kind = HangError if status < 0 else CannotWriteError  # killed: a next start may be spared
+        return kind(
             f"{job.target}: the process that was to write it ended with status {status} ({text or 'without a word'}), so it does not exist. "
             "The checkpoints before it are whole: run the same command again."
         )

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.process.errors import CannotWriteError, DiskFullError
+from pipeline.process.errors import CannotWriteError, DiskFullError, HangError
 from pipeline.run_dir import checkpoints
 from pipeline.run_dir.checkpoints import by_step, problems
 from pipeline.run_dir.run_directory import RunDirectory
@@ -92,6 +93,25 @@ def test_a_killed_writer_is_started_again_with_what_was_copied(run):
     os.kill(saver.process.pid, signal.SIGKILL)
     saver.wait()
     assert problems(run.checkpoint(5)) == []
+
+
+def test_a_writer_killed_twice_ends_the_run_with_a_restartable_status(run):
+    saver = saver_of(run)
+    saver.save(5, write_small=small_files)
+    first = saver.process.pid
+    os.kill(first, signal.SIGKILL)
+
+    def kill_the_second():
+        while saver.process.pid == first:
+            time.sleep(0.001)
+        os.kill(saver.process.pid, signal.SIGKILL)
+
+    killing = threading.Thread(target=kill_the_second)
+    killing.start()
+    with pytest.raises(HangError, match="status -9"):
+        saver.wait()
+    killing.join()
+    assert names(run) == [".writing"]
 
 
 def test_a_disk_that_refuses_is_reported_with_the_file_and_the_checkpoint_before_stays(run, monkeypatch):

@@ -1,6 +1,7 @@
 """The end of a process comes, with its status, whatever terminal and disk are like."""
 
 import os
+import resource
 import subprocess
 import sys
 
@@ -61,3 +62,19 @@ def test_a_file_that_this_user_may_not_read_is_reported_with_a_status_of_its_own
     assert ended.returncode == 73
     assert "error: runs/a/optimizer.safetensors: this user may not read or write it (Permission denied)" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_file_over_the_limit_of_its_size_is_reported_by_its_name(tmp_path):
+    program = ENTRY.replace("raise error", 'write_bytes("runs/a/samples.jsonl", b"0" * 5000)')
+    program = "from pipeline.process.storage import write_bytes\n" + program
+    limited = subprocess.run(
+        [sys.executable, "-c", program, "main"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )
+    assert limited.returncode == 73
+    assert "error: runs/a/samples.jsonl: the file became larger than this process (ulimit -f)" in limited.stderr
+    assert "Traceback" not in limited.stderr

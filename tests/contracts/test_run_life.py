@@ -51,6 +51,18 @@ def test_another_recipe_in_the_same_directory_is_refused_with_the_difference(run
     assert "another run.name, and with it run.fork_from=same to start from that one's state" in refused.output
 
 
+def test_a_run_without_its_manifest_is_refused_and_left_as_it_is(runner):
+    recipe = runner.recipe("unknown", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
+    run = runner.train(recipe)
+    (run.directory / "run_manifest.json").unlink()
+    before = sorted(run.directory.rglob("*"))
+
+    refused = runner.train(recipe, "train.seed=8", "train.max_steps=4", status=65)
+
+    assert "run_manifest.json: is missing, and the folder holds a run that has trained" in refused.output
+    assert sorted(run.directory.rglob("*")) == before
+
+
 def test_keys_that_may_change_are_applied_and_recorded(runner):
     recipe = runner.recipe("changed", "gpt2")
     runner.kill(recipe, name="changed", after_step=6)
@@ -185,6 +197,22 @@ def test_resume_names_the_step_to_go_on_from_and_sets_later_checkpoints_aside(ru
     same, aside_then = train_again("train.max_grad_norm=0.01", start=10)
     assert "went back to step 5 already" in same.output
     assert aside_then == aside
+
+
+def test_a_run_goes_on_with_data_that_were_moved_and_refuses_other_bytes(runner, text_files, tmp_path):
+    here = shutil.copy(text_files[0], tmp_path / "text.jsonl")
+    one = {"sources": [{"files": str(here)}], "validation": [{"files": str(text_files[2])}]}
+    recipe = runner.recipe("moved", "gpt2", data=one, train={"max_steps": 8, "save_steps": 4, "logging_steps": 1})
+    runner.kill(recipe, name="moved", after_step=5)
+    there = tmp_path / "elsewhere" / "text.jsonl"
+    there.parent.mkdir()
+    shutil.copy(text_files[1], there)
+    runner.train(recipe, f"data.sources=[{{files: {there}}}]", status=65)
+    shutil.move(here, there)
+
+    run = runner.train(recipe, f"data.sources=[{{files: {there}}}]")
+
+    assert "going on from checkpoint-4" in run.output
 
 
 def test_changed_text_is_refused_by_the_name_of_its_file(runner, text_files):

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.data.preparation import Preparation, folders_of, locks, open_stream, sequence_folder, start_preparation
 from pipeline.data.rows import TrainingRows, ValidationRows
-from pipeline.process.errors import DataError
+from pipeline.process.errors import DataError, HangError
 from pipeline.process.storage import LOOK_S, write_json
 from pipeline.recipe.schema import Source
 
@@ -70,14 +70,33 @@ def test_a_killed_preparation_is_told_and_the_next_start_goes_on_with_the_same_b
     attached = Preparation.attach(json.loads(json.dumps(preparation.description())))
     assert not attached.is_running()
     stream.refresh()
+    preparation.killed = True  # and started again before
     if stream.missing() is not None:
-        with pytest.raises(DataError, match=r"ended before .* was ready.*Run the same command again"):
+        with pytest.raises(HangError, match=r"ended before it had made a row.*Run the same command again"):
             preparation.wait_until(lambda: False, what="a row")
     again = started(bench, recipe)
     batches(again)
     if again.child:
         again.child.wait(60)
     assert shard_bytes(again.plan) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_preparation_is_started_again_where_rows_are_waited_for(bench, number, capsys):
+    recipe = bench.recipe(train={"max_steps": STEPS}, cache=f"killed-{number}")
+    preparation = started(bench, recipe)
+    os.kill(preparation.child.pid, number)
+    preparation.child.wait()
+    stream = open_stream(preparation.plan, "train")
+
+    def all_there() -> bool:
+        stream.refresh()
+        return stream.missing() is None
+
+    preparation.wait_until(all_there, what="all rows")
+
+    assert "was killed" in capsys.readouterr().err
+    assert shard_bytes(preparation.plan) == shard_bytes(bench.prepared(bench.recipe(train={"max_steps": STEPS})).plan)
 
 
 def test_a_failure_of_the_preparing_process_is_raised_where_rows_are_waited_for(bench, tmp_path):

@@ -12,7 +12,7 @@ from pipeline.evals.subject import find_subject
 from pipeline.evals.tasks import append_entry
 from pipeline.monitor.sampler import COLUMNS, SampleTable, read_gpus
 from pipeline.process.errors import CannotWriteError, DamagedFileError, DataError, RecipeError
-from pipeline.process.storage import file_lock, read_json, refuse_endless_files
+from pipeline.process.storage import file_lock, read_json, refuse_unreadable_files
 from pipeline.recipe import Recipe, read_recipe
 from pipeline.recipe.resolve import refuse_odd_sizes
 from pipeline.report.run_data import read_run
@@ -42,7 +42,7 @@ def test_a_folder_with_a_pipe_or_a_device_is_no_model_and_no_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     os.mkfifo(tmp_path / "tokenizer.json")
     for use in (
-        refuse_endless_files,
+        refuse_unreadable_files,
         lambda path: find_subject(str(path)),
         lambda path: open_tokenizer(str(path), revision=None, beside=None, where="x"),
     ):

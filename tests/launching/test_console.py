@@ -165,3 +165,12 @@ def test_the_wheel_trains_and_answers_in_a_folder_with_a_users_own_pipeline(fold
     for name in ("own", "shipped"):
         assert (folder / "runs" / name / "model" / "model.safetensors").is_file()
         assert (folder / "runs" / name / "report" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["pretrain", "--help"]])
+def test_a_reader_that_has_left_is_no_error_of_the_console_command(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, CONSOLE, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,6 +1,9 @@
 """--serve: the page of a run that trains follows its files, keeps what the reader unfolded, and answers this machine alone."""
 
 import json
+import signal
+import socket
+import struct
 import subprocess
 import sys
 import urllib.error
@@ -105,3 +108,20 @@ def test_several_runs_or_a_log_cannot_be_followed(run, capsys):
         with pytest.raises(SystemExit):
             main([*map(str, runs), "--serve"])
         assert "--serve follows one run directory" in capsys.readouterr().err
+
+
+def test_a_browser_that_leaves_early_prints_no_traceback(run):
+    log_step(run, 50)
+    command = [sys.executable, "-m", "pipeline.report", str(run.path), "--serve", "--port", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, cwd=ROOT, **pipes) as process:
+        address = process.stdout.readline().split()[0]
+        port = int(address.rstrip("/").rpartition(":")[2])
+        for _ in range(3):
+            client = socket.create_connection(("127.0.0.1", port))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            client.close()  # with a reset
+        assert urllib.request.urlopen(address, timeout=60).status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[1] == ""
