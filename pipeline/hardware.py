@@ -333,7 +333,12 @@ def bf16_is_fast() -> bool:
 
 
 def can_compile() -> bool:
-    """Return whether torch.compile works here: Triton on CUDA and ROCm, a C++ compiler on the CPU; not on MPS."""
+    """Return whether torch.compile works here: Triton on CUDA and ROCm, a C++ compiler on the CPU; not on MPS.
+
+    torch's own switches turn it into nothing, and a run would be recorded as compiled.
+    """
+    if "1" in (os.environ.get("TORCH_COMPILE_DISABLE"), os.environ.get("TORCHDYNAMO_DISABLE")):
+        return False
     kind = device_info().kind
     if kind == "cuda":
         from torch.utils._triton import has_triton

@@ -88,6 +88,10 @@ PATTERNS |= {
 }
 
 
+# Control tokens that llama.cpp ends at by their text, without a key (src/llama-vocab.cpp, special_eog_ids).
+ENDS_BY_TEXT = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>")
+
+
 def write_gguf(model: Path, target: Path, *, name: str, dtype: str = "f16") -> None:
     """Write the model of that folder as one GGUF file; norms, biases and positions stay fp32.
 
@@ -103,8 +107,8 @@ def write_gguf(model: Path, target: Path, *, name: str, dtype: str = "f16") -> N
     config, tokenizer = read_json(model / "config.json"), json.loads((model / "tokenizer.json").read_text("utf-8"))
     if reasons := [*why_not_computed(config), *why_not_cut(tokenizer)]:
         raise RecipeError(
-            f"{model}: llama.cpp cannot run this model: {'; '.join(reasons)}. Train with model.preset portable, or model.type gpt2 and "
-            "tokenizer.split_pattern gpt2, for GGUF; the folder itself runs in transformers."
+            f"{model}: no GGUF is written of this model: {'; '.join(reasons)}. llama.cpp's own convert_hf_to_gguf.py may know it; "
+            "else train with model.preset portable."
         )
     writer = gguf.GGUFWriter(target, ARCHITECTURES[config["model_type"]].name)
     try:
@@ -224,10 +228,22 @@ def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: 
     merges = tokenizer["model"]["merges"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     loaded = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    ends = ends_of(model, loaded)
+    eos = loaded.eos_token_id if loaded.eos_token_id in ends or not ends else ends[0]
+    others = [end for end in ends if end != eos]
+    others.sort(key=lambda end: tokens[end] in ENDS_BY_TEXT)  # last those that need no key
+    if missed := [tokens[end] for end in others[2:] if tokens[end] not in ENDS_BY_TEXT]:
+        print(f"{model}: llama.cpp has keys for three ends and will not end at {', '.join(missed)}", file=sys.stderr)
+    if "<|end|>" in map(tokens.get, ends) and {"<|return|>", "<|call|>"} <= set(tokens.values()):
+        raise RecipeError(
+            f"{model}: the vocabulary holds <|return|> and <|call|>, under which llama.cpp does not end at <|end|>, "
+            "so answers would run on. Take a tokenizer without them."
+        )
     for add, token in (
         (writer.add_bos_token_id, loaded.bos_token_id),
-        (writer.add_eos_token_id, loaded.eos_token_id),
-        (writer.add_eom_token_id, loaded.bos_token_id),  # ends a text as well: another one begins
+        (writer.add_eos_token_id, eos),
+        (writer.add_eom_token_id, others[0] if others else None),
+        (writer.add_eot_token_id, others[1] if len(others) > 1 else None),
         (writer.add_pad_token_id, loaded.pad_token_id),
     ):
         if token is not None:
@@ -235,6 +251,14 @@ def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: 
     writer.add_add_bos_token(loaded("a").input_ids[0] == loaded.bos_token_id)
     if loaded.chat_template:
         writer.add_chat_template(loaded.chat_template)
+
+
+def ends_of(model: Path, tokenizer: Any) -> list[int]:
+    """Return the ids that end what the model in that folder generates; the tokenizer's end token where it has no list."""
+    generation = model / "generation_config.json"
+    ends = read_json(generation).get("eos_token_id") if generation.exists() else None
+    ends = tokenizer.eos_token_id if ends is None else ends
+    return [end for end in dict.fromkeys(ends if isinstance(ends, list) else [ends]) if end is not None]
 
 
 def _add_tensors(writer: Any, model: Path, config: dict[str, Any], *, wanted: Any) -> None:
@@ -381,11 +405,7 @@ def modelfile(gguf: str, *, model: Path) -> str:
             f"{model}: its chat template is not the built-in one, and Ollama's templates are of another language, so none is written. "
             "Write the GGUF alone (--to gguf) and a Modelfile with a TEMPLATE of your own."
         )
-    generation = model / "generation_config.json"
-    ends = read_json(generation).get("eos_token_id") if generation.exists() else tokenizer.eos_token_id
-    for end in dict.fromkeys(ends if isinstance(ends, list) else [ends]):
-        if end is not None:
-            lines.append(f'PARAMETER stop "{tokenizer.convert_ids_to_tokens(end)}"')
+    lines += [f'PARAMETER stop "{tokenizer.convert_ids_to_tokens(end)}"' for end in ends_of(model, tokenizer)]
     lines.append(f"PARAMETER num_ctx {_sizes(read_json(model / 'config.json'))['positions']}")
     return "\n".join(lines) + "\n"
 

@@ -95,8 +95,8 @@ def _compiler(recipe: Recipe, device: DeviceInfo) -> None:
     has_torch = importlib.util.find_spec("torch") is not None
     if not (can_compile() if has_torch else device.kind != "cpu" or cpu_can_compile()):
         raise InputMissingError(
-            f"{recipe.where('train.torch_compile')}: torch.compile finds no compiler here (on a CPU: g++ and Python's headers; on a GPU: Triton). "
-            "Install them, or write torch_compile: auto."
+            f"{recipe.where('train.torch_compile')}: torch.compile finds no compiler here (on a CPU: g++ and Python's headers; on a GPU: Triton), or TORCH_COMPILE_DISABLE "
+            "or TORCHDYNAMO_DISABLE is 1. Install or unset them, or write torch_compile: auto."
         )
 
 

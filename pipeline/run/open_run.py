@@ -351,6 +351,7 @@ def start_process(recipe: Recipe) -> int:
     if "FSDP_VERSION" in os.environ or tensor_parallel_size() > 1:
         # training/sharding.py shards the model of several processes; accelerate would wrap it, and that of one process too.
         os.environ["ACCELERATE_USE_FSDP"] = os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"
+    _ignore_accelerate_settings(recipe)
     on_cpu = device_info().kind == "cpu"
     if on_cpu:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), kept=_kept_shape(recipe).get("threads"))
@@ -364,6 +365,21 @@ def start_process(recipe: Recipe) -> int:
     if state.num_processes > 1:
         refuse_different_ranks(recipe)
     return state.num_processes
+
+
+def _ignore_accelerate_settings(recipe: Recipe) -> None:
+    """Take precision and compilation from the recipe alone: accelerate's file or variables would overrule it without a word."""
+    for variable, setting, neutral, keys in (
+        ("ACCELERATE_MIXED_PRECISION", "mixed_precision", "no", ("bf16", "fp16")),
+        ("ACCELERATE_DYNAMO_BACKEND", "dynamo_backend", "NO", ("torch_compile",)),
+    ):
+        given = os.environ.get(variable, neutral)
+        if given == "fp8":
+            continue  # refused with the key to write instead (preflight/checks.py)
+        os.environ[variable] = neutral
+        if given.lower() != neutral.lower() and os.environ.get("RANK", "0") == "0":
+            decided = ", ".join(f"train.{key}: {recipe.train.get(key)}" for key in keys)
+            print(f"accelerate: its {setting} ({given.lower()}) is ignored: the recipe decides ({decided})", flush=True)
 
 
 def resolve_open_values(recipe: Recipe, processes: int) -> Recipe:

@@ -267,3 +267,28 @@ results["written"] = model.generate(ids[:, :8], max_new_tokens=4, do_sample=Fals
     assert results["again"] == 0
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (place.path / folder, place.model)]
     assert sizes[0] < sizes[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ensured", [True, False])
+def test_a_lora_on_a_tied_head_merges_only_with_weight_tying_ensured(ensured, tmp_path):
+    peft = pytest.importorskip("peft")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=300, n_positions=64, n_embd=32, n_layer=2, n_head=2)
+    base, fresh = GPT2LMHeadModel(config), GPT2LMHeadModel(config)
+    fresh.load_state_dict(base.state_dict())
+    more = {"ensure_weight_tying": True} if ensured else {}
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["lm_head"], **more))
+    optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-3)
+    ids = torch.randint(300, (4, 32))
+    for _ in range(20):
+        adapted(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    adapted.save_pretrained(tmp_path)
+    merged = peft.PeftModel.from_pretrained(fresh, tmp_path).merge_and_unload()
+    with torch.no_grad():
+        trained, found = (model.eval()(input_ids=ids).logits for model in (adapted, merged))
+    assert torch.allclose(trained, found, atol=1e-5) is ensured

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from pipeline.hub.export import export, weights_of_gguf, why_not_cut
 from pipeline.model.build import build_model, read_tensors, save_model
@@ -49,6 +50,36 @@ def test_a_gguf_holds_every_weight_and_the_tokenizer(model, tmp_path, dtype):
     theirs = torch.from_numpy(gguf.quants.dequantize(one.data, one.tensor_type).copy())
     tolerance = {"f32": 0.0, "f16": 1e-3, "bf16": 4e-3, "q8_0": 1e-2}[dtype]
     assert (theirs - mine).abs().max() <= tolerance * mine.abs().max()
+
+
+def with_ends(folder: Path, *ends: str, also: tuple[str, ...] = ()) -> Path:
+    """A model whose generation ends at these control tokens, which its tokenizer gets."""
+    tokenizer = train_bpe(TEXTS, vocab_size=800, split_pattern="gpt2")
+    tokenizer.add_tokens([AddedToken(text, special=True) for text in (*ends, *also)], special_tokens=True)
+    write_model(folder, tokenizer=tokenizer)
+    path = folder / "generation_config.json"
+    ids = tokenizer.convert_tokens_to_ids(list(ends))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": ids}))
+    return folder
+
+
+def test_a_gguf_ends_at_every_id_that_generation_ends_at(tmp_path, capsys):
+    gguf = pytest.importorskip("gguf")
+    ends = ("<|end|>", "<|im_end|>", "<|stop|>", "<|halt|>", "<|pause|>")
+    folder = with_ends(tmp_path / "model", *ends)
+    path = export(str(folder), to="gguf", dtype="f32", output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
+    fields = gguf.GGUFReader(path).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    keys = [f"tokenizer.ggml.{key}_token_id" for key in ("eos", "eom", "eot")]
+    assert [tokens[fields[key].contents()] for key in keys] == ["<|end|>", "<|stop|>", "<|halt|>"]
+    assert "will not end at <|pause|>" in capsys.readouterr().err
+
+
+def test_a_vocabulary_that_keeps_llama_cpp_from_ending_is_refused(tmp_path):
+    pytest.importorskip("gguf")
+    folder = with_ends(tmp_path / "model", "<|end|>", also=("<|return|>", "<|call|>"))
+    with pytest.raises(RecipeError, match="does not end at <|end|>".replace("|", r"\|")):
+        export(str(folder), to="gguf", dtype="f32", output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
 
 
 LLAMA = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from test_export import write_model
+from test_export import with_ends, write_model
 
 from pipeline.hub.export import export
 from pipeline.recipe.schema import Recipe
@@ -172,3 +172,16 @@ def test_llama_cpps_own_converter_takes_a_model_with_gpt2s_tokenizer_as_it_is(mo
         assert next(fields) == next(fields), name
     with llama_cpp(theirs) as ask:
         assert ask("/apply-template", {"messages": CHATS[0]})["prompt"].endswith("<|assistant|>")
+
+
+def test_llama_cpp_ends_at_every_end_of_generation(tmp_path):
+    pytest.importorskip("xllamacpp")
+    from transformers import AutoTokenizer
+
+    ends = ("<|end|>", "<|im_end|>", "<|stop|>", "<|halt|>")
+    folder = with_ends(tmp_path / "model", *ends)
+    words = AutoTokenizer.from_pretrained(folder)
+    with llama_cpp(gguf_of(folder, tmp_path / "m.gguf")) as ask:
+        for end in words.convert_tokens_to_ids(list(ends)):
+            said = greedy(ask, words("x").input_ids, logit_bias=[[end, 1000]])
+            assert (said["stop_type"], said["tokens_predicted"]) == ("eos", 1), words.decode(end)

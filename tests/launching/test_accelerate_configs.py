@@ -8,11 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("accelerate")
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+from safetensors.torch import load_file
+
+from pipeline.hardware import can_compile
+from tests.runner import WarmRunner
 
 CONFIGS = sorted((Path(__file__).parents[2] / "accelerate_configs").glob("*.yaml"))
 
@@ -102,3 +107,25 @@ def test_a_forgotten_number_of_processes_is_asked_for(name):
     path = next(p for p in CONFIGS if p.stem == name)
     with pytest.raises(ValueError, match="num_processes"):
         _validate_launch_command(launch_command_parser().parse_args(["--config_file", str(path), "x.py"]))
+
+
+@pytest.fixture
+def runner(tmp_path, cache, text_files, chat_files, warm):
+    return WarmRunner(tmp_path, cache, text_files, chat_files, warm)
+
+
+def test_the_recipe_decides_precision_and_compilation_not_accelerate(runner):
+    recipe = runner.recipe("plain", "gpt2", train={"max_steps": 2, "bf16": False, "torch_compile": False})
+    plain = runner.train(recipe)
+    settings = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
+    launched = runner.train(recipe, "run.name=launched", **settings)
+    assert "its mixed_precision (bf16) is ignored: the recipe decides (train.bf16: False" in launched.output
+    assert "its dynamo_backend (inductor) is ignored" in launched.output
+    assert "is ignored" not in plain.output
+    ours, theirs = (load_file(run.directory / "model" / "model.safetensors") for run in (plain, launched))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_switched_off_compiler_is_none_for_a_run(monkeypatch):
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    assert not can_compile()
