@@ -34,9 +34,26 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from .configuration_tandem import TandemConfig
+from .foreign import (
+    PROCESSOR_FILES,
+    ModelOptionsError,
+    files_beside,
+    foreign_kernels,
+    freeze_other_parts,
+    generation_config_of,
+    has_own_head,
+    keep_own_head,
+    repaired_generation_config,
+    weight_files,
+    whole_class,
+)
 from .groups import parameter_group
 from .modeling_tandem import (
     IGNORED,
@@ -52,6 +69,11 @@ from .modeling_tandem import (
 
 # Tandem models whose options are those of an architecture that transformers ships, and back.
 
+KNOWN: tuple[Any, ...] = (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 # Fields of TandemConfig that GPT2Config lacks and that do not change what the weights compute.
 FREE = {"initialization", "vocab_multiple", "rope_theta", "qk_norm_scale", "sliding_window", "n_kv_head"}
 EXTRAS = set(TandemConfig.__dataclass_fields__) - set(GPT2Config.__dataclass_fields__)
@@ -193,12 +215,21 @@ def saved_form(model: PreTrainedModel, folder: Path | None, *, padded: bool = Fa
                 folder.mkdir(parents=True, exist_ok=True)
                 for file in CODE_FILES:
                     shutil.copyfile(file, folder / file.name)
-    config.use_cache = True  # Trainer switches it off; who loads the model wants to generate
+    text = config.get_text_config()
+    text.use_cache = True  # Trainer switches it off; who loads the model wants to generate
+    if text is not config:
+        vars(config).pop("use_cache", None)
     if config.model_type == "gpt2":
         # OpenAI's name of it: transformers dropped it, llama.cpp's converter reads it.
         config.n_ctx = config.n_positions
     with torch.device("meta"):
         form = model_class(config)
+    for name, content in getattr(model, "processor_files", {}).items():
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    if model_class is type(model) and hasattr(model, "_weight_conversions"):
+        form._weight_conversions = model._weight_conversions  # the names that its files had
     if model.generation_config is not None:
         form.generation_config = copy.deepcopy(model.generation_config)
     return form
@@ -231,12 +262,20 @@ def load_weights(model: PreTrainedModel, folder) -> None:
     Raises ValueError naming what is missing, left over or of another shape.
     """
     folder = Path(folder)
-    state = read_tensors(folder)
-    written_as = json.loads((folder / "config.json").read_text())["model_type"]
     own = model.state_dict()
+    state = read_tensors(folder)
+    if not isinstance(model.config, TandemConfig) and not state.keys() <= own.keys():
+        # transformers has other names or shapes in its files: experts one by one, towers by older names.
+        config = copy.deepcopy(model.config)
+        config.distributed_config = None
+        dtype = next(iter(state.values())).dtype
+        state = _from_pretrained(type(model), str(folder), config=config, dtype=dtype).state_dict()
+    written_as = json.loads((folder / "config.json").read_text())["model_type"]
     rename = written_as if isinstance(model.config, TandemConfig) else ""
     names = {name: to_native_name(name, rename) for name in own}
-    tied = (model._tied_weights_keys or {}) if model.config.tie_word_embeddings else {}
+    tied = model._tied_weights_keys or {}
+    if tied and has_own_head(model):
+        tied = {}
     found = {name: state[theirs] for name, theirs in names.items() if theirs in state}
     wrong = [f"{name} is missing" for name in own if name not in found and name not in tied]
     wrong += [f"{name} is left over" for name in sorted(set(state) - set(names.values()))]
@@ -266,8 +305,7 @@ def read_tensors(folder, name: str = "model.safetensors") -> dict[str, torch.Ten
     index = Path(folder) / f"{name}.index.json"
     if not index.exists():
         return load_file(Path(folder) / name)
-    files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    return {name: value for file in files for name, value in load_file(Path(folder) / file).items()}
+    return {name: value for file in weight_files(index) for name, value in load_file(file).items()}
 
 
 # Checks that tensors hold finite numbers only, in memory and in a model's files.
@@ -306,10 +344,6 @@ def first_nonfinite_of_files(folder: Path) -> str | None:
 AutoConfig.register("tandem", TandemConfig, exist_ok=True)
 for auto, ours in CLASSES.items():
     auto.register(TandemConfig, ours, exist_ok=True)
-
-
-class ModelOptionsError(ValueError):
-    """The model that was asked for cannot be built, for the reason in the message."""
 
 
 def build_model(
@@ -396,7 +430,7 @@ def _build(model_type: str | Callable[..., Any], fields: dict, attn_implementati
             return model_type(**fields)
         config = _config(model_type.config_class, fields, model_type.__name__)
         return model_type._from_config(config, attn_implementation=attn_implementation, dtype=torch.float32)
-    if not needs_no_code(model_type):
+    if model_type not in ("tandem", *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         near = difflib.get_close_matches(model_type, ["tandem", *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES], 3)
         raise ModelOptionsError(
             f"model.type: {model_type} is no causal language model of transformers."
@@ -433,7 +467,7 @@ def set_generation_config(model: PreTrainedModel) -> None:
 
 def needs_no_code(model_type: Any) -> bool:
     """Return whether this program or transformers has the classes of a model_type, so that no code beside the weights is run."""
-    return model_type == "tandem" or (isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return isinstance(model_type, str) and (model_type == "tandem" or any(model_type in names for names in KNOWN))
 
 
 def load_model(
@@ -443,26 +477,63 @@ def load_model(
     revision: str | None = None,
     attn_implementation=None,
     trust_remote_code: bool = False,
+    text_type: str | None = None,
 ):
     """The causal LM in a folder or on the Hub, on the CPU in `dtype`. trust_remote_code: whether the model's own code files are run.
+    text_type: the model_type of the text part of a model with other parts, where it is to be loaded alone.
 
     transformers' gpt2 and nanochat are loaded as Tandem, which computes the same (the loss in chunks, one graph).
+    `notes` of the model are lines on what is another way than its files say: settings left out, parts that are not trained.
     Raises OSError when nothing is there, ModelOptionsError when the weights do not fit the config.
     """
     path = str(path)
+    for index in Path(path).glob("*.index.json"):
+        weight_files(index)
     # Never left open: transformers would ask on the terminal then.
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
-    ours = tandem_config(config) if config.model_type in ("gpt2", "nanochat") else None
-    given = {"revision": revision, "dtype": dtype, "attn_implementation": attn_implementation}
-    if ours is None:
-        model = _from_pretrained(AutoModelForCausalLM, path, trust_remote_code=trust_remote_code, **given)
+    notes = [
+        f"model: its config.json asks for {name}, which is code from elsewhere and is not used; model.attn_implementation decides"
+        for name in foreign_kernels(config)
+    ]
+    generation, dropped = generation_config_of(path, revision)
+    given = {"revision": revision, "dtype": dtype, "generation_config": generation}
+    # Given also where nothing is asked for: else what config.json says counts.
+    kernels = {"attn_implementation": attn_implementation, "experts_implementation": None}
+    whole = whole_class(config)
+    if config.get_text_config().model_type == text_type:
+        whole = None
+    own_head = False
+    if config.model_type == "gpt2" and (ours := tandem_config(config)) is not None:
+        model = _from_pretrained(TandemForCausalLM, path, config=ours, **kernels, **given)
+    elif config.model_type == "nanochat" and tandem_config(config) is not None:
+        native = _from_pretrained(NanoChatForCausalLM, path, config=config, **kernels, **given)
+        own_head = keep_own_head(native)
+        model = _nanochat_as_tandem(native, attn_implementation=attn_implementation, dtype=dtype)
+    else:
+        auto: Any = whole or AutoModelForCausalLM
+        trust = {} if whole else {"trust_remote_code": trust_remote_code}
+        model = _from_pretrained(auto, path, config=config, **kernels, **given, **trust)
         use_chunked_loss(model)
-        return model
-    if config.model_type == "gpt2":
-        return _from_pretrained(TandemForCausalLM, path, config=ours, **given)
-    native = _from_pretrained(native_class(config), path, revision=revision, dtype=dtype)
+    if generation is None and model.generation_config is not None:  # made of config.json then
+        model.generation_config, dropped = repaired_generation_config(model.generation_config.to_dict())
+    if dropped:
+        listed = ", ".join(f"{name} {value}" for name, value in dropped.items())
+        notes.append(f"model: left out of generation_config.json, as generate ignores or refuses it so: {listed}")
+    if keep_own_head(model) or own_head:
+        notes.append("model: its head is not its embedding, so tie_word_embeddings is false from now on")
+    if whole:
+        model.processor_files = files_beside(path, PROCESSOR_FILES, revision)
+        left = ", ".join(f"{part} ({count:,} parameters)" for part, count in freeze_other_parts(model).items())
+        notes.append(f"model: trained on text alone; kept as it is: {left}")
+    model.notes = notes
+    return model
+
+
+def _nanochat_as_tandem(native: PreTrainedModel, *, attn_implementation, dtype: torch.dtype) -> PreTrainedModel:
     with torch.device("meta"):
-        model = TandemForCausalLM._from_config(ours, attn_implementation=attn_implementation, dtype=dtype)
+        model = TandemForCausalLM._from_config(
+            tandem_config(native.config), attn_implementation=attn_implementation, dtype=dtype
+        )
     weights = native.state_dict()
     model.load_state_dict({name: weights[to_native_name(name, "nanochat")] for name in model.state_dict()}, assign=True)
     model.tie_weights()
