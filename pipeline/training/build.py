@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 from transformers.utils.generic import is_flash_attention_requested
 
+from pipeline.data.preparation import document_end_of
 from pipeline.evals.bpb import compiled_nll, score_validation
 from pipeline.hardware import (
     batch_rank,
@@ -33,7 +34,7 @@ from pipeline.recipe.sizes import model_fields, sizes_from_model, sizes_of
 from pipeline.run_dir.checkpoints import by_step, problems, read_seal, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.chat import end_of_turn
-from pipeline.tokenizer.encode import byte_lengths, is_byte_level
+from pipeline.tokenizer.encode import byte_lengths, document_start, is_byte_level
 from pipeline.tokenizer.load import comes_back_beside
 from pipeline.training.distributed import on_rank_0
 from pipeline.training.guard import refuse_nonfinite
@@ -67,6 +68,18 @@ def divides_by_num_items(model: Any) -> bool:
         model.config._attn_implementation = attention
     expected = torch.nn.functional.cross_entropy(output.logits[0].float(), labels[0], reduction="sum") / 2
     return bool((output.loss - expected).abs() <= 1e-3 * expected)
+
+
+class KeepEnds(TrainerCallback):
+    """Keeps the ids that end a generation: Trainer adds the tokenizer's eos, which may be a new token that no text has."""
+
+    def __init__(self, model: Any):
+        self.holders = [c for c in (model.config.get_text_config(), model.generation_config) if c is not None]
+        self.ends = [getattr(holder, "eos_token_id", None) for holder in self.holders]
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        for holder, ends in zip(self.holders, self.ends, strict=True):
+            holder.eos_token_id = ends
 
 
 class OneDeviceArguments(TrainingArguments):
@@ -132,7 +145,11 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     if not isinstance(model, TandemForCausalLM):
         _check_foreign(recipe, model, tokenizer)
     if recipe.stage == "sft":
-        _stop_at_the_end_of_a_turn(model, tokenizer)
+        _stop_at(end_of_turn(tokenizer), "the end of a turn", model, tokenizer)
+    elif recipe.model.start_from:
+        end = document_end_of(recipe, tokenizer)
+        follows = document_start(tokenizer) if end is None else end
+        _stop_at(follows, "which follows each document", model, tokenizer)
     if recipe.model.embedding_dtype != "float32":
         if not isinstance(model, TandemForCausalLM) or model.config.tie_word_embeddings:
             kind = f"{type(model).__name__} with {'a tied' if model.config.tie_word_embeddings else 'an untied'} head"
@@ -237,16 +254,16 @@ def _begun_type(recipe: Recipe) -> str | None:
     return read_json(checkpoints[-1] / "config.json").get("model_type") if checkpoints else None
 
 
-def _stop_at_the_end_of_a_turn(model: Any, tokenizer: Any) -> None:
-    """Add to the generation config what ends an answer by the chat template, where it is not there: `generate` would go on."""
-    end, config = end_of_turn(tokenizer), model.generation_config
+def _stop_at(end: int | None, what: str, model: Any, tokenizer: Any) -> None:
+    """Add to the generation config what ends an answer or a text, where it is not there: `generate` would go on."""
+    config = model.generation_config
     known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     if end is None or end in known:
         return
     config.eos_token_id = [end, *(i for i in known if i is not None)]
     on_rank_0(
         lambda: print(
-            f"model: generation also ends at {tokenizer.convert_ids_to_tokens(end)!r}, the end of a turn (eos_token_id of generation_config.json)"
+            f"model: generation also ends at {tokenizer.convert_ids_to_tokens(end)!r}, {what} (eos_token_id of generation_config.json)"
         )
     )
 
@@ -335,7 +352,7 @@ def build_trainer(
         given = {k: v for k, v in options.items() if v} if compiled else None
         import_built_in("training.sharding:shard_model")(model, compile_options=given)
         args.torch_compile = compiled
-    return TandemTrainer(
+    trainer = TandemTrainer(
         model=model,
         args=args,
         recipe=recipe,
@@ -347,3 +364,6 @@ def build_trainer(
         meter=meter,
         byte_lengths_V=lengths_V,
     )
+    if recipe.stage == "pretrain" and recipe.model.start_from:
+        trainer.add_callback(KeepEnds(model))
+    return trainer
