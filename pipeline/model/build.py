@@ -41,19 +41,6 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from .configuration_tandem import TandemConfig
-from .foreign import (
-    PROCESSOR_FILES,
-    ModelOptionsError,
-    files_beside,
-    foreign_kernels,
-    freeze_other_parts,
-    generation_config_of,
-    has_own_head,
-    keep_own_head,
-    repaired_generation_config,
-    weight_files,
-    whole_class,
-)
 from .groups import parameter_group
 from .modeling_tandem import (
     IGNORED,
@@ -269,7 +256,7 @@ def load_weights(model: PreTrainedModel, folder) -> None:
         config = copy.deepcopy(model.config)
         config.distributed_config = None
         dtype = next(iter(state.values())).dtype
-        state = _from_pretrained(type(model), str(folder), config=config, dtype=dtype).state_dict()
+        state = from_pretrained(type(model), str(folder), config=config, dtype=dtype).state_dict()
     written_as = json.loads((folder / "config.json").read_text())["model_type"]
     rename = written_as if isinstance(model.config, TandemConfig) else ""
     names = {name: to_native_name(name, rename) for name in own}
@@ -291,6 +278,11 @@ def load_weights(model: PreTrainedModel, folder) -> None:
             own[name].copy_(cut_like(value, own[name]))
 
 
+def has_own_head(model: PreTrainedModel) -> bool:
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    return head is not None and head.weight is not table.weight
+
+
 def cut_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return a tensor that every rank has whole as `like` is: cut among the ranks, each with its part, or as it is."""
     if not isinstance(like, DTensor):
@@ -306,6 +298,17 @@ def read_tensors(folder, name: str = "model.safetensors") -> dict[str, torch.Ten
     if not index.exists():
         return load_file(Path(folder) / name)
     return {name: value for file in weight_files(index) for name, value in load_file(file).items()}
+
+
+def weight_files(index: Path) -> list[Path]:
+    """Return the files that an index of weights names. Raises ModelOptionsError for one outside the index's folder."""
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    for name in names:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ModelOptionsError(
+                f"{index}: names {name}, a file outside its folder, so nothing is opened. Take the model from its source again."
+            )
+    return [index.parent / name for name in names]
 
 
 # Checks that tensors hold finite numbers only, in memory and in a model's files.
@@ -344,6 +347,10 @@ def first_nonfinite_of_files(folder: Path) -> str | None:
 AutoConfig.register("tandem", TandemConfig, exist_ok=True)
 for auto, ours in CLASSES.items():
     auto.register(TandemConfig, ours, exist_ok=True)
+
+
+class ModelOptionsError(ValueError):
+    """The model that was asked for cannot be built, for the reason in the message."""
 
 
 def build_model(
@@ -470,78 +477,8 @@ def needs_no_code(model_type: Any) -> bool:
     return isinstance(model_type, str) and (model_type == "tandem" or any(model_type in names for names in KNOWN))
 
 
-def load_model(
-    path,
-    *,
-    dtype: torch.dtype = torch.float32,
-    revision: str | None = None,
-    attn_implementation=None,
-    trust_remote_code: bool = False,
-    text_type: str | None = None,
-):
-    """The causal LM in a folder or on the Hub, on the CPU in `dtype`. trust_remote_code: whether the model's own code files are run.
-    text_type: the model_type of the text part of a model with other parts, where it is to be loaded alone.
-
-    transformers' gpt2 and nanochat are loaded as Tandem, which computes the same (the loss in chunks, one graph).
-    `notes` of the model are lines on what is another way than its files say: settings left out, parts that are not trained.
-    Raises OSError when nothing is there, ModelOptionsError when the weights do not fit the config.
-    """
-    path = str(path)
-    for index in Path(path).glob("*.index.json"):
-        weight_files(index)
-    # Never left open: transformers would ask on the terminal then.
-    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
-    notes = [
-        f"model: its config.json asks for {name}, which is code from elsewhere and is not used; model.attn_implementation decides"
-        for name in foreign_kernels(config)
-    ]
-    generation, dropped = generation_config_of(path, revision)
-    given = {"revision": revision, "dtype": dtype, "generation_config": generation}
-    # Given also where nothing is asked for: else what config.json says counts.
-    kernels = {"attn_implementation": attn_implementation, "experts_implementation": None}
-    whole = whole_class(config)
-    if config.get_text_config().model_type == text_type:
-        whole = None
-    own_head = False
-    if config.model_type == "gpt2" and (ours := tandem_config(config)) is not None:
-        model = _from_pretrained(TandemForCausalLM, path, config=ours, **kernels, **given)
-    elif config.model_type == "nanochat" and tandem_config(config) is not None:
-        native = _from_pretrained(NanoChatForCausalLM, path, config=config, **kernels, **given)
-        own_head = keep_own_head(native)
-        model = _nanochat_as_tandem(native, attn_implementation=attn_implementation, dtype=dtype)
-    else:
-        auto: Any = whole or AutoModelForCausalLM
-        trust = {} if whole else {"trust_remote_code": trust_remote_code}
-        model = _from_pretrained(auto, path, config=config, **kernels, **given, **trust)
-        use_chunked_loss(model)
-    if generation is None and model.generation_config is not None:  # made of config.json then
-        model.generation_config, dropped = repaired_generation_config(model.generation_config.to_dict())
-    if dropped:
-        listed = ", ".join(f"{name} {value}" for name, value in dropped.items())
-        notes.append(f"model: left out of generation_config.json, as generate ignores or refuses it so: {listed}")
-    if keep_own_head(model) or own_head:
-        notes.append("model: its head is not its embedding, so tie_word_embeddings is false from now on")
-    if whole:
-        model.processor_files = files_beside(path, PROCESSOR_FILES, revision)
-        left = ", ".join(f"{part} ({count:,} parameters)" for part, count in freeze_other_parts(model).items())
-        notes.append(f"model: trained on text alone; kept as it is: {left}")
-    model.notes = notes
-    return model
-
-
-def _nanochat_as_tandem(native: PreTrainedModel, *, attn_implementation, dtype: torch.dtype) -> PreTrainedModel:
-    with torch.device("meta"):
-        model = TandemForCausalLM._from_config(
-            tandem_config(native.config), attn_implementation=attn_implementation, dtype=dtype
-        )
-    weights = native.state_dict()
-    model.load_state_dict({name: weights[to_native_name(name, "nanochat")] for name in model.state_dict()}, assign=True)
-    model.tie_weights()
-    model.generation_config = native.generation_config
-    return model.eval()
-
-
-def _from_pretrained(model_class, path: str, **given) -> PreTrainedModel:
+def from_pretrained(model_class, path: str, **given) -> PreTrainedModel:
+    """Return the model, or raise ModelOptionsError where its weights are not those of its config."""
     # Asked not to raise at a shape that does not fit, so that everything wrong is named at once, below.
     model, info = model_class.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **given)
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}

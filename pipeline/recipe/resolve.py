@@ -104,7 +104,8 @@ def start_folder(recipe: Recipe) -> Path | None:
 
 def refuse_odd_sizes(config: dict[str, Any], where: str) -> None:
     """Raise DataError for a config.json whose sizes no model has: building one of 10**9 layers takes all memory before it fails."""
-    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    text = config.get("text_config")
+    parts = [config, text] if isinstance(text, dict) else [config]
     for part, name in product(parts, SIZES):
         size = part.get(name)
         if size is not None and (type(size) is not int or not 0 < size <= SIZES[name]):

@@ -8,7 +8,8 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
-from pipeline.model.build import ModelOptionsError, load_model, load_weights, read_tensors, save_model
+from pipeline.model.build import ModelOptionsError, load_weights, read_tensors, save_model
+from pipeline.model.load import load_model
 from pipeline.training.checkpoint import ModelFiles
 
 TEXT = {
@@ -210,6 +211,13 @@ def test_a_model_with_a_vision_tower_is_trained_on_text_and_saved_whole(name, tm
     other.resize_token_embeddings(130)
     load_weights(other, tmp_path / "checkpoint")
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in other.state_dict().items())
+
+
+def test_a_run_that_has_begun_with_the_text_part_keeps_it(tmp_path):
+    write_seeing("qwen3_5", tmp_path)
+    model = load_model(tmp_path, text_type="qwen3_5_text")
+    assert type(model) is tf.Qwen3_5ForCausalLM
+    assert all(p.requires_grad for p in model.parameters())
 
 
 def test_experts_that_transformers_writes_one_by_one_come_back(tmp_path):

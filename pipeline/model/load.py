@@ -1,4 +1,4 @@
-"""What a model of somebody else brings with it: weight files, generation settings, parts for pictures and sound, a head of its own."""
+"""Models from folders or the Hub, as they are: generation settings, parts for pictures and sound, a head of their own."""
 
 import json
 import re
@@ -6,31 +6,35 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    NanoChatForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
 )
 from transformers.utils import cached_file
 
+from .build import (
+    ModelOptionsError,
+    from_pretrained,
+    has_own_head,
+    tandem_config,
+    to_native_name,
+    use_chunked_loss,
+    weight_files,
+)
+from .modeling_tandem import TandemForCausalLM
+
 # How pictures and sound become numbers: the model's folder is not whole without them.
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-
-
-class ModelOptionsError(ValueError):
-    """The model that was asked for cannot be built, for the reason in the message."""
-
-
-def weight_files(index: Path) -> list[Path]:
-    """Return the files that an index of weights names. Raises ModelOptionsError for one outside the index's folder."""
-    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    for name in names:
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ModelOptionsError(
-                f"{index}: names {name}, a file outside its folder, so nothing is opened. Take the model from its source again."
-            )
-    return [index.parent / name for name in names]
 
 
 def files_beside(path: str, names: tuple[str, ...], revision: str | None) -> dict[str, bytes]:
@@ -117,11 +121,6 @@ def freeze_other_parts(model: PreTrainedModel) -> dict[str, int]:
     return dict(frozen)
 
 
-def has_own_head(model: PreTrainedModel) -> bool:
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()
-    return head is not None and head.weight is not table.weight
-
-
 def keep_own_head(model: PreTrainedModel) -> bool:
     """Have the config say that the head is not the embedding where the file holds another one; return whether it said otherwise.
 
@@ -134,3 +133,79 @@ def keep_own_head(model: PreTrainedModel) -> bool:
         config.tie_word_embeddings = False
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
     return True
+
+
+def load_model(
+    path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    revision: str | None = None,
+    attn_implementation=None,
+    trust_remote_code: bool = False,
+    text_type: str | None = None,
+):
+    """The causal LM in a folder or on the Hub, on the CPU in `dtype`. trust_remote_code: whether the model's own code files are run.
+    text_type: the model_type of the text part of a model with other parts, where it is to be loaded alone.
+
+    transformers' gpt2 and nanochat are loaded as Tandem, which computes the same (the loss in chunks, one graph).
+    `notes` of the model are lines on what is another way than its files say: settings left out, parts that are not trained.
+    Raises OSError when nothing is there, ModelOptionsError when the weights do not fit the config.
+    """
+    path = str(path)
+    for index in Path(path).glob("*.index.json"):
+        weight_files(index)
+    # Never left open: transformers would ask on the terminal then.
+    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+    notes = [
+        f"model: its config.json asks for {name}, which is code from elsewhere and is not used; model.attn_implementation decides"
+        for name in foreign_kernels(config)
+    ]
+    generation, dropped = generation_config_of(path, revision)
+    given = {"revision": revision, "dtype": dtype, "generation_config": generation}
+    # Given also where nothing is asked for: else what config.json says counts.
+    kernels = {"attn_implementation": attn_implementation, "experts_implementation": None}
+    whole = whole_class(config)
+    if config.get_text_config().model_type == text_type:
+        whole = None
+    own_head = False
+    if config.model_type == "gpt2" and (ours := tandem_config(config)) is not None:
+        model = from_pretrained(TandemForCausalLM, path, config=ours, **kernels, **given)
+    elif config.model_type == "nanochat" and tandem_config(config) is not None:
+        native = from_pretrained(NanoChatForCausalLM, path, config=config, **kernels, **given)
+        own_head = keep_own_head(native)
+        model = _nanochat_as_tandem(native, attn_implementation=attn_implementation, dtype=dtype)
+    else:
+        auto: Any = whole or AutoModelForCausalLM
+        trust = {} if whole else {"trust_remote_code": trust_remote_code}
+        model = from_pretrained(auto, path, config=config, **kernels, **given, **trust)
+        use_chunked_loss(model)
+    if generation is None and model.generation_config is not None:  # made of config.json then
+        model.generation_config, dropped = repaired_generation_config(model.generation_config.to_dict())
+    if dropped:
+        listed = ", ".join(f"{name} {value}" for name, value in dropped.items())
+        notes.append(f"model: left out of generation_config.json, as generate ignores or refuses it so: {listed}")
+    if keep_own_head(model) or own_head:
+        notes.append("model: its head is not its embedding, so tie_word_embeddings is false from now on")
+    if whole:
+        model.processor_files = files_beside(path, PROCESSOR_FILES, revision)
+        frozen = freeze_other_parts(model)
+        if not frozen:
+            raise ModelOptionsError(
+                f"{path}: which part of {type(model).__name__} reads text is not known. Save that part as a model and take it."
+            )
+        left = ", ".join(f"{part} ({count:,} parameters)" for part, count in frozen.items())
+        notes.append(f"model: trained on text alone; kept as it is: {left}")
+    model.notes = notes
+    return model
+
+
+def _nanochat_as_tandem(native: PreTrainedModel, *, attn_implementation, dtype: torch.dtype) -> PreTrainedModel:
+    with torch.device("meta"):
+        model = TandemForCausalLM._from_config(
+            tandem_config(native.config), attn_implementation=attn_implementation, dtype=dtype
+        )
+    weights = native.state_dict()
+    model.load_state_dict({name: weights[to_native_name(name, "nanochat")] for name in model.state_dict()}, assign=True)
+    model.tie_weights()
+    model.generation_config = native.generation_config
+    return model.eval()
