@@ -13,13 +13,15 @@ def main(folder: str, output: str) -> None:
     import torch
     import transformers
     from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    auto = transformers.AutoModelForCausalLM
-    if config.get_text_config() is not config:  # with parts for pictures or sound, which that class may leave out
-        auto = getattr(transformers, config.architectures[0])
-    model = auto.from_pretrained(folder, config=config, trust_remote_code=True, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    if config.get_text_config() is config:
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
+    else:  # with parts for pictures or sound, which that class may leave out
+        model_class = getattr(transformers, config.architectures[0])
+        model = model_class.from_pretrained(folder, dtype=torch.float32).eval()
     ids_1T = torch.tensor([tokenizer(TEXT).input_ids[: config.get_text_config().max_position_embeddings]])
     with torch.no_grad():
         logits_TV = model(ids_1T).logits[0].float().contiguous()
