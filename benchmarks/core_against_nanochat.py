@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 from pipeline.evals.core import score_core
 from pipeline.evals.core_bundle import open_bundle
 from pipeline.hardware import keep_freed_memory, set_threads
-from pipeline.model.build import load_model
+from pipeline.model.load import load_model
 
 
 class ItsTokenizer:

@@ -268,14 +268,14 @@ RUNS_CODE = {
     "render_jinja_template": {"tokenizer/own_template.py"},  # bounded, in a sandbox
     "apply_chat_template": {"tokenizer/chat.py", "evals/chat.py"},
     "pipeline": set(),  # transformers' and diffusers' pipeline(...)
-    "AutoConfig.from_pretrained": {"model/build.py", "preflight/plan.py"},
+    "AutoConfig.from_pretrained": {"hub/isolated_load_test.py", "model/load.py", "preflight/plan.py"},
     "AutoModelForCausalLM.from_pretrained": {"hub/isolated_load_test.py"},
     "AutoTokenizer.from_pretrained": {"hub/export.py", "hub/isolated_load_test.py", "tokenizer/load.py", "tokenizer/train.py"},
     "PreTrainedTokenizerFast.from_pretrained": {"tokenizer/train.py"},
-    "model_class.from_pretrained": {"model/build.py"},  # with what allow_model_code decided
+    "model_class.from_pretrained": {"hub/isolated_load_test.py", "model/build.py"},  # with what allow_model_code decided
 }  # fmt: skip
 # Files in which trust_remote_code may be another thing than False.
-DECIDES_TRUST = {"model/build.py", "evals/subject.py", "hub/isolated_load_test.py"}
+DECIDES_TRUST = {"model/load.py", "evals/subject.py", "hub/isolated_load_test.py"}
 
 
 def calls_of(path: Path) -> Iterator[tuple[str, ast.Call]]:

@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pipeline.data.losses import count_conversation, new_counts
 from pipeline.data.stream import (
     FORMAT,
+    NO_TEXT,
     documents_begun,
     end_path,
     map_tensors,
@@ -397,8 +398,6 @@ PACKERS: dict[str, type[Packer]] = {"cut_and_fit": CutAndFit, "best_fit_crop": B
 
 
 # Rows that carry how many bytes of text each token covers, for tokenizers whose ids have no fixed bytes.
-
-NO_TEXT = -1
 
 
 class BytesPacker:

@@ -32,10 +32,18 @@ from pipeline.process.storage import (
     require_writable,
     write_json,
 )
-from pipeline.recipe.resolve import StepRows, horizon_steps, isolates_documents, step_rows, with_batch_tokens
+from pipeline.recipe.resolve import (
+    StepRows,
+    horizon_steps,
+    isolates_documents,
+    start_folder,
+    step_rows,
+    with_batch_tokens,
+)
+from pipeline.run_dir.run_directory import RunDirectory, find_run
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.chat import RENDERING_VERSION, own_template
-from pipeline.tokenizer.encode import document_start, is_byte_level
+from pipeline.tokenizer.encode import document_end, document_start, is_byte_level
 
 VALIDATION_BUFFER = 1000  # documents; part of the protocol, so no key of the recipe
 # Validation first: it is small, and the first thing that a run does is to score it.
@@ -58,6 +66,8 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
             f"{recipe.data.row_tokens} tokens. Write {max(1, rows_per_step) * recipe.data.row_tokens}."
         )
     bos, pad = special_ids(tokenizer)
+    end = document_end_of(recipe, tokenizer)
+    ending = {} if end is None else {"end": end}
     common = {
         "format": FORMAT,
         "kind": "chat" if chat else "text",
@@ -68,6 +78,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         "row_tokens": recipe.data.row_tokens,
         "packing_documents": recipe.data.packing_documents,
         "shard_rows": recipe.data.shard_rows,
+        **ending,
     }
     if chat and own_template(tokenizer):
         common["rendering"] = RENDERING_VERSION
@@ -89,6 +100,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         "isolated": isolates_documents(recipe),
         "bos": bos,
         "pad": pad,
+        **ending,
         "seed": int(recipe.train.get("seed", 42)),
         "max_bad_rows": recipe.data.max_bad_rows,
         "num_proc": recipe.data.num_proc,
@@ -161,6 +173,27 @@ def special_ids(tokenizer: Any) -> tuple[int, int]:
             "tokenizer: it has neither a bos nor an eos token, so rows cannot say where a document begins. Choose another one."
         )
     return int(bos), int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else bos)
+
+
+def document_end_of(recipe: Any, tokenizer: Any) -> int | None:
+    """Return the id that each document ends with, where training goes on from a model that ends its texts with one.
+
+    None where the next document's beginning ends a text, as in all of ours: also in a run that was begun so, and from a model
+    whose generation ends there.
+    """
+    if recipe.stage != "pretrain" or recipe.model.start_from is None:
+        return None
+    fork = find_run(recipe.run.fork_from.partition("@")[0], recipe.run.directory) if recipe.run.fork_from else None
+    own = RunDirectory(Path(recipe.run.directory) / recipe.run.name) if recipe.run.name else None
+    for run in (own, fork):
+        if run is not None and run.has_trained():
+            return run.read_manifest().get("inputs", {}).get("document_end")
+    folder = start_folder(recipe)
+    if folder is not None and (folder / "generation_config.json").exists():
+        ends = read_json(folder / "generation_config.json").get("eos_token_id")
+        if document_start(tokenizer) in (ends if isinstance(ends, list) else [ends]):
+            return None
+    return document_end(tokenizer)
 
 
 def sequence_folder(plan: dict, sequence: dict) -> Path:

@@ -545,6 +545,7 @@ class ValidationRows:
                 "window": self.plan["row_tokens"],
                 "stride": "window",
                 "bos": "each piece" if of_documents else "as the template" if is_chat else "each document",
+                **({"end": "each document"} if "end" in settings[0] else {}),
                 **({} if of_documents else of_rows),
                 "dtype": dtype,
                 "coverage": self.coverage,

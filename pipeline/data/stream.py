@@ -39,6 +39,7 @@ def documents_begun(input_ids: np.ndarray, used: np.ndarray, starts: np.ndarray 
 # <folder>/state-00000.safetensors   the packer where preparation goes on after this shard (the newest and every 16th are kept)
 # <folder>/end.json                  the source is used up: rows and shards in all
 
+NO_TEXT = -1  # the bytes of a control token, in rows that carry the bytes of their tokens
 FORMAT = 1  # part of every key: raise it when the same inputs give other bytes
 
 

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline.data.losses import fit_conversation
-from pipeline.data.stream import NUMPY_TYPES, tensors_in
+from pipeline.data.stream import NO_TEXT, NUMPY_TYPES, tensors_in
 from pipeline.hardware import available_bytes, usable_cores
 from pipeline.process import commands
 from pipeline.process.errors import DataError, RecipeError, ServiceError, TandemError, of_panic
@@ -161,12 +161,30 @@ def _encode_documents(block: Any, source: Any, tokenizer: Any, settings: dict, n
         span_byte_lengths = import_built_in("tokenizer.coverage:span_byte_lengths")
         spans = [span_byte_lengths(tokenizer, document.text) for document in block.items]
         ids = [np.array(found) for found, _ in spans]
-        more["target_bytes"] = _flat([lengths for _, lengths in spans], np.int32)
+        lengths = [found for _, found in spans]
+        if "end" in settings:
+            lengths = _with_end(lengths, NO_TEXT, settings)
+        more["target_bytes"] = _flat(lengths, np.int32)
     else:
         for documents in batches_of(block.items, ENCODE_CHARS):
             ids += encode_documents(tokenizer, [document.text for document in documents], num_proc=num_proc)
+    if "end" in settings:
+        ids = _with_end(ids, settings["end"], settings)
     more["text_bytes"] = np.array([len(document.text.encode()) for document in block.items], np.int64)
     return _encoded(block, block.bad_rows, block.items, ids, settings["dtype"], **more)
+
+
+def _with_end(documents: list, end: int, settings: dict) -> list:
+    """Return each document's numbers with one more at its end.
+
+    Not behind a document that fills its last row without: in a row of its own the end would teach to write nothing.
+    """
+    whole = settings["row_tokens"] if settings["packing"] == "cut_and_fit" else 0
+    ended = []
+    for document in documents:
+        fills_rows = len(document) % whole == 0 if whole else len(document) == 0
+        ended.append(document if fills_rows else np.append(document, end))
+    return ended
 
 
 def _encode_conversations(

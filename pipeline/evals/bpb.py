@@ -245,7 +245,7 @@ def score_validation(
 
     batches = validation.batches(rows=rows, rank=rank, world_size=world_size)
     if not validation.keeps_text or (stage == "sft" and byte_lengths_V is None):
-        return {VAL_LOSS: score(batches, np.ones(model.config.vocab_size, np.int32)).loss}
+        return {VAL_LOSS: score(batches, np.ones(model.config.get_text_config().vocab_size, np.int32)).loss}
     packed, name = score(batches), BPB_OF_STAGE[stage]
     numbers = {name: packed.bpb, VAL_LOSS: packed.loss} | by_source(name, packed, sources)
     if stage != "sft" and validation.has_documents:

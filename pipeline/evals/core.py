@@ -482,7 +482,9 @@ def score_core(
         raise DataError(
             "the tokenizer has neither a BOS nor an EOS token, so a prompt has nothing to begin with. Set bos_token in its tokenizer_config.json."
         )
-    tokens = Tokens(tokenizer, bos, getattr(model.config, "max_position_embeddings", None), long_prompts)
+    tokens = Tokens(
+        tokenizer, bos, getattr(model.config.get_text_config(), "max_position_embeddings", None), long_prompts
+    )
     items = {t: in_order(bundle.items[t.file], max_per_task) for t in TASKS if t.name not in bundle.missing}
     correct: dict[CoreTask, list[bool]] = {task: [] for task in items}
     shortened = dict.fromkeys(items, 0)

@@ -150,7 +150,8 @@ def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | 
 
     Raises RecipeError for a model that needs others, OSError when nothing is there, DataError when its files make no model.
     """
-    from pipeline.model.build import ModelOptionsError, load_model
+    from pipeline.model.build import ModelOptionsError
+    from pipeline.model.load import load_model
 
     at = f"{where}: {path}" if where else path
     try:

@@ -420,7 +420,7 @@ def _byte_lengths(tokenizer) -> Any:
 
 
 def _window(model, asked: int | None) -> int:
-    positions = getattr(model.config, "max_position_embeddings", None) or WINDOW
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or WINDOW
     if asked is not None and asked > positions:
         raise RecipeError(
             f"command line: --window {asked} is more than the model's {positions} positions. Give at most {positions}."

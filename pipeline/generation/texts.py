@@ -219,7 +219,7 @@ def forward_last(model, input_ids_BT: torch.Tensor, cache: Any = None, **inputs:
 
 def positions(model) -> int | None:
     """Return the longest sequence that the model takes, or None when its config does not say."""
-    return getattr(model.config, "max_position_embeddings", None)
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def stop_ids_of(model, tokenizer) -> set[int]:

@@ -276,14 +276,19 @@ def _add_tensors(writer: Any, model: Path, config: dict[str, Any], *, wanted: An
 
 def _tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield llama.cpp's name and the fp32 array of every tensor."""
+    import torch
+
     from pipeline.model.build import read_tensors
 
     sizes, names = _sizes(config), _names(config)
     architecture = ARCHITECTURES[config["model_type"]]
-    for name, tensor in read_tensors(model).items():
+    tensors = read_tensors(model)
+    table = next(tensor for name, tensor in tensors.items() if name.endswith(("embed_tokens.weight", "wte.weight")))
+    for name, tensor in tensors.items():
         if name.endswith((".attn.bias", ".attn.masked_bias")):
             continue  # GPT-2's causal mask, in files of old versions
-        if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+        # Whether it is the embedding's is what the weights say: transformers loads another head also where the config ties it.
+        if name == "lm_head.weight" and torch.equal(tensor, table):
             continue
         value = tensor.float()
         if ".c_" in name and value.ndim == 2:
@@ -471,7 +476,7 @@ def _batch(config: Any, *, lengths: tuple[int, ...]) -> dict[str, Any]:
     import torch
 
     width = min(max(lengths), getattr(config, "max_position_embeddings", None) or max(lengths))
-    ids = torch.arange(len(lengths) * width).view(len(lengths), width) % config.vocab_size
+    ids = torch.arange(len(lengths) * width).view(len(lengths), width) % config.get_text_config().vocab_size
     mask = torch.stack([(torch.arange(width) >= width - length).long() for length in lengths])
     return {"input_ids": ids, "attention_mask": mask}
 

@@ -34,7 +34,11 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from .configuration_tandem import TandemConfig
 from .groups import parameter_group
@@ -52,6 +56,11 @@ from .modeling_tandem import (
 
 # Tandem models whose options are those of an architecture that transformers ships, and back.
 
+KNOWN: tuple[Any, ...] = (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 # Fields of TandemConfig that GPT2Config lacks and that do not change what the weights compute.
 FREE = {"initialization", "vocab_multiple", "rope_theta", "qk_norm_scale", "sliding_window", "n_kv_head"}
 EXTRAS = set(TandemConfig.__dataclass_fields__) - set(GPT2Config.__dataclass_fields__)
@@ -193,12 +202,21 @@ def saved_form(model: PreTrainedModel, folder: Path | None, *, padded: bool = Fa
                 folder.mkdir(parents=True, exist_ok=True)
                 for file in CODE_FILES:
                     shutil.copyfile(file, folder / file.name)
-    config.use_cache = True  # Trainer switches it off; who loads the model wants to generate
+    text = config.get_text_config()
+    text.use_cache = True  # Trainer switches it off; who loads the model wants to generate
+    if text is not config:
+        vars(config).pop("use_cache", None)
     if config.model_type == "gpt2":
         # OpenAI's name of it: transformers dropped it, llama.cpp's converter reads it.
         config.n_ctx = config.n_positions
     with torch.device("meta"):
         form = model_class(config)
+    for name, content in getattr(model, "processor_files", {}).items():
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    if model_class is type(model) and hasattr(model, "_weight_conversions"):
+        form._weight_conversions = model._weight_conversions  # the names that its files had
     if model.generation_config is not None:
         form.generation_config = copy.deepcopy(model.generation_config)
     return form
@@ -231,12 +249,20 @@ def load_weights(model: PreTrainedModel, folder) -> None:
     Raises ValueError naming what is missing, left over or of another shape.
     """
     folder = Path(folder)
-    state = read_tensors(folder)
-    written_as = json.loads((folder / "config.json").read_text())["model_type"]
     own = model.state_dict()
+    state = read_tensors(folder)
+    if not isinstance(model.config, TandemConfig) and not state.keys() <= own.keys():
+        # transformers has other names or shapes in its files: experts one by one, towers by older names.
+        config = copy.deepcopy(model.config)
+        config.distributed_config = None
+        dtype = next(iter(state.values())).dtype
+        state = from_pretrained(type(model), str(folder), config=config, dtype=dtype).state_dict()
+    written_as = json.loads((folder / "config.json").read_text())["model_type"]
     rename = written_as if isinstance(model.config, TandemConfig) else ""
     names = {name: to_native_name(name, rename) for name in own}
-    tied = (model._tied_weights_keys or {}) if model.config.tie_word_embeddings else {}
+    tied = model._tied_weights_keys or {}
+    if tied and has_own_head(model):
+        tied = {}
     found = {name: state[theirs] for name, theirs in names.items() if theirs in state}
     wrong = [f"{name} is missing" for name in own if name not in found and name not in tied]
     wrong += [f"{name} is left over" for name in sorted(set(state) - set(names.values()))]
@@ -250,6 +276,11 @@ def load_weights(model: PreTrainedModel, folder) -> None:
     with torch.no_grad():
         for name, value in found.items():
             own[name].copy_(cut_like(value, own[name]))
+
+
+def has_own_head(model: PreTrainedModel) -> bool:
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    return head is not None and head.weight is not table.weight
 
 
 def cut_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -266,8 +297,18 @@ def read_tensors(folder, name: str = "model.safetensors") -> dict[str, torch.Ten
     index = Path(folder) / f"{name}.index.json"
     if not index.exists():
         return load_file(Path(folder) / name)
-    files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    return {name: value for file in files for name, value in load_file(Path(folder) / file).items()}
+    return {name: value for file in weight_files(index) for name, value in load_file(file).items()}
+
+
+def weight_files(index: Path) -> list[Path]:
+    """Return the files that an index of weights names. Raises ModelOptionsError for one outside the index's folder."""
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    for name in names:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ModelOptionsError(
+                f"{index}: names {name}, a file outside its folder, so nothing is opened. Take the model from its source again."
+            )
+    return [index.parent / name for name in names]
 
 
 # Checks that tensors hold finite numbers only, in memory and in a model's files.
@@ -396,7 +437,7 @@ def _build(model_type: str | Callable[..., Any], fields: dict, attn_implementati
             return model_type(**fields)
         config = _config(model_type.config_class, fields, model_type.__name__)
         return model_type._from_config(config, attn_implementation=attn_implementation, dtype=torch.float32)
-    if not needs_no_code(model_type):
+    if model_type not in ("tandem", *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         near = difflib.get_close_matches(model_type, ["tandem", *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES], 3)
         raise ModelOptionsError(
             f"model.type: {model_type} is no causal language model of transformers."
@@ -433,44 +474,11 @@ def set_generation_config(model: PreTrainedModel) -> None:
 
 def needs_no_code(model_type: Any) -> bool:
     """Return whether this program or transformers has the classes of a model_type, so that no code beside the weights is run."""
-    return model_type == "tandem" or (isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return isinstance(model_type, str) and (model_type == "tandem" or any(model_type in names for names in KNOWN))
 
 
-def load_model(
-    path,
-    *,
-    dtype: torch.dtype = torch.float32,
-    revision: str | None = None,
-    attn_implementation=None,
-    trust_remote_code: bool = False,
-):
-    """The causal LM in a folder or on the Hub, on the CPU in `dtype`. trust_remote_code: whether the model's own code files are run.
-
-    transformers' gpt2 and nanochat are loaded as Tandem, which computes the same (the loss in chunks, one graph).
-    Raises OSError when nothing is there, ModelOptionsError when the weights do not fit the config.
-    """
-    path = str(path)
-    # Never left open: transformers would ask on the terminal then.
-    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
-    ours = tandem_config(config) if config.model_type in ("gpt2", "nanochat") else None
-    given = {"revision": revision, "dtype": dtype, "attn_implementation": attn_implementation}
-    if ours is None:
-        model = _from_pretrained(AutoModelForCausalLM, path, trust_remote_code=trust_remote_code, **given)
-        use_chunked_loss(model)
-        return model
-    if config.model_type == "gpt2":
-        return _from_pretrained(TandemForCausalLM, path, config=ours, **given)
-    native = _from_pretrained(native_class(config), path, revision=revision, dtype=dtype)
-    with torch.device("meta"):
-        model = TandemForCausalLM._from_config(ours, attn_implementation=attn_implementation, dtype=dtype)
-    weights = native.state_dict()
-    model.load_state_dict({name: weights[to_native_name(name, "nanochat")] for name in model.state_dict()}, assign=True)
-    model.tie_weights()
-    model.generation_config = native.generation_config
-    return model.eval()
-
-
-def _from_pretrained(model_class, path: str, **given) -> PreTrainedModel:
+def from_pretrained(model_class, path: str, **given) -> PreTrainedModel:
+    """Return the model, or raise ModelOptionsError where its weights are not those of its config."""
     # Asked not to raise at a shape that does not fit, so that everything wrong is named at once, below.
     model, info = model_class.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **given)
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}

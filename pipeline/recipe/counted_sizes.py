@@ -264,18 +264,31 @@ def sizes_of_model(model: Any, row_tokens: int) -> CountedSizes:
 
 
 def sizes_of_config(config: Any, row_tokens: int) -> CountedSizes:
-    """Return sizes of the causal LM of a config of transformers. Raises SizesUnknownError."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    """Return sizes of the causal LM of a config of transformers. Raises SizesUnknownError.
 
-    key = (type(config), config.to_json_string(), row_tokens)
+    Of a model that also reads pictures or sound they are those of its text part; all parameters are in the total alone.
+    """
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    )
+
+    whole, config = config, config.get_text_config()
+    key = (type(whole), whole.to_json_string(), row_tokens)
     if key not in _CACHE:
+        others = 0
         try:
             model = _without_weights(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
+            for mapping in (MODEL_FOR_MULTIMODAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING):
+                if whole is not config and type(whole) in mapping:
+                    others = _without_weights(mapping[type(whole)], whole).num_parameters() - model.num_parameters()
         except Exception as error:
             raise SizesUnknownError(
                 f"no causal language model of type {config.model_type} can be built ({type(error).__name__}: {_line(error)})"
             ) from error
         _CACHE[key] = _count(model, model, row_tokens)
+        _CACHE[key].counts["total"] += others
     return _CACHE[key]
 
 
@@ -335,15 +348,18 @@ def _count(model: Any, twin: Any, row_tokens: int) -> CountedSizes:
 
 
 def _parameters(model: Any) -> tuple[dict[str, int], int]:
-    """Return counts by role, as Sizes.parameters has them, and the variances of the matrices."""
+    """Return counts by role, as Sizes.parameters has them, and the variances of the matrices. What is not trained is in the total alone."""
     import torch
 
     tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters(recurse=False)}
     output = model.get_output_embeddings()
     head = getattr(output, "weight", None)
     counts = dict.fromkeys(("embeddings", "value_embeddings", "head", "matrices", "scalars"), 0)
-    variances = 0
+    variances = frozen = 0
     for parameter in model.parameters():  # a tied one comes once
+        if not parameter.requires_grad:
+            frozen += parameter.numel()
+            continue
         if id(parameter) in tables:
             role = "embeddings"
         elif parameter is head:
@@ -354,7 +370,7 @@ def _parameters(model: Any) -> tuple[dict[str, int], int]:
         else:
             role = "scalars"
         counts[role] += parameter.numel()
-    total = sum(counts.values())
+    total = sum(counts.values()) + frozen
     return {**counts, "total": total, "scaling": counts["matrices"] + (0 if head is None else head.numel())}, variances
 
 

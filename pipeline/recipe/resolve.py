@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from glob import glob
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -103,8 +104,10 @@ def start_folder(recipe: Recipe) -> Path | None:
 
 def refuse_odd_sizes(config: dict[str, Any], where: str) -> None:
     """Raise DataError for a config.json whose sizes no model has: building one of 10**9 layers takes all memory before it fails."""
-    for name in SIZES:
-        size = config.get(name)
+    text = config.get("text_config")
+    parts = [config, text] if isinstance(text, dict) else [config]
+    for part, name in product(parts, SIZES):
+        size = part.get(name)
         if size is not None and (type(size) is not int or not 0 < size <= SIZES[name]):
             raise DataError(
                 f"{where}: {name} of its config.json is {str(size)[:40]!r}, and no model has that. Take another model, or correct the file."
@@ -140,8 +143,9 @@ def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
         return
     config = model.start_config = read_json(folder / "config.json")
     refuse_odd_sizes(config, f"{recipe.path}: model.start_from: {folder}")
+    sizes = config.get("text_config") or config  # of a model that also reads pictures or sound
     for name, theirs in LLAMA_NAMES.items():
-        value = config.get(name, config.get(theirs))
+        value = sizes.get(name, sizes.get(theirs))
         if value is None and _is_own(recipe, f"model.{name}"):  # as GPT-2's config leaves them open
             value = {"n_kv_head": model.n_head, "n_inner": 4 * (model.n_embd or 0)}.get(name, getattr(model, name))
         if value != getattr(model, name) and not says_itself(recipe, f"model.{name}", value, found):

@@ -169,6 +169,7 @@ def record_inputs(
             **batch_warmup(rows.step_rows),
             "max_steps": recipe.train["max_steps"],
             "start_from": _weights(recipe, begun.get("start_from")),
+            **({"document_end": rows.plan["end"]} if "end" in rows.plan else {}),
             **_overlap(begun, sources),
             **_validation_bytes(begun, validation, tokenizer),
         }

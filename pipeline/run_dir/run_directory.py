@@ -98,6 +98,7 @@ KEYS = (
     Key("inputs.tokenizer", "object", "", INPUTS, "run/data.py", "the tokenizer"),
     Key("inputs.tokenizer.identity", "text", "sha256", INPUTS, "run/data.py", "of ids, merges, normalization and template"),
     Key("inputs.tokenizer.size", "integer", "ids", INPUTS, "run/data.py", "special ones included"),
+    Key("inputs.document_end", "integer", "id", INPUTS, "run/data.py", "behind each document; absent where the beginning of the next one ends a text"),
     Key("inputs.sources", "list", "", INPUTS, "run/data.py", "what is trained on"),
     Key("inputs.sources.[]", "object", "", INPUTS, "run/data.py", "name, id, revision, format, fingerprint, files (label, sha256, bytes)"),
     Key("inputs.sources.[].<fact>", "any", "", INPUTS, "run/data.py", "as sources/ describes it"),

@@ -29,6 +29,9 @@ TEMPLATE_MARKS = (END, SYSTEM, USER, ASSISTANT, PYTHON_START, PYTHON_END, OUTPUT
 # Of tokenizers without a bos token: what their models' texts were separated by, or began with.
 DOCUMENT_STARTS = ("<|endoftext|>", "<|begin_of_text|>", "<s>")
 
+# What others' models end a text with, where it is not what they begin one with.
+DOCUMENT_ENDS = ("<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|endoftext|>")
+
 WORD_JOINER = "\u2060"  # Has no width and no meaning: the text looks the same and is no control string any more.
 
 
@@ -48,6 +51,24 @@ def document_start(tokenizer) -> int | None:
         return int(tokenizer.bos_token_id)
     known = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     return next((known[name] for name in DOCUMENT_STARTS if name in known), tokenizer.eos_token_id)
+
+
+def document_end(tokenizer) -> int | None:
+    """Return the id that a text ends with; None for a tokenizer of ours, and where no other token than the beginning's does so.
+
+    The tokenizer's eos is taken where it is known as one: else it may be the end of a chat's turn.
+    """
+    begin = document_start(tokenizer)
+    if begin is None or tokenizer.convert_ids_to_tokens(begin) == BOS:
+        return None
+    controls = control_strings(tokenizer)
+    known = [name for name in DOCUMENT_ENDS if name in controls and tokenizer.convert_tokens_to_ids(name) != begin]
+    own = getattr(tokenizer, "former_eos", None) or tokenizer.eos_token  # that of its file: load.py replaces it
+    if known:
+        return tokenizer.convert_tokens_to_ids(own if own in known else known[0])
+    if tokenizer.bos_token is None or own in (None, END, tokenizer.bos_token):
+        return None
+    return tokenizer.convert_tokens_to_ids(own)
 
 
 def tool_marks(tokenizer) -> tuple[int, ...] | None:

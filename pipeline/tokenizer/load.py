@@ -128,6 +128,7 @@ def _completed(recipe, tokenizer) -> list[str]:
         lines.append(
             f"tokenizer: eos_token of {settings.path} was {tokenizer.eos_token!r} and is now {END!r}, the end of a turn"
         )
+        tokenizer.former_eos = tokenizer.eos_token
         tokenizer.eos_token = END
     if tokenizer.pad_token is None:
         added += _add_missing(tokenizer, [PAD])

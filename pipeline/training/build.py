@@ -3,12 +3,14 @@
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 from transformers.utils.generic import is_flash_attention_requested
 
+from pipeline.data.preparation import document_end_of
 from pipeline.evals.bpb import compiled_nll, score_validation
 from pipeline.hardware import (
     batch_rank,
@@ -22,17 +24,17 @@ from pipeline.hardware import (
 from pipeline.model.build import ModelOptionsError, build_model, save_model
 from pipeline.model.groups import store_embeddings
 from pipeline.model.modeling_tandem import TandemForCausalLM
-from pipeline.process.errors import InputMissingError, RecipeError
-from pipeline.process.storage import remove_folder
+from pipeline.process.errors import InputMissingError, RecipeError, first_line
+from pipeline.process.storage import read_json, remove_folder
 from pipeline.process.user_code import guarded, import_attribute, import_built_in
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import check_sizes, isolates_documents, micro_batch, micro_steps, tokens_at
 from pipeline.recipe.schema import training_arguments
 from pipeline.recipe.sizes import model_fields, sizes_from_model, sizes_of
-from pipeline.run_dir.checkpoints import problems, read_seal, whole_folder
+from pipeline.run_dir.checkpoints import by_step, problems, read_seal, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.chat import end_of_turn
-from pipeline.tokenizer.encode import byte_lengths, is_byte_level
+from pipeline.tokenizer.encode import byte_lengths, document_start, is_byte_level
 from pipeline.tokenizer.load import comes_back_beside
 from pipeline.training.distributed import on_rank_0
 from pipeline.training.guard import refuse_nonfinite
@@ -66,6 +68,18 @@ def divides_by_num_items(model: Any) -> bool:
         model.config._attn_implementation = attention
     expected = torch.nn.functional.cross_entropy(output.logits[0].float(), labels[0], reduction="sum") / 2
     return bool((output.loss - expected).abs() <= 1e-3 * expected)
+
+
+class KeepEnds(TrainerCallback):
+    """Keeps the ids that end a generation: Trainer adds the tokenizer's eos, which may be a new token that no text has."""
+
+    def __init__(self, model: Any):
+        self.holders = [c for c in (model.config.get_text_config(), model.generation_config) if c is not None]
+        self.ends = [getattr(holder, "eos_token_id", None) for holder in self.holders]
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        for holder, ends in zip(self.holders, self.ends, strict=True):
+            holder.eos_token_id = ends
 
 
 class OneDeviceArguments(TrainingArguments):
@@ -131,7 +145,11 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     if not isinstance(model, TandemForCausalLM):
         _check_foreign(recipe, model, tokenizer)
     if recipe.stage == "sft":
-        _stop_at_the_end_of_a_turn(model, tokenizer)
+        _stop_at(end_of_turn(tokenizer), "the end of a turn", model, tokenizer)
+    elif recipe.model.start_from:
+        end = document_end_of(recipe, tokenizer)
+        follows = document_start(tokenizer) if end is None else end
+        _stop_at(follows, "which follows each document", model, tokenizer)
     if recipe.model.embedding_dtype != "float32":
         if not isinstance(model, TandemForCausalLM) or model.config.tie_word_embeddings:
             kind = f"{type(model).__name__} with {'a tied' if model.config.tie_word_embeddings else 'an untied'} head"
@@ -164,7 +182,14 @@ def _check_planned(recipe: Recipe, model: Any, tokenizer: Any) -> None:
 def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
     """Check what another model class may do differently, and nobody would notice."""
     where, kind = recipe.where("model.type"), type(model).__name__
-    if not divides_by_num_items(model):
+    try:
+        summed = divides_by_num_items(model)
+    except Exception as error:  # whatever a model without its pictures ends in
+        raise RecipeError(
+            f"{where}: {kind} computes nothing from text alone ({first_line(error)}), so it cannot be trained here. "
+            "Save its text part as a model of its own and start from that."
+        ) from error
+    if not summed:
         raise RecipeError(
             f"{where}: {kind} does not give the summed loss of shift_labels over num_items_in_batch, so the loss would depend on micro-batch and "
             "processes, or be that of other tokens. Let forward take **kwargs and hand them to self.loss_function, as transformers' own models do."
@@ -191,12 +216,15 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     if start:
         try:
             where = recipe.where("model.start_from")
-            settings = {"dtype": torch.float32, "attn_implementation": attention}
+            settings = {"dtype": torch.float32, "attn_implementation": attention, "text_type": _begun_type(recipe)}
             model = import_built_in("evals.subject:open_model")(start, code=recipe.code, where=where, **settings)
         except OSError as error:
             raise InputMissingError(
                 f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
             ) from error
+        model.config.get_text_config().use_cache = False  # Trainer does so of a model of text alone
+        for line in model.notes:
+            on_rank_0(partial(print, line))
         check_sizes(recipe, model.config)
         where = f"{recipe.where('model.start_from')}: {start}"
         refuse_nonfinite(model.state_dict(), where=where, instead="Start from other weights.")
@@ -218,26 +246,35 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         return build_model(own, fields, attn_implementation=attention, seed=seed)
 
 
-def _stop_at_the_end_of_a_turn(model: Any, tokenizer: Any) -> None:
-    """Add to the generation config what ends an answer by the chat template, where it is not there: `generate` would go on."""
-    end, config = end_of_turn(tokenizer), model.generation_config
+def _begun_type(recipe: Recipe) -> str | None:
+    """Return the model_type of the checkpoints that the recipe's run has; a text part alone stays that."""
+    if recipe.run.name is None:
+        return None
+    checkpoints = by_step(RunDirectory(Path(recipe.run.directory) / recipe.run.name).checkpoints)
+    return read_json(checkpoints[-1] / "config.json").get("model_type") if checkpoints else None
+
+
+def _stop_at(end: int | None, what: str, model: Any, tokenizer: Any) -> None:
+    """Add to the generation config what ends an answer or a text, where it is not there: `generate` would go on."""
+    config = model.generation_config
     known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     if end is None or end in known:
         return
     config.eos_token_id = [end, *(i for i in known if i is not None)]
     on_rank_0(
         lambda: print(
-            f"model: generation also ends at {tokenizer.convert_ids_to_tokens(end)!r}, the end of a turn (eos_token_id of generation_config.json)"
+            f"model: generation also ends at {tokenizer.convert_ids_to_tokens(end)!r}, {what} (eos_token_id of generation_config.json)"
         )
     )
 
 
 def _with_rows_for(tokenizer: Any, model: Any, seed: int) -> torch.nn.Module:
     """Return the model with an embedding for every id: a foreign one lacks rows for the control tokens that chat added."""
-    if len(tokenizer) > model.config.vocab_size:
+    rows = model.config.get_text_config().vocab_size
+    if len(tokenizer) > rows:
         on_rank_0(
             lambda: print(
-                f"model: {len(tokenizer) - model.config.vocab_size} embeddings added for new tokens ({model.config.vocab_size} -> {len(tokenizer)})"
+                f"model: {len(tokenizer) - rows} embeddings added for new tokens ({rows} -> {len(tokenizer)})"
             )
         )
         with torch.random.fork_rng(devices=[]):
@@ -315,7 +352,7 @@ def build_trainer(
         given = {k: v for k, v in options.items() if v} if compiled else None
         import_built_in("training.sharding:shard_model")(model, compile_options=given)
         args.torch_compile = compiled
-    return TandemTrainer(
+    trainer = TandemTrainer(
         model=model,
         args=args,
         recipe=recipe,
@@ -327,3 +364,6 @@ def build_trainer(
         meter=meter,
         byte_lengths_V=lengths_V,
     )
+    if recipe.stage == "pretrain" and recipe.model.start_from:
+        trainer.add_callback(KeepEnds(model))
+    return trainer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.model.build import load_model
+from pipeline.model.load import load_model
 from pipeline.tokenizer.chat import render
 from pipeline.tokenizer.load import open_tokenizer
 from tests.build_on.page import COMMANDS, EXAMPLES, TASKS

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from pipeline.model.build import load_model
+from pipeline.model.load import load_model
 
 READ_WITHOUT_US = """
 import json, sys

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from faults.services import HF_TOKEN, TEN_STEPS, environment
 from pipeline.hub.isolated_load_test import TEXT
-from pipeline.model.build import load_model
+from pipeline.model.load import load_model
 from pipeline.process.storage import read_json, write_json
 from pipeline.run_dir.checkpoints import by_step, step_of
 from pipeline.run_dir.run_directory import RunDirectory

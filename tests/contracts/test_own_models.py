@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig
 
 from pipeline.data.rows import positions
-from pipeline.model.build import load_model
+from pipeline.model.load import load_model
 from pipeline.recipe import read_recipe
 from pipeline.recipe.resolve import resolve_start
 from pipeline.tokenizer import identity

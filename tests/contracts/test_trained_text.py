@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoTokenizer
 
-from pipeline.model.build import load_model
+from pipeline.model.load import load_model
 
 SEEN = """
 import os

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from pipeline.evals.core import score_core
 from pipeline.evals.core_bundle import open_bundle
-from pipeline.model.build import load_model
+from pipeline.model.load import load_model
 
 folder, rank, world_size = sys.argv[1], *map(int, sys.argv[2:])
 torch.set_num_threads(1)

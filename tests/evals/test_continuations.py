@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from pipeline.evals import core as continuations
 from pipeline.evals.core import ROWS_OF_A_PREFIX, batches_of, groups_of, score_rows
-from pipeline.model.build import load_model
+from pipeline.model.load import load_model
 from pipeline.monitor.heartbeat import beats
 from tests.model.tiny_models import tiny
 

@@ -22,7 +22,7 @@ from pipeline.evals.core import (
 )
 from pipeline.evals.core_bundle import TASKS, open_bundle
 from pipeline.metrics import Protocol
-from pipeline.model.build import load_model
+from pipeline.model.load import load_model
 from pipeline.process.errors import DataError
 from tests.evals.conftest import SHARED
 from tests.evals.core_items import write_bundle

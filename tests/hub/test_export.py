@@ -170,6 +170,21 @@ def test_the_weights_of_a_gguf_are_read_back_as_they_were(tmp_path, kind, patter
     assert all(torch.equal(value, mine[name]) for name, value in back.items())
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_head_of_its_own_is_exported_though_the_config_ties_it(tmp_path, kind):
+    pytest.importorskip("gguf")
+    fields = {"gpt2": {}, "llama": LLAMA}[kind]
+    folder = write_model(tmp_path / "m", **fields | {"kind": kind, "pattern": "gpt2", "tie_word_embeddings": False})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    mine = read_tensors(folder)
+    path = export(str(folder), to="gguf", dtype="f32", output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
+    assert torch.equal(weights_of_gguf(path, folder)["lm_head.weight"], mine["lm_head.weight"])
+    export(str(folder), to="safetensors", output=str(tmp_path / "again"), max_shard_size="5GB")
+    assert torch.equal(read_tensors(tmp_path / "again")["lm_head.weight"], mine["lm_head.weight"])
+    assert json.loads((tmp_path / "again/config.json").read_text())["tie_word_embeddings"] is False
+
+
 def test_ollama_gets_a_modelfile_with_template_stops_and_positions(tmp_path):
     pytest.importorskip("gguf")
     folder = write_model(tmp_path / "m", kind="qwen3", pattern="qwen2", **LLAMA)

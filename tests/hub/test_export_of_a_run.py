@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_export_to_llama_cpp import greedy, llama_cpp
 
-from pipeline.model.build import load_model
+from pipeline.model.load import load_model
 from tests.runner import WarmRunner
 
 ROOT = Path(__file__).parents[2]

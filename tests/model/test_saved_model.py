@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from tiny_models import GPT2, MODERN, NANOCHAT, random_ids, tiny
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pipeline.model.build import build_model, load_model, save_model
+from pipeline.model.build import build_model, save_model
+from pipeline.model.load import load_model
 from pipeline.training.checkpoint import FileImage, ModelFiles
 
 READ_WITHOUT_US = """
