@@ -460,7 +460,7 @@ _locks: list[Held] = []
 
 def _take_lock(path: Path) -> None:
     """Hold the lock of the run's .lock file for as long as this process lives; the file says who holds it."""
-    held = lock(path, lease=True)
+    held = lock(path)
     if held is None:
         owner = path.read_text(errors="replace").strip() or "another process"
         raise CannotWriteError(
