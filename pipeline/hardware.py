@@ -228,21 +228,9 @@ Kind = Literal["cuda", "mps", "cpu"]
 
 
 @dataclass(frozen=True)
-class Links:
-    """Bytes/s that one device sends to the others of its host, and through its part of the host's network cards to other hosts.
-
-    Of the maker's own server of eight; a machine of another make may have less, above all to other hosts.
-    """
-
-    within_bytes_s: float
-    between_bytes_s: float
-    source: str
-
-
-@dataclass(frozen=True)
 class DeviceInfo:
     """Devices of one machine. kind "cuda" is NVIDIA's and AMD's; memory_gib is one device's (for cpu the machine's),
-    None where only torch could tell. hosts: machines of this kind that train, or that a plan is for. links: None when unknown.
+    None where only torch could tell. hosts: machines of this kind that train, or that a plan is for.
 
     peak_flops: dense FLOP/s of one device by format (bfloat16, float16, tf32, float32, float8), None when unknown, and
     then MFU is not printed. source: where peaks and bandwidth come from.
@@ -257,7 +245,6 @@ class DeviceInfo:
     power_w: float | None = None
     source: str | None = None
     hosts: int = 1
-    links: Links | None = None
 
 
 @cache

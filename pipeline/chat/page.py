@@ -5,7 +5,6 @@ browser the rest.
 """
 
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -85,15 +84,14 @@ def card_of(speaker: Speaker) -> str:
     return f'<div class="model"><h2>{escape(speaker.name)} <span>{speaker.kind}</span></h2>{facts}</div>'
 
 
-# A visitor's conversation with every model of the page, and its copy in the browser, which a reload begins with.
+# A visitor's conversation with every model of the page.
 
 
-MOST_STORED_CHARS = 200_000  # of the copy; a browser keeps some 5 MB for a site, and a request holds 1 MiB
 SHOWN_S = 0.1  # between two pictures of a growing answer: a small model writes hundreds of tokens a second, too many for a browser
 
 
 class Visit:
-    """One browser tab. turns: questions, each with the answer of every speaker; settings: the page's, as they were last used."""
+    """One browser tab. turns: questions, each with the answer of every speaker."""
 
     def __init__(self, speakers: list[Speaker], *, notify: Callable[[str], Any] = print):
         self.speakers, self.notify = speakers, notify
@@ -101,7 +99,6 @@ class Visit:
         self.turns: list[dict[str, Any]] = []
         # Each conversation's messages before the last turn; None where that turn cannot be taken back.
         self.before: list[list[dict]] | None = None
-        self.settings: list[Any] = []
 
     def __deepcopy__(self, memo: dict) -> "Visit":
         """Return an empty visit: Gradio begins each tab with a copy of the first one, and the models are the same for all."""
@@ -169,80 +166,6 @@ class Visit:
                 {"role": "assistant", "content": answer},
             ]
         return messages
-
-    # What a reload begins with.
-
-    def stored(self) -> str:
-        """Return the visit as JSON of at most MOST_STORED_CHARS, without its oldest turns where it is longer."""
-        kept: dict[str, Any] = {
-            "turns": self.turns,
-            "messages": [conversation.messages for conversation in self.conversations],
-            "before": self.before,
-            "answers": [conversation.answers for conversation in self.conversations],
-            "settings": self.settings,
-        }
-        while len(text := json.dumps(kept)) > MOST_STORED_CHARS and kept["turns"]:
-            kept["turns"] = kept["turns"][1 + len(kept["turns"]) // 10 :]
-        return text if len(text) <= MOST_STORED_CHARS else ""
-
-    def restore(self, text: str | None) -> None:
-        """Take over what `stored` gave. What a browser sends may be anything: all else leaves the visit empty."""
-        try:
-            kept = json.loads(text or "")
-        except (ValueError, RecursionError):
-            return
-        num = len(self.conversations)
-        if not (
-            isinstance(kept, dict)
-            and _all(kept.get("turns"), lambda turn: _is_turn(turn, num))
-            and _are_messages(kept.get("messages"), num)
-            and (kept.get("before") is None or _are_messages(kept["before"], num))
-            and _all(kept.get("answers"), lambda number: isinstance(number, int) and 0 <= number < 2**31, num)
-            and isinstance(kept.get("settings"), list)
-        ):
-            return
-        self.turns, self.before, self.settings = kept["turns"], kept.get("before"), kept["settings"]
-        for conversation, messages, answers in zip(self.conversations, kept["messages"], kept["answers"], strict=True):
-            conversation.messages, conversation.answers = messages, answers
-
-
-def _all(values: Any, is_right: Any, num: int | None = None) -> bool:
-    return isinstance(values, list) and num in (None, len(values)) and all(map(is_right, values))
-
-
-def _is_turn(turn: Any, num: int) -> bool:
-    return (
-        isinstance(turn, dict)
-        and turn.keys() == {"question", "answers"}
-        and isinstance(turn["question"], str)
-        and _all(turn["answers"], lambda answer: isinstance(answer, str), num)
-    )
-
-
-def _are_messages(of_all: Any, num: int) -> bool:
-    return _all(of_all, lambda of_one: _all(of_one, _is_message), num)
-
-
-def _is_message(message: Any) -> bool:
-    """Return whether it is a message as `answer_messages` makes them."""
-    if not (isinstance(message, dict) and message.keys() <= {"role", "content", "tool_calls"}):
-        return False
-    calls = message.get("tool_calls", [])
-    return (
-        message.get("role") in ("user", "assistant", "tool")
-        and isinstance(message.get("content"), str)
-        and _all(
-            calls, lambda call: isinstance(call, dict) and call.keys() == {"function"} and _is_call(call["function"])
-        )
-    )
-
-
-def _is_call(function: Any) -> bool:
-    return (
-        isinstance(function, dict)
-        and function.keys() == {"name", "arguments"}
-        and all(isinstance(value, str) for value in function.values())
-    )
 
 
 # The page, its scripts and its event stream come from the address it was opened at, and from nowhere else.
@@ -388,7 +311,6 @@ def page(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> 
     names = ", ".join(speaker.name for speaker in speakers)
     with gradio.Blocks(title=f"{names} - Tandem", analytics_enabled=False, fill_height=True) as blocks:
         visit = gradio.State(Visit(speakers, notify=gradio.Info))  # Gradio forgets it an hour after its tab is closed.
-        stored = gradio.Textbox(visible="hidden")
         with gradio.Row(scale=1, equal_height=True, elem_classes="models"):
             chatbots = [
                 _chatbot(speaker, examples=_examples(speakers) if speaker is speakers[0] else [])
@@ -416,7 +338,7 @@ def page(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> 
             )
             with gradio.Row():
                 controls = _controls(sampling, longest=_longest(speakers, sampling))
-        _connect(blocks, visit, stored, chatbots, box, [system_box, *controls], again, new, speakers)
+        _connect(visit, chatbots, box, [system_box, *controls], again, new, speakers)
     return blocks
 
 
@@ -467,13 +389,13 @@ def _controls(sampling: Sampling, *, longest: int) -> list[Any]:
     ]
 
 
-def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speakers: list[Speaker]) -> None:
+def _connect(visit, chatbots, box, settings, again, new, speakers: list[Speaker]) -> None:
     import gradio
 
     quiet = {"api_visibility": "private", "show_progress": "hidden"}
     answering = quiet | {"concurrency_id": "answer"}  # A model answers one tab at a time.
     at_rest, busy = {"submit_btn": True, "stop_btn": False}, {"submit_btn": False, "stop_btn": True}
-    outputs = [box, again, stored, *chatbots]
+    outputs = [box, again, *chatbots]
 
     def answer(visit: Visit, text: str, settings: list[Any], **first: Any):
         """Yield values of the outputs while the answers grow."""
@@ -482,7 +404,6 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
             raise gradio.Error(
                 f"The message has {len(text) + len(system):,} characters; at most {MOST_MESSAGE_CHARS:,} are read."
             )
-        visit.settings = settings
         sampling = Sampling(
             temperature=temperature,
             top_k=top_k or None,
@@ -490,7 +411,7 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
             max_new_tokens=max_new_tokens,
             seed=int(seed or 0),
         )
-        begun = [gradio.update(**first, **busy), gradio.update(interactive=False), visit.stored()]
+        begun = [gradio.update(**first, **busy), gradio.update(interactive=False)]
         try:
             with closing(visit.answer(text, system=system.strip() or None, sampling=sampling)) as growing:
                 for _ in growing:
@@ -512,16 +433,11 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
             yield from answer(visit, question, list(settings))
 
     def rest(visit: Visit):
-        return [gradio.update(**at_rest), gradio.update(interactive=True), visit.stored(), *visit.shown()]
+        return [gradio.update(**at_rest), gradio.update(interactive=True), *visit.shown()]
 
     def start_over():
         fresh = Visit(speakers, notify=gradio.Info)
         return fresh, *rest(fresh)
-
-    def load(visit: Visit, text: str):
-        if not visit.turns:  # else a message came before the page was ready
-            visit.restore(text)
-        return *visit.shown(), *_restored(visit.settings, settings)
 
     def example(event: gradio.SelectData):
         return event.value["text"]
@@ -537,32 +453,3 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
         event.then(rest, visit, outputs, **quiet)
     box.stop(rest, visit, outputs, cancels=running, **quiet)
     new.click(start_over, None, [visit, *outputs], cancels=running, **quiet)
-    key = json.dumps("tandem " + " ".join(speaker.path for speaker in speakers))
-    # The tab's own storage: other tabs have conversations of their own, and its own is gone with it.
-    stored.change(None, stored, None, js=f"text => {{ sessionStorage.setItem({key}, text) }}", **quiet)
-    blocks.load(
-        load,
-        [visit, stored],
-        [*chatbots, *settings],
-        js=f"() => [null, sessionStorage.getItem({key}) ?? '']",
-        **quiet,
-    )
-
-
-def _restored(values: list[Any], settings: list[Any]) -> list[Any]:
-    """Return the settings of the visit as the page's components take them; those that they do not take stay as they are."""
-    import gradio
-
-    if len(values) != len(settings):
-        return [gradio.skip()] * len(settings)
-    return [_within(value, component) for value, component in zip(values, settings, strict=True)]
-
-
-def _within(value: Any, component: Any) -> Any:
-    import gradio
-
-    lowest, highest = getattr(component, "minimum", None), getattr(component, "maximum", None)
-    if lowest is None:
-        return value if isinstance(value, str) else gradio.skip()
-    right = isinstance(value, int | float) and value >= lowest and (highest is None or value <= highest)
-    return value if right else gradio.skip()

@@ -269,7 +269,7 @@ def discard_damaged(plan: dict) -> None:
     for folder in folders_of(plan):
         if not damaged_seals(folder):
             continue  # without the lock: another run may be at work there for hours
-        with file_lock(folder / ".lock", lease=True):
+        with file_lock(folder / ".lock"):
             for path in damaged_seals(folder):
                 remove_file(path)
                 print(
@@ -282,7 +282,7 @@ def locks(plan: dict) -> Iterator[None]:
     """Hold the locks of all sequences of a plan, always taken in the same order."""
     with ExitStack() as stack:
         for folder in folders_of(plan):
-            stack.enter_context(file_lock(folder / ".lock", lease=True))
+            stack.enter_context(file_lock(folder / ".lock"))
         yield
 
 

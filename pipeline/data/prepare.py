@@ -71,7 +71,6 @@ from pipeline.process.commands import end_with, yield_to_training
 from pipeline.process.errors import DamagedFileError, DataError, InputMissingError, ServiceError, TandemError, of_panic
 from pipeline.process.network import HUB_DATASET, as_os_error, keep_retries_in, limit_silence, opened
 from pipeline.process.storage import (
-    close_leases,
     file_lock,
     folder_bytes,
     fsync_file,
@@ -452,7 +451,7 @@ def prune(plan: dict, *, runs: Path) -> tuple[int, int]:
     """(folders, bytes) deleted. A folder that some process is writing is left alone."""
     count = freed = 0
     for folder in unused_folders(plan, runs=runs):
-        with file_lock(folder / ".lock", wait_s=0.0, lease=True) as held:
+        with file_lock(folder / ".lock", wait_s=0.0) as held:
             if held:
                 freed += folder_bytes(folder)
                 shutil.rmtree(folder, ignore_errors=True)  # NFS keeps what is open in some process
@@ -524,7 +523,7 @@ def prepare_part(
                     if left <= 0:
                         break
     # So that of two that end at once one is the last.
-    with file_lock(markers[number].with_name("parts.lock"), lease=True):
+    with file_lock(markers[number].with_name("parts.lock")):
         markers[number].touch()
         sealed = next_shard(streams_of(plan)) is None
         return [k for k, marker in markers.items() if not marker.exists() and not sealed]
@@ -609,7 +608,6 @@ def run_ahead(folder: Path) -> int:
 
 
 def _stop(*signal_and_frame: object) -> None:
-    close_leases()
     os._exit(0)
 
 

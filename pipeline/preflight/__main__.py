@@ -29,13 +29,7 @@ from pipeline.preflight.devices import device_without_torch, planned_device
 from pipeline.preflight.memory import (
     DEVICE_SHARE,
     FP32,
-    KINDS,
-    LINK_SHARE,
-    Kind,
-    Shape,
     memory_of,
-    muon_flops,
-    muon_stacks,
     usable_bytes,
     weight_bytes,
 )
@@ -49,7 +43,6 @@ from pipeline.preflight.plan import (  # fmt: skip
     compute_of_step,
     gibibytes,
     gigabytes,
-    keep,
     make_plan,
     measure,
     scored_at_most,
@@ -191,17 +184,11 @@ def _of_the_cpu(part: str) -> Callable[[Plan], str | None]:
 
 
 def layout_table(plans: list[Plan]) -> str:
-    """Return what a device holds and sends in each layout of the same run, side by side, and under it what was assumed."""
+    """Return what a device holds in each layout of the same run, side by side, and under it what was assumed."""
     plan, device = plans[-1], plans[-1].device
     hosts = f"{device.hosts} host{'s' * (device.hosts > 1)}"
     where = f"{hosts} of {plan.processes // device.hosts} {device.name}"
     lines = [f"layouts on {where}", plan_table(plans, [one.layout for one in plans], LAYOUT_LINES)]
-    if device.links:
-        lines.append(f"assumed: links of {device.links.source}; {LINK_SHARE:.0%} of these rates; NCCL's latencies; compute hides the links at best")  # fmt: skip
-    elif device.kind != "cpu":
-        lines.append(
-            f"n/a: seconds of the links, since no published rates of a server with {device.name} are known here"
-        )
     here, parts = (_preparation(plan, hosts=n) for n in (1, device.hosts))
     if here and parts:
         among = f"; as parts on {device.hosts} hosts (--part K/{device.hosts}) {duration_range(parts)}" * (
@@ -245,37 +232,6 @@ def _built(plan: Plan) -> str | None:
     if plan.sizes is None:
         return None
     return gibibytes(plan.processes // plan.device.hosts * weight_bytes(plan.recipe, plan.sizes))
-
-
-def _sent(kind: Kind) -> Callable[[Plan], str | None]:
-    def text(plan: Plan) -> str | None:
-        count = sum(sum(one.sent()) for one in plan.collectives if one.kind == kind)
-        return gigabytes(count) if count else "-"
-
-    return text
-
-
-def _stacks(plan: Plan) -> tuple[dict[Shape, int], int]:
-    """Return Muon's matrices by their shape, and the ranks that share them."""
-    stacks = muon_stacks(plan.recipe, plan.sizes) if plan.sizes else {}
-    return stacks, plan.processes if plan.shards == 1 else plan.shards
-
-
-def _owned(plan: Plan) -> str:
-    """Return how many matrices the rank has that makes most of them whole for Muon, and the ranks that have none."""
-    stacks, ranks = _stacks(plan)
-    if not (count := sum(stacks.values())) or plan.processes == 1:
-        return "-"
-    idle = max(0, ranks - count)
-    return f"{-(-count // ranks)} of {count}" + f", {idle} ranks none" * bool(idle)
-
-
-def _orthogonalisation(plan: Plan) -> str | None:
-    stacks, ranks = _stacks(plan)
-    peak = (plan.device.peak_flops or {}).get(plan.compute_format)
-    if not stacks or not peak:
-        return None if stacks else "-"
-    return f"{muon_flops(stacks, ranks) / peak:.3f} s"
 
 
 def _checkpoint(plan: Plan) -> str | None:
@@ -384,12 +340,7 @@ LAYOUT_LINES: Lines = [
     (f"one row fits in {DEVICE_SHARE:.0%} of the device", lambda plan: {None: None, True: "yes", False: "no"}[plan.row_fits]),
     ("memory of a host at the start, a model a process", _built),
     ("largest model.depth that fits", _known(deepest, str)),
-    *[(f"sent by a device a step: {kind}", _sent(kind)) for kind in KINDS],
-    ("  of it to other hosts", lambda plan: gigabytes(sum(one.sent()[1] for one in plan.collectives))),
-    ("links a step", _known(attrgetter("links_s"), "{:.2f} s".format)),
     ("compute a step", _known(lambda plan: compute_of_step(plan)[0], "{0.low:.2f} to {0.high:.2f} s".format)),
-    ("Muon's matrices of a rank, at most", _owned),
-    ("  their products at the peak rate", _orthogonalisation),
 ]  # fmt: skip
 
 
@@ -450,7 +401,6 @@ def _probe(plan: Plan, given: list[str], *, seconds: float) -> None:
     except NotMeasured as reason:
         print(f"probe: nothing was measured, since {reason}")
         return
-    keep(probe, plan.recipe, plan.device, processes=plan.processes)
     plan = replace(plan, probe=probe)
     print(probe_line(plan))
     if plan.duration is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.hardware import batch_ranks, has_memory_files, parallelism_size, tensor_parallel_size
 from pipeline.preflight.checks import nearest_existing, raised, run_folder
 from pipeline.preflight.memory import DEVICE_SHARE, fsdp_units, padded, queued_bytes
-from pipeline.preflight.plan import Plan, compute_of_step, gibibytes, gigabytes, make_plan
+from pipeline.preflight.plan import Plan, gibibytes, gigabytes, make_plan
 from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError
 from pipeline.process.storage import cache_dir, folder_bytes
 from pipeline.recipe import Recipe
@@ -46,7 +46,7 @@ def find_notes(plan: Plan) -> list[str]:
             f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} rows of padding beside its "
             f"{_rows(plan)}, which costs {100 * plan.padding_share:.0f} % of the time. Choose rows and processes whose product divides {_rows(plan)}."
         )
-    notes += filter(None, [memory_doubt(plan), _cut_rows(plan), _slow_links(plan), *_smaller_steps(plan)])
+    notes += filter(None, [memory_doubt(plan), _cut_rows(plan), *_smaller_steps(plan)])
     if recipe.train.get("bf16") is True and plan.device.peak_flops and "bfloat16" not in plan.device.peak_flops:
         notes.append(
             f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true instead, or bf16: auto."
@@ -128,17 +128,6 @@ def _smaller_steps(plan: Plan) -> list[str]:
             "of the batch."
         )
     return notes
-
-
-def _slow_links(plan: Plan) -> str | None:
-    """Return a sentence where a step waits for the links between devices."""
-    compute, links = compute_of_step(plan)[0], plan.links_s
-    if compute is None or links is None or links <= compute.value:
-        return None
-    return (
-        f"{plan.recipe.where('data.batch_tokens')}: a step computes for {compute.value:.2f} s on {micro_batch(plan.recipe)} rows a device, and the links need "
-        f"{links:.2f} s for its collectives ({plan.layout}): the devices wait. Make the batch larger, use fewer devices, or let fewer share a model."
-    )
 
 
 def _device_bytes(plan: Plan) -> float | None:

@@ -22,7 +22,6 @@ from typing import Any
 
 from pipeline.hardware import (
     DeviceInfo,
-    Links,
     bfloat16_is_faster,
     cpu_flags,
     cpu_name,
@@ -109,18 +108,6 @@ def find_by_device_name(device_name: str) -> Accelerator | None:
     return next((row for row in ACCELERATORS if re.fullmatch(row.device_name, device_name.strip())), None)
 
 
-# NVLink's rates are published for both directions together, half of them is sent; network cards' for one direction.
-LINKS = {
-    **dict.fromkeys(
-        ("A100", "A100-40GB"),
-        Links(300e9, 25e9, "DGX A100 data sheet: NVLink 600 GB/s a GPU; 8 ConnectX-6 of 200 Gb/s"),
-    ),
-    "H100": Links(450e9, 50e9, "DGX H100 data sheet: NVLink 900 GB/s a GPU; 8 ConnectX-7 of 400 Gb/s"),
-    "H200": Links(450e9, 50e9, "DGX H200 data sheet: NVLink 900 GB/s a GPU; 8 ConnectX-7 of 400 Gb/s"),
-    "B200": Links(900e9, 50e9, "DGX B200 data sheet: NVLink 1.8 TB/s a GPU; 8 ConnectX-7 of 400 Gb/s"),
-}
-
-
 def device_of_driver(name: str, count: int, memory_gib: float | None) -> DeviceInfo:
     """Return the accelerators of this machine by the name that their driver gives, on the hosts of this training."""
     return _rated(name, count, memory_gib, find_by_device_name(name), hosts=_launched_hosts())
@@ -130,7 +117,6 @@ def _rated(name: str, count: int, memory_gib: float | None, known: Accelerator |
     rated: dict[str, Any] = {}
     if known:
         rated = {key: getattr(known, key) for key in ("peak_flops", "bandwidth_bytes_s", "power_w", "source")}
-        rated["links"] = LINKS.get(known.name)
     return DeviceInfo("cuda", name, count, memory_gib, hosts=hosts, **rated)
 
 

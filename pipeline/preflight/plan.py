@@ -4,18 +4,15 @@ Plain arithmetic without network, GPU or weights; without torch too, unless mode
 is None, and printed as n/a.
 """
 
-import hashlib
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +25,13 @@ from pipeline.hardware import (
     device_info,
     model_shards,
     physical_cores,
-    usable_cores,
 )
 from pipeline.preflight.devices import product_rates
 from pipeline.preflight.memory import (
     FP32,
-    Collective,
     Memory,
     checkpoint_bytes,
     checkpoints_on_disk,
-    collectives,
     fsdp_units,
     larger_micro_batch,
     memory_of,
@@ -49,7 +43,6 @@ from pipeline.preflight.memory import (
 )
 from pipeline.process import commands
 from pipeline.process.errors import RecipeError
-from pipeline.process.storage import cache_dir, read_sealed_json, where_writable, write_sealed_json
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
 from pipeline.recipe.counted_sizes import CountedSizes
@@ -57,10 +50,8 @@ from pipeline.recipe.resolve import (
     KEY,
     horizon_steps,
     is_auto,
-    isolates_documents,
     micro_batch,
     micro_steps,
-    must_match,
     rows_per_step,
     start_folder,
     step_rows,
@@ -69,7 +60,6 @@ from pipeline.recipe.resolve import (
 )
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import Sizes, SizesUnknownError, sizes_from_config, sizes_from_model, sizes_of
-from pipeline.run_dir.columns import attempt_spans, mean_step_s, read_columns
 from pipeline.run_dir.run_directory import RunDirectory, fit_file
 
 if TYPE_CHECKING:
@@ -80,13 +70,10 @@ if TYPE_CHECKING:
 # Steps measured on this machine before the run: seconds a step, and the most memory that a process took.
 #
 # Child processes make real steps of the recipe's model, at its micro-batch and with its optimizer, on rows of random tokens
-# (run/probing.py): what a row says does not change its time. The result lies in the cache under all that it depends on.
-# There the next plan of such a run finds it, that of the training's own start too, which measures nothing itself.
+# (run/probing.py): what a row says does not change its time. The training's own start measures nothing.
 
 PROBE_START_S = 180.0  # for imports, the model, and the first step with its compilation
 CPU_SHARE = 0.5  # of a CPU's free memory that a probe may take by arithmetic: more would push others out
-# Beginnings of keys of train: that neither time nor memory of a step depends on, and of those told apart (the micro-batch).
-WITHOUT = ("max_steps", "num_train_epochs", "seed", "logging_", "eval_", "save_", "per_device_", "learning_rate", "warmup_", "ddp_timeout")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -145,51 +132,13 @@ def measure(argv: list[str], device: DeviceInfo, *, processes: int, seconds: flo
     return Probe(**json.loads(results[-1]))
 
 
-def keep(probe: Probe, recipe: Recipe, device: DeviceInfo, *, processes: int) -> None:
-    """Keep what was measured for the plans to come; a cache that cannot be written is left as it is."""
-    with where_writable():
-        write_sealed_json(_probe_place(recipe, device, processes=processes), asdict(probe))
-
-
-def kept(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Probe | None:
-    """Return what was measured last, on such a machine, of such steps. The micro-batch of the recipe must be a number by now."""
-    try:
-        return Probe(**read_sealed_json(_probe_place(recipe, device, processes=processes)))
-    except (OSError, ValueError, TypeError, PackageNotFoundError):
-        return None
-
-
-def _probe_place(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Path:
-    settings = {
-        name: value
-        for name, value in must_match(recipe).items()
-        if name.startswith(("model.", "optimizer.")) and not name.startswith("optimizer.schedule.")
-    }
-    settings |= {f"train.{n}": value for n, value in recipe.train.items() if not n.startswith(WITHOUT)}
-    settings |= {
-        KEY: micro_batch(recipe),
-        "attention": recipe.model.attn_implementation,
-        "vocab_size": recipe.tokenizer.vocab_size,
-        "row_tokens": recipe.data.row_tokens,
-        "batch_tokens": recipe.data.batch_tokens,
-        "isolated": isolates_documents(recipe),
-        "machine": [device.name, usable_cores(), processes],
-        "versions": [version("torch"), version("transformers")],
-    }
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    return cache_dir(recipe.data.cache_dir) / "probes" / f"{digest}.json"
-
-
-# Expected duration of a run: by a probe of its steps, by finished runs of this device, else a range by arithmetic.
+# Expected duration of a run: by a probe of its steps, else a range by arithmetic.
 
 # Shares of the peak that steps reach, from and to. A GPU's is the data sheet's; narrow blocks keep it idle between kernels.
 GPU_MFU, FULL_WIDTH, LEAST_MFU = (0.15, 0.55), 768, 0.01
 # A processor's peak is the measured rate of square products of one thread, times its threads.
 CPU_MFU = (0.06, 0.70)
 PROBED = 1.15  # a run's mean step against the median of a probe of the same steps
-# A step of another model by a finished run's rate, and for each doubling of its FLOPs.
-OTHER_MODEL, A_DOUBLING = 1.25, 1.15
-FARTHEST_DOUBLINGS = 6  # doublings: beyond, arithmetic is as good
 FORWARD = (0.2, 0.33, 0.5)  # of a training step's time a token: what scoring takes
 SAVE_BYTES_S, DISK_BYTES_S = (5e9, 1e9, 2e8), (5e10, 1e10, 2e9)  # of a process, and of the disk that many of them share
 # Imports, model, compilation; report and model at the end.
@@ -203,9 +152,7 @@ ANSWER_BATCH, BLOCK_S, ANSWER_SHARE = 8, (0.0003, 0.0008, 0.003), (0.15, 0.6, 1)
 BYTES_A_TOKEN, BYTES_A_TOKEN_FACTOR = 3.5, 1.5  # by vocabulary and text; in SFT the questions come on top
 LEAST_VALIDATION = 200_000  # bytes that are held out at least where the data have them
 UNKNOWN_BLOCKS = 12
-KEPT_RUNS = 200
 RECORDED_PARTS = ("total", "start", "steps", "evaluations", "saves")  # of a duration, in run_manifest.json
-LEAST_PROCESS = 200 << 20  # bytes: torch alone takes as many
 
 
 @dataclass(frozen=True)
@@ -242,42 +189,21 @@ class Duration:
     evaluations: Span
     benchmarks: Span
     saves: Span
-    source: str  # "as probed", "by finished runs ...", "by arithmetic ..."
+    source: str  # "as probed", "by arithmetic ..."
 
     @property
     def total(self) -> Span:
         return self.start + self.steps + self.evaluations + self.benchmarks + self.saves
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinishedRun:
-    """A run's cost on this machine: seconds, and flops, the exact-causal FLOPs of a step in one process."""
-
-    run: str
-    time: float  # when it ended, since 1970
-    machine: list[Any]
-    flops: float
-    step_s: float
-    rest_s: float  # start and end
-    save_s: float | None  # one checkpoint
-    scored_token_share: float | None  # seconds of a scored token over those of a trained one
-    process_bytes: int | None = None  # of a process on a CPU at its peak, beside what arithmetic counts of tensors
-
-
 def expected_duration(plan: "Plan") -> Duration | None:
     """Return how long the planned run takes; None while its steps or the speed of its device are not known."""
-    near = _nearest(plan)
-    step, source = _step(plan, near)
+    step, source = _step(plan)
     if plan.steps is None or plan.tokens is None or step is None:
         return None
     train, forward = plan.recipe.train, Span(*FORWARD)
-    if near is not None and near.scored_token_share:
-        forward = Span.around(near.scored_token_share, OTHER_MODEL)
-    save = plan.save if near is None or near.save_s is None else Span.around(near.save_s, 2)
     rest = Span(*START_S["cpu" if plan.device.kind == "cpu" else "other"])
-    if near is not None:
-        rest = Span.around(near.rest_s, 1.5)
-    elif plan.probe is not None:
+    if plan.probe is not None:
         rest += Span.around(plan.probe.first_step_s, PROBED)
     saved = 0 if train["save_strategy"] == "no" else max(1, plan.steps // train["save_steps"])
     a_token = step * (1 / plan.batch_tokens)  # of all processes, which share the scoring too
@@ -288,7 +214,7 @@ def expected_duration(plan: "Plan") -> Duration | None:
         steps=step * (plan.tokens / plan.batch_tokens),
         evaluations=a_token * forward * plan.evaluation_tokens * evaluations_of(plan.recipe, plan.steps),
         benchmarks=_benchmarks(plan, a_token * forward * (plan.processes / sharers), plan.steps, sharers=sharers),
-        saves=save * saved,
+        saves=plan.save * saved,
         source=source,
     )
 
@@ -338,22 +264,10 @@ def scored_at_most(recipe: Recipe, held_out: int) -> int:
     return round(min(held_out, limits.tokens * BYTES_A_TOKEN)) + documents
 
 
-def _step(plan: "Plan", near: FinishedRun | None) -> tuple[Span | None, str]:
+def _step(plan: "Plan") -> tuple[Span | None, str]:
     if plan.probe is not None:
         return Span.around(plan.probe.step_s, PROBED), "as probed"
-    flops = _step_flops(plan)
-    if flops is None:
-        return None, ""
-    if near is not None:
-        factor = OTHER_MODEL * A_DOUBLING ** abs(math.log2(flops / near.flops))
-        ended = time.strftime("%Y-%m-%d", time.gmtime(near.time))
-        return Span.around(near.step_s * flops / near.flops, factor), f"by run {near.run} of {ended} on this device"
-    step, source = compute_of_step(plan)
-    links = plan.links_s or 0  # which compute hides at best
-    if step is None or links <= step.low:
-        return step, source
-    slower = Span(*(max(seconds, links) for seconds in (step.low, step.value, step.high)))
-    return slower, f"{source}, and no faster than the links between devices"
+    return compute_of_step(plan)
 
 
 def compute_of_step(plan: "Plan") -> tuple[Span | None, str]:
@@ -382,74 +296,6 @@ def _step_flops(plan: "Plan") -> float | None:
     """Exact-causal FLOPs of a step in one process, rows that only fill up micro-steps included."""
     flops = None if plan.sizes is None else plan.sizes.flops_per_token("exact_causal")
     return None if flops is None else flops * plan.batch_tokens / (1 - plan.padding_share) / plan.processes
-
-
-def _machine(plan: "Plan") -> list[Any]:
-    """Return what a finished run must share with a planned one, so that its speed says something."""
-    optimizer = plan.recipe.optimizer.type
-    if optimizer == "trainer":
-        optimizer = f"trainer {plan.recipe.train.get('optim')}"
-    return [plan.device.name, usable_cores(), plan.processes, plan.compute_format, plan.compiled, optimizer]
-
-
-def _place(recipe: Recipe) -> Path:
-    return cache_dir(recipe.data.cache_dir) / "finished_runs.json"
-
-
-def finished_runs(recipe: Recipe) -> list[FinishedRun]:
-    """Return what the finished runs that used this cache took, oldest first."""
-    try:
-        return [FinishedRun(**run) for run in read_sealed_json(_place(recipe))["runs"]]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
-
-
-def remember(plan: "Plan", run: RunDirectory) -> None:
-    """Keep what a finished run took, for the plans to come; a cache that cannot be written is left as it is."""
-    written, manifest = read_columns(run.metrics), run.read_manifest()
-    columns, spans = written.that_count(), attempt_spans(written, manifest)
-    flops, step_s = _step_flops(plan), mean_step_s(columns)
-    if flops is None or step_s is None or not spans:
-        return
-    _, began, last = spans[-1]
-    steps = int(columns.curve("train/loss")[0][-1])
-    scored, saved = (columns.curve(name)[1].tolist() for name in ("perf/eval_s", "ckpt/save_s"))
-    again = scored[1:]  # the first one compiles, which belongs to the start
-    again_s = sum(again) / len(again) if again else 0.0
-    benchmarks_s = sum(sum(columns.curve(f"{name}/eval_s")[1].tolist()) for name in ("core", "chat"))
-    peak = (manifest.get("peak_memory_bytes") or {}).get("host")
-    full_step_s = step_s / (tokens_at(plan.recipe, steps) / (steps * plan.batch_tokens))  # of a batch warm-up's mean
-    trained_s = plan.evaluation_tokens.value * full_step_s / plan.batch_tokens  # on as many tokens as one scoring has
-    found = FinishedRun(
-        run=run.name,
-        time=time.time(),
-        machine=_machine(plan),
-        flops=flops,
-        step_s=full_step_s,
-        rest_s=max(1.0, last - began - step_s * steps - again_s * len(scored) - benchmarks_s - sum(saved)),
-        save_s=sum(saved) / len(saved) if saved else None,
-        scored_token_share=again_s / trained_s if again and trained_s else None,  # next to nothing may be scored
-        process_bytes=_beside_tensors(plan, peak),
-    )
-    runs = [*finished_runs(plan.recipe), found][-KEPT_RUNS:]
-    with suppress(OSError):
-        write_sealed_json(_place(plan.recipe), {"runs": [asdict(one) for one in runs]})
-
-
-def _beside_tensors(plan: "Plan", peak: int | None) -> int | None:
-    if peak is None or plan.device.kind != "cpu" or plan.memory is None or plan.memory.total is None:
-        return None
-    return max(LEAST_PROCESS, peak - (plan.memory.total - plan.memory.process))
-
-
-def _nearest(plan: "Plan") -> FinishedRun | None:
-    """Return the finished run of such a machine whose step is nearest in FLOPs, the newest of equals; None where all are far."""
-    flops, machine = _step_flops(plan), _machine(plan)
-    if flops is None:
-        return None
-    runs = [run for run in reversed(finished_runs(plan.recipe)) if run.machine == machine]
-    near = min(runs, key=lambda run: abs(math.log2(run.flops / flops)), default=None)
-    return near if near is not None and abs(math.log2(near.flops / flops)) <= FARTHEST_DOUBLINGS else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -512,21 +358,6 @@ class Plan:
     def layout(self) -> str:
         """Return how the model lies on the devices, in PyTorch's words."""
         return "DDP" if self.shards == 1 else "FSDP" if self.shards == self.processes else "HSDP"
-
-    @cached_property
-    def collectives(self) -> list[Collective]:
-        """Return the collectives of a step; none of one process, and of a model whose sizes are not known."""
-        if self.sizes is None:
-            return []
-        shape = {"processes": self.processes, "hosts": self.device.hosts, "shards": self.shards}
-        half = self.compute_format == "bfloat16"
-        return collectives(self.recipe, self.sizes, **shape, micro_steps=self.micro_steps, half=half)
-
-    @property
-    def links_s(self) -> float | None:
-        """Return the seconds of a step that the links between devices need; None where their speed is not known."""
-        links = self.device.links
-        return sum(one.seconds(links) for one in self.collectives) if links else None
 
     @cached_property
     def duration(self) -> Duration | None:
@@ -650,7 +481,7 @@ def make_plan(
     if is_auto(recipe):
         recipe = with_values(recipe, {"micro_batch": planned_micro_batch(recipe, sizes, device, **shared)})
     by_rows = partial(memory_of, recipe, sizes, on_cpu=device.kind == "cpu", **shared) if sizes else None
-    plan = Plan(
+    return Plan(
         recipe=recipe,
         device=device,
         processes=processes,
@@ -670,14 +501,8 @@ def make_plan(
         shards_bytes=None if rows is None else rows * row_bytes(recipe, recipe.tokenizer.vocab_size),
         evaluation_tokens=evaluation_tokens(recipe, scored_bytes),
         compiled=compiled,
-        probe=kept(recipe, device, processes=processes),
         sizes_unknown=sizes_unknown,
     )
-    near = _nearest(plan) if device.kind == "cpu" else None
-    if near is None or near.process_bytes is None or plan.memory is None or plan.least_memory is None:
-        return plan
-    memory, least = (replace(one, process=near.process_bytes) for one in (plan.memory, plan.least_memory))
-    return replace(plan, memory=memory, least_memory=least)
 
 
 def memory_hint(recipe: Recipe, trainer: "TandemTrainer") -> str | None:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.process.errors import RecipeError
-from pipeline.process.storage import close_leases
 
 ROOT = Path(__file__).parents[2]
 OF_A_RANK = ("TANDEM_STATUS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -60,7 +59,6 @@ def end_with(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.2)
-        close_leases()
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()

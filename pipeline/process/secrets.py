@@ -38,6 +38,7 @@ PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
 }
 _COMPILED = {kind: (begins, re.compile(pattern)) for kind, (begins, pattern) in PATTERNS.items()}
 REDACTED = "[secret]"
+LONGEST_KEY = 16_384  # characters of a private key, which has several lines
 
 # Names of variables that hold a secret; not $PWD and $OLDPWD, which are folders.
 _ENVIRONMENT = re.compile(
@@ -127,43 +128,6 @@ def redacted(text: str) -> str:
     return _secret_text().sub(REDACTED, text)
 
 
-def _unfinished_pattern() -> re.Pattern[str]:
-    begins = [begin.decode() for begins, _ in PATTERNS.values() for begin in begins]
-    words = "|".join(re.escape(begin) for begin in begins if begin[0].isalpha())
-    parts = sorted({begin[:length] for begin in begins for length in range(1, len(begin) + 1)})
-    return re.compile(
-        rf"(?<!\w)(?:{words})[A-Za-z0-9_-]*\Z"
-        rf"|(?<!\w)(?:{'|'.join(re.escape(part) for part in parts if part[0].isalpha())})\Z"
-        rf"|(?:{'|'.join(re.escape(part) for part in parts if not part[0].isalpha())})\Z"
-        r"|-----BEGIN [A-Z ]*(?:PRIVATE KEY[A-Za-z0-9+/=:,\s-]*)?\Z"
-        r"|://[^\s/:@\"']{1,64}:[^\s/@\"']{0,128}@?\Z"
-    )
-
-
-# The end of a text that may go on as a token: a beginning of one, and what may follow it.
-_UNFINISHED = _unfinished_pattern()
-_LONGEST = 16_384  # characters; what goes on for longer is no token
-
-
-def _unfinished(text: str, start: int) -> int:
-    """Return where the secret begins, from start on, that the text may end in the middle of; its length when it ends in none."""
-    found = _UNFINISHED.search(text, max(start, len(text) - _LONGEST))
-    first = min([found.start() if found else len(text), *(_prefix_at_end(text, start, value) for value in _values())])
-    if first == len(text):
-        return first
-    # Of a secret that is whole and may go on, nothing is shown either.
-    return min([first, *(m.start() for m in _secret_text().finditer(text, start) if m.start() < first < m.end())])
-
-
-def _prefix_at_end(text: str, start: int, secret: str) -> int:
-    at = max(start, len(text) - len(secret) + 1)
-    while (at := text.find(secret[0], at)) >= 0:
-        if secret.startswith(text[at:]):
-            return at
-        at += 1
-    return len(text)
-
-
 # What this program and the progress bars of libraries write themselves: colours, a line up, the rest of the line, its beginning.
 _OWN_CONTROL = re.compile("(\\x1b\\[[0-9;]{0,8}m|\\x1b\\[[AK]|\\r)")
 
@@ -192,66 +156,50 @@ def release_output() -> None:
             stream.release() if isinstance(stream, _RedactedStream) else stream.flush()
 
 
-class _Tail(threading.local):
-    """The end of what a thread has written, which may be the beginning of a secret.
+class _Line(threading.local):
+    """The text that a thread has written since its last end of a line."""
 
-    shown: characters of it that are written already. start: 1 when the first one is only what comes before, 0 at the beginning.
-    """
-
-    text, shown, start = "", 0, 0
+    text = ""
 
 
 class _RedactedStream:
     """A text stream that writes printed_text(redacted(text)); everything else is the stream's own.
 
-    What may be the beginning of a secret waits for what follows, so that one in two writes is found.
+    A line (a private key) is written when it ends, or at a flush, so that a secret in two writes is found.
 
     Nobody may be there to read: a terminal that was closed or a `tee` that was interrupted is the run's reason to save and
     leave, and must not keep it from that.
     """
 
     def __init__(self, stream: IO[str]):
-        self._stream, self._tail = stream, _Tail()
+        self._stream, self._line = stream, _Line()
         atexit.register(self.release)
 
     def write(self, text: str) -> int:
-        whole = self._tail.text + text
-        self._show(whole, _unfinished(whole, self._tail.start))
+        whole = self._line.text + text
+        end = max(whole.rfind("\n"), whole.rfind("\r")) + 1
+        key = whole.rfind("-----BEGIN ")
+        if 0 <= key < end < key + LONGEST_KEY and "-----END " not in whole[key:end]:
+            end = key
+        self._line.text = whole[end:]
+        self._show(whole[:end])
         return len(text)
 
     def flush(self) -> None:
-        # A word that a prompt or a progress bar ends in is shown at once; of a secret, no more than three characters are.
-        tail = self._tail
-        if len(tail.text) - _unfinished(tail.text, tail.start) < 4:
-            with _without_reader():
-                self._stream.write(printed_text(tail.text[tail.shown :]))
-            tail.shown = len(tail.text)
+        text, self._line.text = self._line.text, ""
+        self._show(text)
         with _without_reader():
             self._stream.flush()
 
     def release(self) -> None:
         """Write what waits: nothing follows any more."""
         with suppress(ValueError):  # closed
-            self._show(self._tail.text, len(self._tail.text))
             self.flush()
 
-    def _show(self, whole: str, end: int) -> None:
-        """Write the text up to there, less what has been shown; the rest waits."""
-        at = shown = self._tail.shown
-        pieces = []
-        for found in _secret_text().finditer(whole, self._tail.start, end):
-            if found.end() > shown:
-                pieces += [whole[at : found.start()], REDACTED]
-                at = found.end()
-        pieces.append(whole[at:end])
-        if end > self._tail.start:
-            kept = end - 1  # and the character before: a token begins a word
-            self._tail.text, self._tail.shown, self._tail.start = whole[kept:], max(shown, end) - kept, 1
-        else:
-            self._tail.text = whole
-        if out := "".join(pieces):
+    def _show(self, text: str) -> None:
+        if text:
             with _without_reader():
-                self._stream.write(printed_text(out))
+                self._stream.write(printed_text(redacted(text)))
 
     def writelines(self, lines: Any) -> None:
         for line in lines:

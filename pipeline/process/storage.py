@@ -9,7 +9,6 @@ import socket
 import stat
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -79,18 +78,11 @@ REMOVAL_S = 2.0  # longest time that a removal under way is given to reach the m
 
 
 def raise_if_moved(path: Path, *, after_error: bool = False) -> None:
-    """Raise CannotWriteError when a folder around `path`, or `path` itself, is no longer where it was (`keep_in_place`), or
-    another machine has taken over a lease there.
+    """Raise CannotWriteError when a folder around `path`, or `path` itself, is no longer where it was (`keep_in_place`).
 
     After an error of the file system the mark may be the last file to go, so it is given REMOVAL_S to do so.
     """
     path = path.absolute()
-    for lease in _leases:
-        if lease.lost_to and path.is_relative_to(lease.path.parent.absolute()):
-            raise CannotWriteError(
-                f"{lease.path.parent}: {lease.lost_to} has taken it over, since this process showed no heartbeat for {LEASE_S:.0f} s, and nothing "
-                "more is written here. Leave it to that one, or stop that one and run the same command again."
-            )
     until = time.monotonic() + (REMOVAL_S if after_error else 0.0)
     for folder, mark in _kept_in_place.items():
         if not path.is_relative_to(folder):
@@ -410,11 +402,10 @@ FOREVER = float("inf")
 
 
 class Held:
-    """A lock, until it is closed here and in every child that inherited it; a lease is this process's own."""
+    """A lock, until it is closed here and in every child that inherited it."""
 
     def __init__(self, file: Any, *, name: str, inherits: bool = False):
         self.file, self.name, self.inherits = file, name, inherits
-        self.lease: Lease | None = None
 
     def __enter__(self) -> "Held":
         return self
@@ -423,8 +414,6 @@ class Held:
         self.close()
 
     def close(self) -> None:
-        if self.lease is not None:
-            self.lease.close()
         self.file.close() if self.inherits else self.file.release()
 
     def descriptors(self) -> list[int]:
@@ -445,26 +434,11 @@ def _flock() -> Any:
     return fcntl
 
 
-def lock(path: str | Path, *, shared: bool = False, wait_s: float = 0.0, lease: bool = False) -> Held | None:
+def lock(path: str | Path, *, shared: bool = False, wait_s: float = 0.0) -> Held | None:
     """Return the held lock; None when another process still holds it after `wait_s`.
 
     The file is `path`, which is made unless the lock is shared, or where that cannot be locked one of this machine.
-    lease: also keep out other machines, whose locks may not be seen here.
     """
-    held = _lock(path, shared=shared, wait_s=wait_s)
-    if held is not None and lease:
-        try:
-            held.lease = Lease.take(Path(path), here=machine(held.name), wait_s=wait_s)
-        except BaseException:
-            held.close()
-            raise
-        if held.lease is None:
-            held.close()
-            return None
-    return held
-
-
-def _lock(path: str | Path, *, shared: bool, wait_s: float) -> Held | None:
     file: IO[bytes] = open_regular(path, "rb" if shared else "ab")  # the lock lives as long as it is open
     fcntl = _flock()
     if fcntl is None:
@@ -492,8 +466,8 @@ def _lock(path: str | Path, *, shared: bool, wait_s: float) -> Held | None:
                     "starts of one run could not be told apart. Set TMPDIR to a folder that has."
                 ) from None
             note_once(
-                f"{Path(path).parent}: its file system has no locks ({error.strerror}). On this machine those of {_folder()} stand in for them; "
-                "other machines see runs and preparations there by their heartbeat, and no other lock",
+                f"{Path(path).parent}: its file system has no locks ({error.strerror}). Those of {_folder()} stand in for them, "
+                "on this machine alone: start no second job of a run on another one",
                 about=f"locks {os.stat(path).st_dev}",
             )
             file = open(_stand_in(Path(path)), "ab")  # noqa: SIM115
@@ -518,7 +492,7 @@ def is_stand_in(held: Held) -> bool:
 
 
 @contextmanager
-def file_lock(path: str | Path, *, wait_s: float = FOREVER, lease: bool = False) -> Iterator[bool]:
+def file_lock(path: str | Path, *, wait_s: float = FOREVER) -> Iterator[bool]:
     """Hold an exclusive lock on a file while the block runs; yields whether it is held: after `wait_s` another may hold it still.
 
     A folder that this user may only read needs none: whatever the block were to write there fails by itself.
@@ -528,7 +502,7 @@ def file_lock(path: str | Path, *, wait_s: float = FOREVER, lease: bool = False)
     if not os.access(folder, os.W_OK):
         yield True
         return
-    held = lock(path, wait_s=wait_s, lease=lease)
+    held = lock(path, wait_s=wait_s)
     with held or nullcontext():
         yield held is not None
 
@@ -543,17 +517,6 @@ def _stand_in(path: Path) -> Path:
     return _folder() / hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
 
 
-# Leases: a lock that other machines may not see (flock is local to each, or missing) has a file beside it that its owner keeps
-# changing. filelock's lease cannot be taken over where two files cannot be exchanged: on NFS, SMB and most of FUSE.
-
-HEARTBEAT_S = 5.0
-LEASE_S = 75.0  # without a heartbeat: a network file system may show another machine's write 60 s later
-LOOK_S = 1.0
-_PROCESS = uuid.uuid4().hex
-_leases: list["Lease"] = []
-_expired: set[str] = set()  # processes, each of which may have left several leases
-
-
 def machine(path: str | Path) -> str:
     """Return what processes have in common that see each other's locks on a file: a kernel, and the file system as it is mounted.
 
@@ -565,110 +528,3 @@ def machine(path: str | Path) -> str:
     except OSError:
         kernel = socket.gethostname()
     return f"{kernel} {os.stat(path).st_dev}"
-
-
-class Lease:
-    """The file beside a held lock that says who holds it, and changes while its owner lives. lost_to: who has taken it over."""
-
-    def __init__(self, lock: Path, *, here: str):
-        self.path, self.pid, self.lost_to = lock.with_name(f"{lock.name}.owner"), os.getpid(), ""
-        self.record: dict[str, Any] = {"host": socket.gethostname(), "pid": self.pid, "machine": here, "heartbeat": 0}
-        self.record["process"] = f"{_PROCESS}-{self.pid}"  # a fork has the same first part
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self._beat, name="lease", daemon=True)
-
-    @classmethod
-    def take(cls, lock: Path, *, here: str, wait_s: float) -> "Lease | None":
-        """Return the lease; None when an owner on another machine still lives after `wait_s`.
-
-        No other machine's clock counts: a lease expires when its file was the same in LEASE_S of looking at it.
-        """
-        lease, deadline = cls(lock, here=here), time.monotonic() + wait_s
-        seen, looks, certain = None, 0, True
-        while not lease._create():
-            content, owner = _read_owner(lease.path)
-            if content is None:
-                continue  # given back just now
-            looks = looks + 1 if content == seen else 0
-            if seen is not None and not looks and time.monotonic() > deadline:
-                return None
-            seen = content
-            certain = owner.get("machine") == here  # whose lock would not be held by this process if it lived
-            if certain or owner.get("process") in _expired or looks * LOOK_S >= LEASE_S:
-                _expired.update(filter(None, [owner.get("process")]))
-                remove_file(lease.path)
-                continue
-            note_once(
-                f"{lease.path}: {_name_of(owner)} holds it, or was killed, and then it is free after {LEASE_S:.0f} s without a heartbeat",
-                about=str(lease.path),
-            )
-            time.sleep(LOOK_S)
-        if not certain:
-            time.sleep(2 * LOOK_S)  # a third machine may have found it free in the same moment
-            if not lease._is_own(_read_owner(lease.path)[1]):
-                return cls.take(lock, here=here, wait_s=deadline - time.monotonic())
-        _leases.append(lease)
-        lease.thread.start()
-        return lease
-
-    def _is_own(self, owner: dict[str, Any]) -> bool:
-        return owner.get("process") == self.record["process"]
-
-    def _create(self) -> bool:
-        try:
-            with open(self.path, "xb") as file:
-                file.write(json.dumps(self.record).encode())
-        except FileExistsError:
-            return False
-        return True
-
-    def _beat(self) -> None:
-        while not self.ended.wait(HEARTBEAT_S):
-            self.record["heartbeat"] += 1
-            # While a disk is away nobody sees a heartbeat; afterwards this shows who has taken over.
-            with suppress(OSError):
-                if self._create():
-                    continue  # somebody had removed it
-                with open(self.path, "r+b") as file:  # opened anew: only then NFS asks its server
-                    owner = _parse_owner(file.read())
-                    if not self._is_own(owner):
-                        self.lost_to = _name_of(owner)
-                        return
-                    file.seek(0)
-                    file.write(json.dumps(self.record).encode())
-
-    def close(self) -> None:
-        """Remove the file where it is still this process's."""
-        if self.pid != os.getpid() or self not in _leases:
-            return
-        _leases.remove(self)
-        self.ended.set()
-        self.thread.join(LOOK_S)
-        with suppress(OSError, DamagedFileError):
-            if self._is_own(_read_owner(self.path)[1]):
-                self.path.unlink()
-
-
-def close_leases() -> None:
-    """Give the leases back, at the end of a process that holds its locks until it dies."""
-    for lease in list(_leases):
-        lease.close()
-
-
-def _read_owner(path: Path) -> tuple[bytes | None, dict[str, Any]]:
-    try:
-        content = read_bounded(path)
-    except FileNotFoundError:
-        return None, {}
-    return content, _parse_owner(content)
-
-
-def _parse_owner(content: bytes) -> dict[str, Any]:
-    try:
-        return parse_json(content)
-    except ValueError:
-        return {}
-
-
-def _name_of(owner: dict[str, Any]) -> str:
-    return f"process {owner.get('pid')} on {owner.get('host')}" if owner else "another process"

@@ -171,28 +171,18 @@ def load_mapping(path: str | Path, *, most_values: int = MOST_VALUES) -> dict[st
     )
 
 
-def _bound_aliases(node: yaml.Node, most: int) -> None:
-    """Raise BoundsError where aliases hold themselves, or stand for more values than `most`."""
-    sizes: dict[int, int] = {}
-    above: set[int] = set()
-
-    def size_of(node: yaml.Node) -> int:
-        if id(node) in above:
-            raise BoundsError(problem="an alias that holds itself. Write the value out.", problem_mark=node.start_mark)
-        if id(node) not in sizes and isinstance(node, yaml.CollectionNode):
-            above.add(id(node))
-            pairs = isinstance(node, yaml.MappingNode)
-            children = [child for pair in node.value for child in pair] if pairs else node.value
-            sizes[id(node)] = 1 + sum(map(size_of, children))
-            above.discard(id(node))
-            if sizes[id(node)] > most:
-                raise BoundsError(
-                    problem=f"its aliases expand to more than {most:,} values. Write fewer of them.",
-                    problem_mark=node.start_mark,
-                )
-        return sizes.get(id(node), 1)
-
-    size_of(node)
+def _bound_aliases(top: yaml.Node, most: int) -> None:
+    """Raise BoundsError where aliases stand for more values than `most`, as one does that holds itself."""
+    left, count = [top], 0
+    while left:
+        node, count = left.pop(), count + 1
+        if count > most:
+            problem = f"its aliases expand to more than {most:,} values. Write fewer of them."
+            raise BoundsError(problem=problem, problem_mark=node.start_mark)
+        if isinstance(node, yaml.MappingNode):
+            left += [child for pair in node.value for child in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            left += node.value
 
 
 def read_file(path: str, problems: Problems) -> Item:

@@ -2,7 +2,6 @@
 
 import sys
 import time
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -279,18 +278,13 @@ def _peak_memory(trainer: TandemTrainer) -> dict[str, int]:
 
 
 def _look_back(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
-    """Write the report and keep what the run took. An error of theirs is printed: the run is whole without them."""
+    """Write the report. An error of it is printed: the run is whole without it."""
     directory = run.directory
     with waiting("writing the report", after_s=1.0):
         problem = write_report(directory)
-    try:
-        if run.step == 0:  # one that was stopped and went on tells nothing of a start
-            import_built_in("preflight.plan:remember")(plan_of(recipe, run, trainer), directory)
-    except Exception:
-        problem = "\n".join(filter(None, [problem, traceback.format_exc()]))
     if problem:
         print(
-            f"{problem}\n{directory.report}: the report, or the record of its times, could not be written, for the reason above; nothing else of the run depends on it. "
+            f"{problem}\n{directory.report}: the report could not be written, for the reason above; nothing else of the run depends on it. "
             f"To try again: {command('report', directory.path)}",
             file=sys.stderr,
         )

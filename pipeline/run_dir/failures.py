@@ -32,7 +32,7 @@ from pipeline.process.errors import (
     of_panic,
 )
 from pipeline.process.secrets import redact_output, redacted, release_output
-from pipeline.process.storage import DISK_FULL, close_leases, note_once, raise_if_moved, write_json
+from pipeline.process.storage import DISK_FULL, note_once, raise_if_moved, write_json
 from pipeline.run_dir.run_directory import RunDirectory
 
 _current_run: RunDirectory | None = None
@@ -168,8 +168,6 @@ def leave(outcome: int | BaseException, *, all_stop: Callable[[], bool] = lambda
         if isinstance(outcome, BaseException):
             _print_error(outcome, status, message)
         release_output()
-    with suppress(Exception):
-        close_leases()
     # Not sys.exit: threads of trackers or a process group that lost a peer must not hold the status back. Several ranks
     # that agreed to stop leave with 0, since torch's launcher takes any other status for a crash; the script reads the file.
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1

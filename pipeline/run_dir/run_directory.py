@@ -164,7 +164,7 @@ KEYS = (
     Key("plan.duration_s", "object", "", PLANNED, RECORD, "of the whole run without preparing its data (preflight/plan.py)"),
     Key("plan.duration_s.<part>", "object", "", PLANNED, RECORD, "total, start (and end), steps, evaluations, saves"),
     Key("plan.duration_s.<part>.<end>", "number", "seconds", PLANNED, RECORD, "low, value, high: from, expected, to"),
-    Key("plan.duration_source", "text", "", PLANNED, RECORD, "what it is known from: a probe, a finished run, arithmetic"),
+    Key("plan.duration_source", "text", "", PLANNED, RECORD, "what it is known from: a probe, arithmetic"),
     Key("plan.cost", "number", "as run.gpu_hour_cost", PLANNED, RECORD, "of the expected duration on all devices"),
     Key("plan.energy_kwh", "number", "kWh", PLANNED, RECORD, "of the expected duration at the devices' rated power"),
     Key("plan.probe", "object", "", PLANNED, RECORD, "the steps that training_s was measured with (preflight/plan.py)"),
@@ -461,7 +461,7 @@ _locks: list[Held] = []
 
 def _take_lock(path: Path) -> None:
     """Hold the lock of the run's .lock file for as long as this process lives; the file says who holds it."""
-    held = lock(path, lease=True)
+    held = lock(path)
     if held is None:
         owner = path.read_text(errors="replace").strip() or "another process"
         raise CannotWriteError(

@@ -1,8 +1,7 @@
-"""What the page shows and keeps of a conversation, without a browser."""
+"""What the page shows of a conversation, without a browser."""
 
 import html
 import inspect
-import json
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from known_answers import SUM
 
 from pipeline.chat.conversation import Sampling, open_speaker
-from pipeline.chat.page import MOST_STORED_CHARS, Visit, html_of
+from pipeline.chat.page import Visit, html_of
 from pipeline.process.errors import DataError
 
 GREEDY = Sampling(temperature=0.0)
@@ -88,55 +87,25 @@ def answered(visit: Visit, *texts: str) -> Visit:
     return visit
 
 
-def test_a_restored_visit_goes_on_where_it_was(speaker):
-    visit = answered(Visit([speaker]), "sum")
-    visit.settings = ["", 0.5]
-    again = Visit([speaker])
-    again.restore(visit.stored())
-    assert again.turns == visit.turns == [{"question": "sum", "answers": ["It's [7*8][= 56] so 56."]}]
-    assert again.settings == ["", 0.5]
-    assert answered(again, "again").turns[-1]["answers"] == ["still 56"]
-    assert again.conversations[0].messages == SUM
-    assert again.take_back() == "again"
-    assert again.conversations[0].messages == SUM[:4]
-    assert again.take_back() is None  # no further
-    assert len(again.turns) == 1
-
-
-def test_a_browsers_copy_is_bounded_and_what_no_visit_wrote_begins_an_empty_one(speaker):
-    visit = Visit([speaker])
-    visit.turns = [{"question": "x" * 999, "answers": [str(number)]} for number in range(400)]
-    assert len(visit.stored()) <= MOST_STORED_CHARS
-    kept = Visit([speaker])
-    kept.restore(visit.stored())
-    assert kept.turns == visit.turns[-len(kept.turns) :]
-    assert len(kept.turns) > 100
-    visit.conversations[0].messages = [{"role": "user", "content": "x" * MOST_STORED_CHARS}]
-    assert visit.stored() == ""
-
-    good = json.loads(answered(Visit([speaker]), "ping").stored())
-    wrong = [
-        None, "", "{", "[]", "[" * 100_000, "5", json.dumps(good | {"turns": "x"}), json.dumps(good | {"answers": [-1]}),
-        json.dumps(good | {"answers": [10**30]}), json.dumps(good | {"messages": [[{"role": "user", "content": 5}]]}),
-        json.dumps(good | {"messages": [[{"role": "system", "content": "x"}]]}), json.dumps(good | {"messages": []}),
-        json.dumps(good | {"before": [[{"role": "assistant", "content": "", "tool_calls": [{"function": "x"}]}]]}),
-        json.dumps(good | {"turns": [{"question": "a", "answers": []}]}), json.dumps({key: good[key] for key in ("turns", "messages")}),
-    ]  # fmt: skip
-    for text in wrong:
-        fresh = Visit([speaker])
-        fresh.restore(text)
-        assert (fresh.turns, fresh.conversations[0].messages, fresh.settings) == ([], [], [])
+def test_the_last_turn_can_be_taken_back_once(speaker):
+    visit = answered(Visit([speaker]), "sum", "again")
+    assert [turn["answers"] for turn in visit.turns] == [["It's [7*8][= 56] so 56."], ["still 56"]]
+    assert visit.conversations[0].messages == SUM
+    assert visit.take_back() == "again"
+    assert visit.conversations[0].messages == SUM[:4]
+    assert visit.take_back() is None  # no further
+    assert len(visit.turns) == 1
 
 
 def test_a_refused_message_leaves_no_trace_in_any_of_two_conversations(speaker):
     visit = answered(Visit([speaker, speaker]), "ping")
-    before = visit.stored()
+    before = [list(visit.turns), *(list(conversation.messages) for conversation in visit.conversations)]
     template = speaker.tokenizer.chat_template
     speaker.tokenizer.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(DataError):
         answered(visit, "again")
     speaker.tokenizer.chat_template = template
-    assert visit.stored() == before
+    assert [visit.turns, *(conversation.messages for conversation in visit.conversations)] == before
     assert visit.take_back() == "ping"
     assert visit.take_back() is None
     assert [conversation.messages for conversation in visit.conversations] == [[], []]

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from pipeline.data.preparation import Preparation, folders_of, locks, open_stream, sequence_folder, start_preparation
+from pipeline.data.preparation import Preparation, locks, open_stream, sequence_folder, start_preparation
 from pipeline.data.rows import TrainingRows, ValidationRows
 from pipeline.process.errors import DataError, HangError
-from pipeline.process.storage import LOOK_S, write_json
+from pipeline.process.storage import write_json
 from pipeline.recipe.schema import Source
 
 STEPS = 40
@@ -121,25 +121,6 @@ def test_a_rank_on_another_machine_waits_for_a_preparation_whose_lock_it_cannot_
     assert attached.is_running()
     write_json(preparation.folder / "failure.json", {"class": "DataError", "message": "no text"})
     assert not attached.is_running()
-
-
-def test_a_preparation_that_is_stopped_leaves_no_lease_and_a_killed_one_is_followed_at_once(bench):
-    recipe = bench.recipe(train={"num_train_epochs": 1}, cache="leases")
-    for how in (Preparation.close, lambda preparation: preparation.child.kill()):
-        preparation = started(bench, recipe)
-        stream = open_stream(preparation.plan, "train")
-        sealed = len(stream.sequences[0].seals)
-        while len(stream.sequences[0].seals) == sealed:
-            time.sleep(0.001)
-            stream.refresh()
-        leases = [folder / ".lock.owner" for folder in folders_of(preparation.plan)]
-        assert all(lease.exists() for lease in leases)
-        how(preparation)
-        preparation.child.wait()
-        assert {lease.exists() for lease in leases} == {how is not Preparation.close}
-    begun = time.monotonic()
-    with locks(preparation.plan):
-        assert time.monotonic() - begun < LOOK_S
 
 
 def test_a_second_start_attaches_and_takes_over_when_the_first_one_is_gone(bench):
