@@ -89,6 +89,11 @@ def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
     return sorted(sorted(numbers) for numbers in bins)
 
 
+def one_a_bin(lengths: list[int], capacity: int) -> list[list[int]]:
+    """Return a bin for every piece, where best_fit would fill the rest of it."""
+    return [[piece] for piece in range(len(lengths))]
+
+
 def fill_rows(
     pieces: list[np.ndarray], bins: list[list[int]], *, width: int, pad: int, dtype, bos: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -126,8 +131,9 @@ def unragged(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 class ConversationPacker:
     """Best fit with padding inside a block of conversations; interface as packing.Packer, fed rendered conversations."""
 
-    def __init__(self, *, row_tokens: int, pad: int, dtype, documents: int):
+    def __init__(self, *, row_tokens: int, pad: int, dtype, documents: int, one_text: bool = False):
         self.row_tokens, self.pad, self.dtype, self.documents = row_tokens, pad, np.dtype(dtype), documents
+        self.fit = one_a_bin if one_text else best_fit
         self.block: list[tuple[np.ndarray, np.ndarray, Origin]] = []
         self.counts: dict[str, int] = {}
 
@@ -143,7 +149,7 @@ class ConversationPacker:
         origins = [origin for _, _, origin in self.block]
         self.block = []
         width = self.row_tokens + 1
-        bins = best_fit([len(p) for p in pieces], width)
+        bins = self.fit([len(p) for p in pieces], width)
         rows, used = fill_rows(pieces, bins, width=width, pad=self.pad, dtype=self.dtype)
         trained, _ = fill_rows(masks, bins, width=width, pad=0, dtype=bool)
         starts = np.zeros(rows.shape, dtype=bool)
@@ -216,6 +222,8 @@ class CutAndFit(Packer):
     """Every document of a block cut into pieces, then best fit with padding. A cut piece fills its row, so the BOS that
     the model learns to predict always follows a real end of a document."""
 
+    fit = staticmethod(best_fit)
+
     def __init__(self, **settings):
         super().__init__(**settings)
         self.block: list[tuple[np.ndarray, Origin]] = []
@@ -241,7 +249,7 @@ class CutAndFit(Packer):
                 origins.append(origin)
         self.block = []
         width = self.row_tokens + 1
-        bins = best_fit([len(p) + 1 for p in pieces], width)
+        bins = self.fit([len(p) + 1 for p in pieces], width)
         rows, used = fill_rows(pieces, bins, width=width, pad=self.pad, dtype=self.dtype, bos=self.bos)
         first = np.array([origins[numbers[0]] for numbers in bins], dtype=np.int32)
         return [PackedRows(rows, first, used)]
@@ -257,6 +265,12 @@ class CutAndFit(Packer):
     def restore(self, state):
         origins = [tuple(o) for o in state["origins"].tolist()]
         self.block = list(zip(unragged(state["ids"], state["lengths"]), origins, strict=True))
+
+
+class OnePiece(CutAndFit):
+    """Every piece in a row of its own, for models in which the documents of a row see each other."""
+
+    fit = staticmethod(one_a_bin)
 
 
 class BestFitCrop(Packer):
@@ -393,7 +407,12 @@ class Concat(Packer):
         self.rest, self.rest_origin = state["rest"], tuple(state["rest_origin"].tolist())
 
 
-PACKERS: dict[str, type[Packer]] = {"cut_and_fit": CutAndFit, "best_fit_crop": BestFitCrop, "concat": Concat}
+PACKERS: dict[str, type[Packer]] = {
+    "cut_and_fit": CutAndFit,
+    "best_fit_crop": BestFitCrop,
+    "concat": Concat,
+    "one_text": OnePiece,
+}
 
 
 # Rows that carry how many bytes of text each token covers, for tokenizers whose ids have no fixed bytes.
@@ -641,7 +660,7 @@ class SequenceWriter:
         s = self.settings
         common = {name: s[name] for name in ("row_tokens", "pad", "dtype")} | {"documents": s["packing_documents"]}
         if s["kind"] == "chat":
-            return ConversationPacker(**common)
+            return ConversationPacker(one_text=s.get("packing") == "one_text", **common)
         if s.get("target_bytes"):
             return BytesPacker(PACKERS[s["packing"]], bos=s["bos"], **common)
         return PACKERS[s["packing"]](bos=s["bos"], **common)

@@ -11,6 +11,7 @@ from pipeline.data.preparation import Preparation, batch_warmup, start_preparati
 from pipeline.data.rows import TrainingRows, ValidationRows, held_out_coverage
 from pipeline.hardware import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
+from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.preflight.checks import benchmarks_of, cadence_notes
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError
@@ -82,6 +83,14 @@ def _estimate(planned: int, source: Any, sequence: Any) -> float | None:
 
 
 # Rows for this run: one process of the run prepares, the others attach.
+
+
+def choose_rows(recipe: Recipe, model: Any, run: OpenRun) -> Recipe:
+    """Return the recipe, with rows of one text each where the model does not keep the texts of a row apart."""
+    if isinstance(model, TandemForCausalLM):
+        return recipe
+    begun = run.step > 0 and "inputs" in run.directory.read_manifest()
+    return import_built_in("training.isolation:resolve_rows")(recipe, model, begun=begun)
 
 
 def open_rows(
@@ -166,6 +175,7 @@ def record_inputs(
             "batch_tokens": recipe.data.batch_tokens,
             **batch_warmup(rows.step_rows),
             "max_steps": recipe.train["max_steps"],
+            **({"one_text_rows": True} if recipe.data.one_text_rows else {}),
             "start_from": _weights(recipe, begun.get("start_from")),
             **_overlap(begun, sources),
             **_validation_bytes(begun, validation, tokenizer),

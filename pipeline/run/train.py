@@ -15,7 +15,7 @@ from pipeline.process.network import limit_silence
 from pipeline.process.user_code import guarded, import_attribute, import_built_in
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import is_auto
-from pipeline.run.data import keep_inputs, open_rows, record_inputs
+from pipeline.run.data import choose_rows, keep_inputs, open_rows, record_inputs
 from pipeline.run.finish import finish_run, record_plan, say_shape
 from pipeline.run.open_run import (
     evaluation_is_due,
@@ -53,10 +53,11 @@ def train(recipe: Recipe, signals: Signals) -> int:
     recipe = keep_inputs(recipe, run)
     sources, held_out = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     tokenizer = load_or_train(recipe, sources, validation=held_out)
+    model = build_from_recipe(recipe, tokenizer)
+    recipe = choose_rows(recipe, model, run)
     recipe, rows, validation = open_rows(recipe, tokenizer, (sources, held_out), run)
     record_inputs(recipe, run, tokenizer=tokenizer, sources=(sources, held_out), rows=rows, validation=validation)
 
-    model = build_from_recipe(recipe, tokenizer)
     stop = StopSignals(signals)
     trainer = build_trainer(
         recipe,
