@@ -3,8 +3,8 @@
     python benchmarks/isolation.py [TYPE ...] [--write docs/isolation.md]
 
 Each type is built small with random weights (normal, 0.1) and tried on two short texts (training/isolation.py); of a type that has a
-text part and others the text part is small, and the others are as small as their sizes can be set. Types whose answer takes long
-or that end the process are tried in a child process with a limit.
+text part and others the text part is small, and the others are as small as their sizes can be set. A child process tries them; a
+type that ends it or takes more than two minutes is noted as such. About three minutes on one core.
 """
 
 import argparse
@@ -13,14 +13,15 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # else some types ask the Hub for kernels, for a minute each
 import torch
-from common import ROOT
 from transformers import AutoModelForCausalLM, __version__
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -59,7 +60,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
 }  # fmt: skip
 # Types whose sizes the keys of `model:` do not set.
-WIDTHS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 320}
+WIDTHS: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 320,
+}
 FIELDS: dict[str, dict[str, Any]] = {
     "mamba2": {"hidden_size": 64, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "num_hidden_layers": 2, "vocab_size": 320},
     "nemotron_h": WIDTHS | {"head_dim": 16, "hybrid_override_pattern": "M*-M", "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2},
@@ -71,12 +78,60 @@ SMALL = {
     "hidden_size": 32, "embed_dim": 32, "d_model": 32, "num_hidden_layers": 2, "depth": 1, "num_layers": 2, "encoder_layers": 1,
     "num_attention_heads": 2, "num_heads": 2, "intermediate_size": 64, "image_size": 28, "patch_size": 14, "vocab_size": 320,
 }  # fmt: skip
-STATES = ("mamba", "ssm", "linear_attn", "delta", "recurrent", "conv1d", "short_conv", "conv.conv", "rwkv", "lstm", "rg_lru")
+STATES = (
+    "mamba",
+    "ssm",
+    "linear_attn",
+    "delta",
+    "recurrent",
+    "conv1d",
+    "short_conv",
+    "conv.conv",
+    "rwkv",
+    "lstm",
+    "rg_lru",
+)
 DONE = {
     "isolates": "rows hold several texts",
-    "leaks": "rows of one text each, padded",
+    "leaks": "rows hold one text each, padded",
     "looks_ahead": "refused before step 1",
+    "not built": "tried on the model itself before rows are made",
 }
+KIND_OF = {
+    ("isolates", None): "isolates",
+    ("leaks", "state"): "state",
+    ("leaks", "positions"): "positions",
+    ("looks_ahead", None): "looks ahead",
+    ("not built", None): "not built",
+}
+PAGE = """# Which models keep the texts of a row apart
+
+Rows of SFT hold several conversations, and with `data.isolate_documents` those of pretraining several documents: positions begin
+again at 0 with each of them, and attention ends there. That is so only where the model reads it from the positions. Before rows are
+made, Tandem tries it on the model of the run: a short text behind another one must have the logits that it has alone. Where it has
+not, the start of the run says so. What follows:
+
+| answer | why | what Tandem does | types |
+|---|---|---|---|
+| isolates | a text's logits behind another one are those that it has alone | rows hold several texts | {isolates} |
+| state | a recurrence or a convolution carries something of a text into the next one | each row holds one text and padding | {state} |
+| positions | positions that begin again do not reach the attention mask, or a bias by distance runs on | each row holds one text and padding | {positions} |
+| looks ahead | a token's logits depend on what comes behind it | refused before step 1 (status 64) | {looks ahead} |
+| not built | no small model of the type can be made here, for the reason given | tried on the model itself | {not built} |
+
+Padding stands behind the text and is no target; what a state does there changes nothing before it. Validation rows (`val/bpb` of an
+isolated pretraining, `val/bpb_documents`, `sft/assistant_bpb`) are made alike. How much of the rows is padding is said at the start,
+by `pipeline.data` and by the plan: rows not much longer than the texts (`data.row_tokens`) waste least. The rows have cache keys of
+their own; a run that began with several texts in a row, before this was tried, goes on with them and says so. Tandem's own models
+and GPT-2, which is trained as one, are held to it by `tests/contracts/`.
+
+The table is of transformers {version}, all {count} types of its causal language models, built small with random weights (normal, {std}) by
+`python benchmarks/isolation.py --write docs/isolation.md`. A type's other options may change its answer: what counts is what is found
+when a run starts.
+
+| type | answer | what Tandem does |
+|---|---|---|
+"""
 
 
 def small_model(kind: str) -> Any:
@@ -110,7 +165,7 @@ def _fields(kind: str) -> dict[str, Any]:
 def _small_parts(config_class: Any) -> Any:
     """Return a config whose parts are small: the text part as that of its type, of the others what SMALL names."""
     parts: dict[str, Any] = {}
-    for name, part_class in config_class.sub_configs.items():
+    for name in config_class.sub_configs:
         default = getattr(config_class(), name)
         if name == "text_config":
             parts[name] = type(default)(**_fields(type(default).model_type))
@@ -153,17 +208,58 @@ def keeps_a_state(model: Any) -> bool:
     return bool((logits[0, first:] - logits[1, first:]).abs().max() > SEEN * logits.abs().max())
 
 
+def answers(kinds: list[str]) -> list[dict[str, Any]]:
+    """Return what was found of each type, by a child process; a new one where a type ends it or takes more than LIMIT_S."""
+    found: list[dict[str, Any]] = []
+    while len(found) < len(kinds):
+        command = [sys.executable, __file__, "--child", *kinds[len(found) :]]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
+            assert child.stdout is not None
+            while len(found) < len(kinds):
+                watch = threading.Timer(LIMIT_S, child.kill)
+                watch.start()
+                line = child.stdout.readline()
+                watch.cancel()
+                if not line:
+                    reason = f"its process ended, or it took more than {LIMIT_S} s"
+                    found.append({"type": kinds[len(found)], "answer": "not built", "reason": reason})
+                    break
+                found.append(json.loads(line))
+                print(line, end="", flush=True)
+    return found
+
+
+def page(found: list[dict[str, Any]]) -> str:
+    """Return docs/isolation.md."""
+    counts = Counter(KIND_OF[one["answer"], one.get("reason") if one["answer"] == "leaks" else None] for one in found)
+    rows = []
+    for one in found:
+        kind = KIND_OF[one["answer"], one.get("reason") if one["answer"] == "leaks" else None]
+        why = f" ({one['reason']})" if one["answer"] == "not built" else ""
+        rows.append(f"| `{one['type']}` | {kind}{why.replace('|', '/')} | {DONE[one['answer']]} |")
+    text = PAGE.format(
+        version=__version__, count=len(found), std=STD, **{kind: counts[kind] for kind in KIND_OF.values()}
+    )
+    return text + "\n".join(rows) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", metavar="TYPE", help="default: all of transformers")
-    parser.add_argument("--write", metavar="FILE", type=Path)
+    parser.add_argument("--write", metavar="FILE", type=Path, help="write the page of all types")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    for kind in options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        print(json.dumps(answer(kind)), flush=True)
+    kinds = options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    if options.child:
+        warnings.filterwarnings("ignore")
+        logging.set_verbosity_error()
+        torch.set_num_threads(1)
+        for kind in kinds:
+            print(json.dumps(answer(kind)), flush=True)
+        return
+    found = answers(kinds)
+    if options.write:
+        options.write.write_text(page(found))
 
 
 if __name__ == "__main__":

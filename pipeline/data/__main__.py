@@ -174,6 +174,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
     rows.raise_if_too_bad()
     for line in warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer):
         print(line)
+    if recipe.data.one_text_rows:
+        print(*import_built_in("training.isolation:padding_notes")(rows.plan, rows.shares()), sep="\n")
     print(f"data: {rows.total_rows():,} rows, {rows.total_steps():,} steps, in {preparation.plan['cache_dir']}")
     for line in shown_rows(rows, tokenizer, count=arguments.show or 0, colour=sys.stdout.isatty()):
         print(line)

@@ -66,12 +66,15 @@ class PackedRows:
 # Rows under construction: pieces fitted into bins, bins laid out as arrays. T = row_tokens.
 
 
-def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
+def best_fit(lengths: list[int], capacity: int, *, one_text: bool = False) -> list[list[int]]:
     """Bins of piece numbers: longest piece first, each into the fullest bin that still holds it.
 
     No length may exceed capacity. Equal lengths keep their order; of equally full bins the oldest is taken. Bins and the
     pieces in them are returned in the order of the pieces: by length, the first rows of a block would all be long documents.
+    one_text: each piece in a bin of its own.
     """
+    if one_text:
+        return [[piece] for piece in range(len(lengths))]
     bins: list[list[int]] = []
     open_bins: list[int] = []  # remaining room << 32 | bin, sorted: a bisect finds the tightest fit
     for piece in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):  # equal ones keep their order
@@ -87,11 +90,6 @@ def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
         if room - length >= 2:  # a piece is BOS and at least one token
             insort(open_bins, (room - length) << 32 | number)
     return sorted(sorted(numbers) for numbers in bins)
-
-
-def one_a_bin(lengths: list[int], capacity: int) -> list[list[int]]:
-    """Return a bin for every piece, where best_fit would fill the rest of it."""
-    return [[piece] for piece in range(len(lengths))]
 
 
 def fill_rows(
@@ -133,7 +131,7 @@ class ConversationPacker:
 
     def __init__(self, *, row_tokens: int, pad: int, dtype, documents: int, one_text: bool = False):
         self.row_tokens, self.pad, self.dtype, self.documents = row_tokens, pad, np.dtype(dtype), documents
-        self.fit = one_a_bin if one_text else best_fit
+        self.one_text = one_text
         self.block: list[tuple[np.ndarray, np.ndarray, Origin]] = []
         self.counts: dict[str, int] = {}
 
@@ -149,7 +147,7 @@ class ConversationPacker:
         origins = [origin for _, _, origin in self.block]
         self.block = []
         width = self.row_tokens + 1
-        bins = self.fit([len(p) for p in pieces], width)
+        bins = best_fit([len(p) for p in pieces], width, one_text=self.one_text)
         rows, used = fill_rows(pieces, bins, width=width, pad=self.pad, dtype=self.dtype)
         trained, _ = fill_rows(masks, bins, width=width, pad=0, dtype=bool)
         starts = np.zeros(rows.shape, dtype=bool)
@@ -222,7 +220,7 @@ class CutAndFit(Packer):
     """Every document of a block cut into pieces, then best fit with padding. A cut piece fills its row, so the BOS that
     the model learns to predict always follows a real end of a document."""
 
-    fit = staticmethod(best_fit)
+    one_text = False
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -249,7 +247,7 @@ class CutAndFit(Packer):
                 origins.append(origin)
         self.block = []
         width = self.row_tokens + 1
-        bins = self.fit([len(p) + 1 for p in pieces], width)
+        bins = best_fit([len(p) + 1 for p in pieces], width, one_text=self.one_text)
         rows, used = fill_rows(pieces, bins, width=width, pad=self.pad, dtype=self.dtype, bos=self.bos)
         first = np.array([origins[numbers[0]] for numbers in bins], dtype=np.int32)
         return [PackedRows(rows, first, used)]
@@ -267,10 +265,10 @@ class CutAndFit(Packer):
         self.block = list(zip(unragged(state["ids"], state["lengths"]), origins, strict=True))
 
 
-class OnePiece(CutAndFit):
+class OneText(CutAndFit):
     """Every piece in a row of its own, for models in which the documents of a row see each other."""
 
-    fit = staticmethod(one_a_bin)
+    one_text = True
 
 
 class BestFitCrop(Packer):
@@ -411,7 +409,7 @@ PACKERS: dict[str, type[Packer]] = {
     "cut_and_fit": CutAndFit,
     "best_fit_crop": BestFitCrop,
     "concat": Concat,
-    "one_text": OnePiece,
+    "one_text": OneText,
 }
 
 

@@ -11,7 +11,6 @@ from pipeline.data.preparation import Preparation, batch_warmup, start_preparati
 from pipeline.data.rows import TrainingRows, ValidationRows, held_out_coverage
 from pipeline.hardware import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
-from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.preflight.checks import benchmarks_of, cadence_notes
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError
@@ -85,14 +84,6 @@ def _estimate(planned: int, source: Any, sequence: Any) -> float | None:
 # Rows for this run: one process of the run prepares, the others attach.
 
 
-def choose_rows(recipe: Recipe, model: Any, run: OpenRun) -> Recipe:
-    """Return the recipe, with rows of one text each where the model does not keep the texts of a row apart."""
-    if isinstance(model, TandemForCausalLM):
-        return recipe
-    begun = run.step > 0 and "inputs" in run.directory.read_manifest()
-    return import_built_in("training.isolation:resolve_rows")(recipe, model, begun=begun)
-
-
 def open_rows(
     recipe: Recipe, tokenizer: Any, sources: tuple[list, list], run: OpenRun
 ) -> tuple[Recipe, TrainingRows, ValidationRows]:
@@ -129,6 +120,8 @@ def open_rows(
 
     def print_notes() -> None:
         notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
+        if recipe.data.one_text_rows:
+            notes += import_built_in("training.isolation:padding_notes")(rows.plan, rows.shares())
         warning_lines = import_built_in("data.losses:warning_lines")
         warnings = warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer)
         print(*horizon_lines(recipe, rows, sources[0]), *notes, *warnings, sep="\n", flush=True)

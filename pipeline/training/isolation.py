@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 import torch
 
+from pipeline.data.preparation import ONE_TEXT
 from pipeline.metrics import VAL_BPB_DOCUMENTS
 from pipeline.model.build import PLAIN_HEADS
-from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.recipe import Recipe
 from pipeline.recipe.schema import with_values
@@ -34,14 +34,15 @@ def try_isolation(model: Any, *, row_tokens: int = sum(LENGTHS)) -> Found:
     The model is on the CPU and called as training calls it: no mask, no cache. A new one whose blocks compute nothing yet is tried as
     a copy with random weights. looks_ahead: a token's logits depend on what comes behind it.
     """
-    config, training = model.config, model.training
-    before = {name: getattr(config, name, None) for name in ("use_cache", "_attn_implementation")}
+    config, training, attention = model.config, model.training, model.config._attn_implementation
+    parts = [(part, getattr(part, "use_cache", None)) for part in (config, config.get_text_config())]
     # Without kernels a scan takes memory with the square of its chunk, however short the text is.
     scans = [module for module in model.modules() if type(getattr(module, "chunk_size", None)) is int]
     chunks = [module.chunk_size for module in scans]
     model.eval()  # dropout would give another result each time
-    config.use_cache = False  # as Trainer sets it: with a cache, transformers takes a row for one text
-    if before["_attn_implementation"] not in ("eager", "sdpa"):
+    for part, _ in parts:
+        part.use_cache = False  # as while training: with a cache, transformers takes a row for one text
+    if attention not in ("eager", "sdpa"):
         config._attn_implementation = "eager"  # flash kernels do not run on the CPU
     try:
         for module in scans:
@@ -50,8 +51,9 @@ def try_isolation(model: Any, *, row_tokens: int = sum(LENGTHS)) -> Found:
     finally:
         for module, chunk in zip(scans, chunks, strict=True):
             module.chunk_size = chunk
-        for name, value in before.items():
-            setattr(config, name, value)
+        for part, use_cache in parts:
+            part.use_cache = use_cache
+        config._attn_implementation = attention
         model.train(training)
 
 
@@ -94,15 +96,17 @@ def _random_copy(model: Any) -> Any:
     return model
 
 
-def resolve_rows(recipe: Recipe, model: Any, *, begun: bool) -> Recipe:
+def resolve_rows(recipe: Recipe, model: Any, *, step: int = 0) -> Recipe:
     """Return the recipe, with rows of one text each where texts of a row would see each other. Every rank calls it.
 
-    begun: the run goes on with the rows that it began with. Raises RecipeError for a model that sees what it is to predict.
+    step: of a run that goes on, which keeps the rows that it began with. Raises RecipeError for a model that sees what it is to
+    predict.
     """
-    # Held by tests/contracts, and those of PLAIN_HEADS would be copied, as their blocks write nothing yet.
-    if isinstance(model, TandemForCausalLM) or (recipe.model.start_from is None and recipe.model.type in PLAIN_HEADS):
-        return recipe
+    if recipe.model.start_from is None and recipe.model.type in PLAIN_HEADS:
+        return recipe  # held by tests/contracts; these would be copied, as their blocks write nothing yet
+    model.config.get_text_config().use_cache = False  # Trainer leaves it on in the text part of a larger config
     found = on_rank_0(lambda: try_isolation(model, row_tokens=recipe.data.row_tokens))
+    begun = step > 0 and "inputs" in RunDirectory.of(recipe).read_manifest()
     kind = f"a {type(model).__name__}"
     if found == "looks_ahead" and not begun:
         where = recipe.where("model.start_from" if recipe.model.start_from else "model.type")
@@ -123,6 +127,17 @@ def resolve_rows(recipe: Recipe, model: Any, *, begun: bool) -> Recipe:
     return recipe
 
 
+def padding_notes(plan: dict, shares: dict[str, dict]) -> list[str]:
+    """Return how much of rows of one text each is padding. shares: of TrainingRows."""
+    if plan["train"]["sequences"][0]["settings"].get("packing") != ONE_TEXT:
+        return []
+    rows = sum(share["rows"] for share in shares.values())
+    padded = sum(share["rows"] * share["lost"].get("padded", 0.0) for share in shares.values()) / max(1, rows)
+    return [
+        f"note: {100 * padded:.0f} % of the positions of these rows are padding: data.row_tokens nearer to the texts' lengths wastes less"
+    ]
+
+
 def rows_of_recipe(recipe: Recipe, tokenizer: Any) -> Recipe:
     """Return resolve_rows of the recipe for a preparation without a training: its model is built for that, or its run has begun."""
     model, run = recipe.model, RunDirectory.of(recipe)
@@ -133,7 +148,9 @@ def rows_of_recipe(recipe: Recipe, tokenizer: Any) -> Recipe:
         recorded = run.read_manifest().get("inputs", {}).get("one_text_rows", False)
         return with_values(recipe, {"data.one_text_rows": recorded})
     try:
-        return resolve_rows(recipe, build_from_recipe(recipe, tokenizer), begun=False)
+        return resolve_rows(recipe, build_from_recipe(recipe, tokenizer))
     except InputMissingError:
-        print("note: the model is not here, so rows are made as for one that keeps the texts of a row apart", flush=True)
+        print(
+            "note: the model is not here, so rows are made as for one that keeps the texts of a row apart", flush=True
+        )
         return recipe
