@@ -148,7 +148,7 @@ def plain_messages(value: Any, *, tools: list[dict] | None = None, invented: boo
             reasoning = {"reasoning_content": thought} if thought else {}
         if plain.get("role") == "assistant":
             call = message.get("function_call")  # OpenAI's, before there were tools
-            if call and "tool_calls" not in plain:
+            if isinstance(call, dict) and call.get("name") and "tool_calls" not in plain:
                 plain["tool_calls"] = [{"type": "function", "function": call}]
             for key in REASONING:
                 text, _ = _texts_of(message.get(key) or "", f"the {key} of message {place}", place)
@@ -181,7 +181,7 @@ def _texts_of(value: Any, what: str, place: int) -> tuple[str, str]:
             continue
         if not isinstance(part, dict):
             raise ValueError(f"{what} is a list with {_kind(part)} in it, not text")
-        kind = part.get("type") or "text"
+        kind = str(part.get("type") or "text")
         if kind in ("thinking", "reasoning"):
             thoughts.append(_texts_of(part.get(kind) or part.get("text") or "", what, place)[0])
         elif kind in ("text", "input_text", "output_text"):
@@ -431,7 +431,7 @@ class Format:
 
         return own
 
-    def _conversation(self, messages: list, row: dict) -> Messages:
+    def _conversation(self, messages: Any, row: dict) -> Messages:
         """Return the messages with the tools of their row."""
         named = dict(self.columns)
         tools = None
