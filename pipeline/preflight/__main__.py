@@ -34,9 +34,6 @@ from pipeline.preflight.memory import (
     weight_bytes,
 )
 from pipeline.preflight.plan import (  # fmt: skip
-    CPU_SHARE,
-    DISK_BYTES_S,
-    SAVE_BYTES_S,
     Duration,
     NotMeasured,
     Plan,
@@ -68,9 +65,6 @@ from pipeline.run_dir.failures import exit_with_status
 
 # Plans as a table: a line for each number, a column for each plan.
 
-# Tokens a second that one process reads and encodes, and that the one which packs and seals gets through (docs/log.md, 2026-11-25
-# and the study of one thread before it); processes of a host where data.num_proc does not say.
-ENCODE_TOKENS_S, PACK_TOKENS_S, HOST_PROCESSES = (3e6, 1.3e6, 6e5), 50e6, 64
 DEPTHS = range(1, 200)  # among which the largest model that fits is looked for
 UNKNOWN = "n/a"
 BESIDE = "the preparation of data, the monitor, the writer of checkpoints"
@@ -193,33 +187,12 @@ def _of_the_cpu(part: str) -> Callable[[Plan], str | None]:
 
 
 def layout_table(plans: list[Plan]) -> str:
-    """Return what a device holds in each layout of the same run, side by side, and under it what was assumed."""
+    """Return what a device holds in each layout of the same run, side by side."""
     plan, device = plans[-1], plans[-1].device
     hosts = f"{device.hosts} host{'s' * (device.hosts > 1)}"
     where = f"{hosts} of {plan.processes // device.hosts} {device.name}"
     lines = [f"layouts on {where}", plan_table(plans, [one.layout for one in plans], LAYOUT_LINES)]
-    here, parts = (_preparation(plan, hosts=n) for n in (1, device.hosts))
-    if here and parts:
-        among = f"; as parts on {device.hosts} hosts (--part K/{device.hosts}) {duration_range(parts)}" * (
-            device.hosts > 1
-        )
-        processes = plan.recipe.data.num_proc or HOST_PROCESSES
-        lines.append(f"preparing the data: {duration_range(here)} on one host{among}")
-        lines.append(f"assumed: {processes} processes a host (data.num_proc), each 0.6M to 3M tokens a second; one that packs, {PACK_TOKENS_S / 1e6:.0f}M")  # fmt: skip
-    if plan.checkpoint_bytes:
-        by_one, by_all = (duration_range(seconds) for seconds in (plans[0].save, plan.save))
-        lines.append(f"a checkpoint: {gigabytes(plan.checkpoint_bytes)}, written beside the training in {by_one} by one process (DDP), in {by_all} by all (FSDP, HSDP)")  # fmt: skip
-        alone, together = (f"{rates[2] / 1e9:g} to {rates[0] / 1e9:g} GB" for rates in (SAVE_BYTES_S, DISK_BYTES_S))
-        lines.append(f"assumed: a process writes {alone} a second, all together {together}; each tensor is written by one process")  # fmt: skip
     return "\n".join(lines)
-
-
-def _preparation(plan: Plan, *, hosts: int) -> Span | None:
-    """Return the seconds that so many hosts need to read, encode and pack the text of the run."""
-    if plan.tokens is None:
-        return None
-    processes = hosts * (plan.recipe.data.num_proc or HOST_PROCESSES)
-    return Span(*(plan.tokens / min(processes * rate, PACK_TOKENS_S) for rate in ENCODE_TOKENS_S))
 
 
 def deepest(plan: Plan) -> int | None:

@@ -141,10 +141,6 @@ class Figures:
         values = self.series(name).values
         return float(values[-1]) if values.size else None
 
-    def total(self, *names: str) -> float:
-        """Return the sum of all values of these metrics."""
-        return float(sum(self.series(name).values.sum() for name in names))
-
     def seconds(self) -> float | None:
         """Return seconds in steps over all attempts that count; None when nobody measured them."""
         total = self.last("perf/total_s")

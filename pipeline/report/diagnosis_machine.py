@@ -4,28 +4,21 @@ import numpy as np
 
 from pipeline.process.commands import program
 from pipeline.report.diagnosis_finding import (
-    LONG_ENOUGH_S,
     Figures,
     Series,
     Verdict,
     error_of_difference,
     graded,
     median,
-    noise,
     rule,
     windows,
 )
 
 TIMED = 15  # logged step times: five for each third
 DRIFT_NOTE, DRIFT_TROUBLE, DRIFT_WINDOWS = 0.10, 0.25, 5
-UNSTEADY_NOTE, UNSTEADY_TROUBLE = 0.10, 0.30
 UTIL_NOTE, UTIL_TROUBLE = 90.0, 50.0
 MFU_NOTE, MFU_TROUBLE = 30.0, 10.0
 WAIT_NOTE, WAIT_TROUBLE = 0.03, 0.10
-SLOW_NOTE, SLOW_TROUBLE = 1.15, 1.5
-THROTTLED_NOTE, THROTTLED_TROUBLE = 1.0, 10.0
-SAVES_NOTE, SAVES_TROUBLE = 0.05, 0.10
-EVALUATIONS_NOTE, EVALUATIONS_TROUBLE = 0.20, 0.50
 GROWTH_NOTE, GROWTH_TROUBLE = 0.10, 0.20
 MEMORY_SETTLED = 0.2  # of the run: before it memory grows for good reasons
 
@@ -66,28 +59,6 @@ def step_time_stays(figures: Figures) -> Verdict | None:
         trouble=DRIFT_TROUBLE if grows_on else np.inf,
         titles=("the step time does not drift", "the step time drifts upward"),
         evidence=evidence,
-    )
-
-
-@rule(
-    "throughput is stable",
-    needs=f"{TIMED} logged perf/step_s",
-    threshold=f"the robust standard deviation of step times around their trend is below {UNSTEADY_NOTE:.0%} (note) or {UNSTEADY_TROUBLE:.0%} (trouble) of their median",
-    reason="with 10 % from log to log the forecast is good to a few percent after fifty logs; with 30 % it says little",
-    advice="Look at what runs beside it, at data/wait_frac, at rows of uneven length, at other jobs on the disk and the network.",
-)
-def throughput_is_stable(figures: Figures) -> Verdict | None:
-    times = step_times(figures).values
-    if times.size < TIMED:
-        return None
-    spread, middle = noise(times) / median(times), median(times)
-    slow = int((times > 2 * middle).sum())
-    return graded(
-        spread,
-        note=UNSTEADY_NOTE,
-        trouble=UNSTEADY_TROUBLE,
-        titles=("throughput is stable enough to trust the forecast", "the step time jumps about"),
-        evidence=f"step time median {middle:.3g} s, spread {spread:.1%}; {slow} of {times.size} logged values above twice the median",
     )
 
 
@@ -144,91 +115,6 @@ def data_does_not_stall(figures: Figures) -> Verdict | None:
 
 
 @rule(
-    "no rank keeps the others waiting",
-    needs="perf/slowest_rank (several processes): 5 logged values",
-    threshold=f"the slowest rank's own time is in the median less than {SLOW_NOTE} (note) or {SLOW_TROUBLE} (trouble) times the others' mean",
-    reason="every rank waits for the slowest; above 1.5 the run itself warns",
-    advice="Look at that rank's GPU (clock, temperature), its host's load and its rows.",
-)
-def no_straggler(figures: Figures) -> Verdict | None:
-    ratio = figures.timed("perf/slowest_rank")
-    if len(ratio) < 5:
-        return None
-    ranks = figures.series("perf/slowest_rank_id").values
-    often = int(np.bincount(ranks.astype(int)).argmax()) if ranks.size else None
-    return graded(
-        median(ratio.values),
-        note=SLOW_NOTE,
-        trouble=SLOW_TROUBLE,
-        titles=("the ranks keep step", "a rank keeps the others waiting"),
-        evidence=f"slowest / others: median {median(ratio.values):.2f}"
-        + ("" if often is None else f", most often rank {often}"),
-    )
-
-
-@rule(
-    "the GPU is not throttled",
-    needs="gpu/throttled_pct: 5 logged values",
-    threshold=f"throttled for less than {THROTTLED_NOTE:.0f} % (note) or {THROTTLED_TROUBLE:.0f} % (trouble) of the time",
-    reason="a throttled GPU runs below its clock, and every rank waits for it",
-    advice="Look at gpu/temp_c, gpu/power_pct and gpu/sm_clock_mhz: cooling and the power limit are the host's to fix; another machine may be cheaper.",
-)
-def not_throttled(figures: Figures) -> Verdict | None:
-    throttled = figures.timed("gpu/throttled_pct").values
-    if throttled.size < 5:
-        return None
-    hottest = figures.series("gpu/temp_c").values
-    return graded(
-        float(throttled.mean()),
-        note=THROTTLED_NOTE,
-        trouble=THROTTLED_TROUBLE,
-        titles=("the GPU was not throttled", "the GPU was throttled"),
-        evidence=f"{throttled.mean():.1f} % of the time"
-        + (f", up to {hottest.max():.0f} deg C" if hottest.size else ""),
-    )
-
-
-def _share_of_time(figures: Figures, names: tuple[str, ...], limits: tuple[float, float], titles: tuple[str, str]) -> Verdict | None:  # fmt: skip
-    """Return a verdict on the share of the whole time that these seconds are; in a short run nothing worse than a note."""
-    in_steps, spent = figures.seconds(), figures.total(*names)
-    count = sum(len(figures.series(name)) for name in names)
-    if not in_steps or not count:
-        return None
-    whole = in_steps + figures.total("ckpt/save_s", "perf/eval_s", "core/eval_s", "chat/eval_s")
-    evidence = f"{count} times, {spent:.3g} s in all, {spent / whole:.1%} of {whole:.4g} s"
-    times = step_times(figures).values
-    if times.size:
-        evidence += f"; one takes as long as {spent / count / median(times):.1f} steps"
-    trouble = limits[1] if whole >= LONG_ENOUGH_S else float("inf")
-    return graded(spent / whole, note=limits[0], trouble=trouble, titles=titles, evidence=evidence)
-
-
-@rule(
-    "saves do not hold the training up",
-    needs="ckpt/save_s and the time in steps",
-    threshold=f"below {SAVES_NOTE:.0%} (note) or, in runs of {LONG_ENOUGH_S / 60:.0f} minutes and more, {SAVES_TROUBLE:.0%} (trouble) of the whole time",
-    reason="checkpoints are copied in memory and written beside the training: a save costs a step or two, not minutes",
-    advice="A faster disk for run.directory; a larger train.save_steps, as long as what a crash may cost stays bearable.",
-)
-def saves_are_cheap(figures: Figures) -> Verdict | None:
-    titles = ("saves cost little time", "saves hold the training up")
-    return _share_of_time(figures, ("ckpt/save_s",), (SAVES_NOTE, SAVES_TROUBLE), titles)
-
-
-@rule(
-    "evaluations leave time for training",
-    needs="perf/eval_s and the time in steps",
-    threshold=f"below {EVALUATIONS_NOTE:.0%} (note) or, in runs of {LONG_ENOUGH_S / 60:.0f} minutes and more, {EVALUATIONS_TROUBLE:.0%} (trouble) of the whole time",
-    reason="what is measured is not trained; a fifth is already generous, half is a mistake in the cadence",
-    advice="A larger train.eval_steps, evals.core.every_steps or evals.chat.every_steps, or smaller evals.bpb.tokens (another protocol).",
-)
-def evaluations_are_cheap(figures: Figures) -> Verdict | None:
-    titles = ("evaluations cost little time", "evaluations take much of the time")
-    names = ("perf/eval_s", "core/eval_s", "chat/eval_s")
-    return _share_of_time(figures, names, (EVALUATIONS_NOTE, EVALUATIONS_TROUBLE), titles)
-
-
-@rule(
     "memory does not grow",
     needs=f"mem/allocated_gib or mem/host_rss_gib: {TIMED} logged values",
     threshold=f"after the first fifth the medians of five windows do not all grow, or by less than {GROWTH_NOTE:.0%} (note) or {GROWTH_TROUBLE:.0%} (trouble) in all",
@@ -253,20 +139,3 @@ def memory_does_not_grow(figures: Figures) -> Verdict | None:
         titles=("memory does not grow", "memory grows steadily"),
         evidence=", ".join(text for _, text in verdicts),
     )
-
-
-@rule(
-    "device memory has room",
-    needs="mem/alloc_retries",
-    threshold="the allocator never had to free its cache and try again",
-    reason="each retry waits for the device and hands memory back to the driver; the next step may not fit at all",
-    advice="A smaller train.per_device_train_batch_size, gradient_checkpointing, or expandable segments.",
-)
-def device_memory_has_room(figures: Figures) -> Verdict | None:
-    retries = figures.last("mem/alloc_retries")
-    if retries is None:
-        return None
-    evidence = f"{retries:.0f} retries"
-    if retries:
-        return Verdict("note", "device memory was full at times", evidence)
-    return Verdict("healthy", "the allocator never ran out", evidence)

@@ -14,7 +14,6 @@ LEFT_OUT = ("too long", "cut", "no target")
 DROPPED_NOTE, DROPPED_TROUBLE = 0.01, 0.10
 BAD_ROWS_SHARE = 0.001
 EMPTY_NOTE = 0.01
-RETRIES_SHARE = 0.01  # of the steps
 
 
 @rule(
@@ -200,20 +199,3 @@ def rows_are_readable(figures: Figures) -> Verdict | None:
             return Verdict("note", "rows are empty", evidence)
         return Verdict("healthy", "every row was readable", evidence)
     return graded(bad / read if read else 0.0, note=0, trouble=BAD_ROWS_SHARE, titles=("", "rows are unreadable"), evidence=evidence)  # fmt: skip
-
-
-@rule(
-    "reading needs no retries",
-    needs="data/retries",
-    threshold=f"no retry; trouble from one in {1 / RETRIES_SHARE:.0f} steps on",
-    reason="now and then a service hiccups; retries that keep pace with the steps are a failing disk, network or quota",
-    advice="Copy the data to a local disk first; look at the quota of the Hub and at the network (net/received_mb_s).",
-)
-def no_retries(figures: Figures) -> Verdict | None:
-    retries = figures.last("data/retries")
-    if retries is None:
-        return None
-    if not retries:
-        return Verdict("healthy", "nothing had to be read twice", "0 retries")
-    made = max(figures.step(), 1)
-    return graded(retries / made, note=0, trouble=RETRIES_SHARE, titles=("", "reading was retried"), evidence=f"{retries:.0f} retries in {made:,} steps")  # fmt: skip

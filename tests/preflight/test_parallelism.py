@@ -122,7 +122,6 @@ def test_the_command_plans_many_hosts_in_the_first_layout_that_fits(capsys):
     assert "layouts on 64 hosts of 8 H100" in text
     assert "planned as HSDP (accelerate_configs/hsdp.yaml)" in text
     assert re.search(r"largest model.depth that fits +\d+ +\d+ +\d+\n", text)
-    assert re.search(r"preparing the data: .* on one host; as parts on 64 hosts", text)
     assert (
         main([str(RECIPES / "fineweb_d24.yaml"), "run.hardware=2x8xRTX4090", "train.per_device_train_batch_size=1"])
         == 0
