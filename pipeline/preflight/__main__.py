@@ -34,6 +34,7 @@ from pipeline.preflight.memory import (
     weight_bytes,
 )
 from pipeline.preflight.plan import (  # fmt: skip
+    CPU_SHARE,
     Duration,
     NotMeasured,
     Plan,
