@@ -29,7 +29,7 @@ from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_ty
 from pipeline.sources.verify import grouped, untrainable
 from pipeline.tokenizer.chat import rendered_talks
 from pipeline.tokenizer.encode import plain_backend
-from pipeline.tokenizer.trained_text import missing_lines, share_missing
+from pipeline.tokenizer.trained_share import missing_lines, share_missing
 
 # Prepared rows for people, with their trained tokens marked.
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.tokenizer.chat import render
 from pipeline.tokenizer.train import train_bpe
-from pipeline.tokenizer.trained_text import missing_lines, missing_text, share_missing
+from pipeline.tokenizer.trained_share import missing_lines, missing_text, share_missing
 from tests.families import FAMILIES, tokenizer_of
 
 HEAD = "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' -}}"
