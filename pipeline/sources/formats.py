@@ -148,7 +148,7 @@ def plain_messages(value: Any, *, tools: list[dict] | None = None, invented: boo
             reasoning = {"reasoning_content": thought} if thought else {}
         if plain.get("role") == "assistant":
             call = message.get("function_call")  # OpenAI's, before there were tools
-            if call and "tool_calls" not in plain:
+            if isinstance(call, dict) and call.get("name") and "tool_calls" not in plain:
                 plain["tool_calls"] = [{"type": "function", "function": call}]
             for key in REASONING:
                 text, _ = _texts_of(message.get(key) or "", f"the {key} of message {place}", place)
@@ -181,7 +181,7 @@ def _texts_of(value: Any, what: str, place: int) -> tuple[str, str]:
             continue
         if not isinstance(part, dict):
             raise ValueError(f"{what} is a list with {_kind(part)} in it, not text")
-        kind = part.get("type") or "text"
+        kind = str(part.get("type") or "text")
         if kind in ("thinking", "reasoning"):
             thoughts.append(_texts_of(part.get(kind) or part.get("text") or "", what, place)[0])
         elif kind in ("text", "input_text", "output_text"):
@@ -375,7 +375,8 @@ class Format:
 
     columns: (role, column) of COLUMN_ROLES beside or instead of it. recognised: found by looking at the rows, so that
     columns of OPTIONAL_ROLES need not be there. newly_read: the rows have something that older versions left out or wrote
-    otherwise, so that nothing that those prepared is used.
+    otherwise, so that nothing that those prepared is used. alone: the code of an own function is its file, without what
+    that imports.
     """
 
     name: str
@@ -385,6 +386,7 @@ class Format:
     columns: tuple[tuple[str, str], ...] = ()
     recognised: bool = False
     newly_read: bool = False
+    alone: bool = False
 
     @property
     def read_columns(self) -> list[str] | None:
@@ -431,7 +433,7 @@ class Format:
 
         return own
 
-    def _conversation(self, messages: list, row: dict) -> Messages:
+    def _conversation(self, messages: Any, row: dict) -> Messages:
         """Return the messages with the tools of their row."""
         named = dict(self.columns)
         tools = None
@@ -483,12 +485,13 @@ class Format:
             parts = [str(self.column)] if self.column or not self.columns else []
             inside = ", ".join([*parts, *map("=".join, self.columns)])
         else:
-            inside = code_sum(import_attribute(self.name, self.folder), self.folder)
+            inside = code_sum(import_attribute(self.name, self.folder), None if self.alone else self.folder)
         return f"{self.name}({inside}){' 2' if self.newly_read else ''}"
 
     def as_before(self) -> "Format":
-        """Return the reading of older versions, which knew no tools."""
-        return replace(self, columns=tuple(pair for pair in self.columns if pair[0] != "tools"), newly_read=False)
+        """Return the reading of older versions, which knew no tools and did not look at what an own format imports."""
+        columns = tuple(pair for pair in self.columns if pair[0] != "tools")
+        return replace(self, columns=columns, newly_read=False, alone=True)
 
 
 NEWLY_READ = {*TOOLS, *LEARNT, *REASONING, "tool_calls", "function_call", "type"}  # keys of messages and of their parts

@@ -481,35 +481,36 @@ class _Opening:
 
         A validation that is held out of a training source is read as that one.
         """
-        seen: dict[int, Recognised | None] = {}
-        newly: dict[int, bool] = {}
+        seen: dict[int, tuple[Format, str]] = {}
         for source in sources:
-            spec = source.spec
             if source.is_built_in or not source.files:
                 continue
-            given = bool(spec.format or spec.text_column or spec.messages_column or spec.columns)
-            if id(spec) not in newly:
-                # A file of text whose column is known need not be fetched for this.
-                away = given and self.kind == "text" and source.files[0].path is None
-                rows = [] if away else import_built_in("sources.recognition:looked_at_rows")(source.files)
-                if not given:
-                    recognise = import_built_in("sources.recognition:recognise")
-                    seen[id(spec)] = found = recognise(rows, kind=self.kind)
-                    if found and not found.format:
-                        name = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
-                        self.problems.append(DataError(f"{name} {found.refusal}"))
-            found = seen.get(id(spec))
-            if found and found.format:
-                source.format, source.recognised = found.format, "" if found.is_default else found.name
-            if id(spec) not in newly:
-                newly[id(spec)] = is_newly_read(rows, source.format)
-            source.format = replace(source.format, newly_read=newly[id(spec)])
-            others = [replace(source.format, newly_read=True), source.format.as_before()] if self.readings else []
-            for form in [source.format, *others]:
-                if self.readings and form.identity() in self.readings:
-                    source.format = form  # as the run began
-                    break
-        self.refused = {spec for spec, found in seen.items() if found and not found.format}
+            if id(source.spec) not in seen:
+                seen[id(source.spec)] = self._recognise(source)
+            source.format, source.recognised = seen[id(source.spec)]
+
+    def _recognise(self, source: OpenSource) -> tuple[Format, str]:
+        """Return how a source's rows are read, and what they are where that is to be said; keep why they cannot be read."""
+        spec, form, name = source.spec, source.format, ""
+        given = bool(spec.format or spec.text_column or spec.messages_column or spec.columns)
+        if given and self.kind == "text" and source.files[0].path is None:
+            return form, name  # It need not be fetched for this.
+        rows = import_built_in("sources.recognition:looked_at_rows")(source.files)
+        found: Recognised | None = None
+        if not given:
+            found = import_built_in("sources.recognition:recognise")(rows, kind=self.kind)
+        if found and not found.format:
+            where = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
+            self.problems.append(DataError(f"{where} {found.refusal}"))
+            self.refused.add(id(spec))
+        elif found and found.format:
+            form, name = found.format, "" if found.is_default else found.name
+        form = replace(form, newly_read=is_newly_read(rows, form))
+        if self.readings and form.identity() not in self.readings:
+            for other in (replace(form, newly_read=True), form.as_before()):
+                if other.identity() in self.readings:
+                    return other, "read as when the run began"
+        return form, name
 
     def verify_all(self, sources: list[OpenSource]) -> None:
         """Hash and look into every file that is here, and keep what is wrong with it."""

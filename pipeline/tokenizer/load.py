@@ -83,7 +83,7 @@ def _other_ids(tokenizer: Any, path: str, revision: str | None) -> list[str]:
     if [encoding.ids for encoding in found] == [encoding.ids for encoding in used]:
         return []
     return [
-        f"warning: tokenizer: {path}: transformers' {type(tokenizer).__name__} cuts text in another way than its tokenizer.json, and its ids are used. "
+        f"warning: tokenizer: {path}: transformers' {type(tokenizer).__name__} gives other ids than its tokenizer.json, and these are used. "
         'To use the file\'s, write "tokenizer_class": "TokenizersBackend" into tokenizer_config.json.'
     ]
 

@@ -471,7 +471,19 @@ class OwnTemplate:
         if not self.marks_answers:
             spans = self._turns(marked, given, text)
         _must_write_calls(marked, "".join(text[start:end] for start, end in spans))
-        return text, learned_spans(messages, spans)
+        return text, self._learned(marked, given, text, spans)
+
+    def _learned(self, messages: list[dict], tools: Any, text: str, spans: Spans) -> Spans:
+        """Return the spans without those of messages of weight 0."""
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        learnt = [messages[number].get("weight") != 0 for number in answers]
+        if len(spans) == len(answers) or all(learnt):
+            return learned_spans(messages, spans)
+        starts = [self._start(messages[:number], tools, text) for number in answers]
+        if None in starts:
+            return learned_spans(messages, spans)
+        # A template may mark an answer in parts, and its end behind the last one: each span is of the answer that it is behind.
+        return [span for span in spans if learnt[max(0, bisect_left(starts, span[1]) - 1)]]  # type: ignore[type-var]
 
     def _text(
         self, messages: list[dict], tools: Any = None, *, prompt: bool = False, template: str | None = None
@@ -706,7 +718,9 @@ def _must_write_calls(messages: list[dict], trained: str) -> None:
     for number, message in enumerate(messages):
         for call in message.get("tool_calls") or []:
             if call.get("function", call)["name"] not in trained:
-                raise DataError(f"the chat template leaves out the tool call of message {number}")
+                raise DataError(
+                    f"the chat template leaves out the tool call of message {number}. Name one that writes calls as tokenizer.chat_template"
+                )
 
 
 def with_fixed_date(template: str) -> str:

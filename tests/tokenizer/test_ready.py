@@ -132,7 +132,7 @@ def test_ids_that_are_not_those_of_tokenizer_json_are_named(tmp_path, capsys):
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": "GPT2Tokenizer"}))
     load_or_train(recipe_of(tmp_path), [])
-    assert "GPT2Tokenizer cuts text in another way than its tokenizer.json" in capsys.readouterr().out
+    assert "GPT2Tokenizer gives other ids than its tokenizer.json" in capsys.readouterr().out
 
 
 def test_a_template_file_of_the_recipe_is_used_and_a_wrong_one_refused(tokenizer, tmp_path):
