@@ -20,7 +20,7 @@ from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
 from pipeline.process.storage import write_sealed_json
 from pipeline.tokenizer.chat import render, rendered_talks
-from pipeline.tokenizer.trained_text import missing_lines, missing_text, share_missing
+from pipeline.tokenizer.trained_share import missing_lines, missing_text, untrained_shares
 
 if TYPE_CHECKING:
     from pipeline.data.rows import TrainingRows, ValidationRows
@@ -149,7 +149,8 @@ def sampled_counts(
         if len(talks) >= most:
             break
     all_rendered = rendered_talks(tokenizer, talks)
-    counts["characters"] = trained_characters(tokenizer, talks, all_rendered)
+    counts["characters"] = characters = trained_characters(tokenizer, talks, all_rendered)
+    counts["untrained"] = sum(untrained_shares(characters).values()) if characters else None
     for talk, rendered in zip(talks, all_rendered, strict=True):
         if isinstance(rendered, DataError):
             continue
@@ -174,8 +175,9 @@ def trained_characters(tokenizer: Any, talks: list[Any], rendered: list[Any]) ->
 
 
 def _spread_blocks(source: Any, most: int) -> Iterator[list[Any]]:
-    """Conversations of each file that lies here, from all over the list first, at most its part of the sample at once."""
-    here = [n for n, file in enumerate(source.files) if file.path is not None and not file.order]
+    """Yield conversations of the files that lie here, from all over the list first, at most their part of the sample at once."""
+    # The first one has been fetched by the process that prepares rows, or is now.
+    here = [n for n, file in enumerate(source.files) if file.path is not None and not file.order] or [0]
     first = [here[len(here) * n // SAMPLED_FILES] for n in range(SAMPLED_FILES)] if len(here) > SAMPLED_FILES else here
     part = -(-most // max(1, len(first)))
     later: list[Iterator[list[Any]]] = []
@@ -216,10 +218,11 @@ def untrained_lines(recipe: Any, losses: list[Loss], tokenizer: Any, *, refuse: 
     """Return what the answers of each source say that is not trained, above a share of MUCH. Raises DataError above MOST."""
     lines, refused = [], []
     for name, _, fit in losses:
-        characters = (fit and fit.characters) or {}
-        found = [f"{name}: {line}" for line in missing_lines(tokenizer, characters, least=MUCH)]
+        if fit is None or fit.characters is None:
+            continue
+        found = [f"{name}: {line}" for line in missing_lines(tokenizer, fit.characters, least=MUCH)]
         lines += found
-        if share_missing(characters) > MOST:
+        if (fit.untrained or 0) > MOST:
             refused += found
     if refused and refuse:
         raise DataError("\n".join(f"{recipe.where('data.sources')}: {line}" for line in refused))

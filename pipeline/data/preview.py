@@ -29,7 +29,7 @@ from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_ty
 from pipeline.sources.verify import grouped, untrainable
 from pipeline.tokenizer.chat import rendered_talks
 from pipeline.tokenizer.encode import plain_backend
-from pipeline.tokenizer.trained_text import missing_lines, share_missing
+from pipeline.tokenizer.trained_share import missing_lines, untrained_shares
 
 # Prepared rows for people, with their trained tokens marked.
 
@@ -351,10 +351,11 @@ def _conversations(source: OpenSource, items: list[Any], tokenizer: Any) -> Iter
             )
             yield f"  longer than rows  of {longer} (data.row_tokens)"
         characters = trained_characters(tokenizer, items, rendered)
+        untrained = sum(untrained_shares(characters).values())
         if characters:
-            yield f"  trained           {100 * (1 - share_missing(characters)):.2f} % of the answers' characters"
+            yield f"  trained           {100 * (1 - untrained):.2f} % of the answers' characters"
         missing = missing_lines(tokenizer, characters, least=MUCH)
-        if share_missing(characters) > MOST:
+        if untrained > MOST:
             raise DataError("\n".join(f"{source.name}: {line}" for line in missing))
         for line in missing:
             yield from _wrapped(f"warning: {line}", indent="  ")

@@ -14,7 +14,6 @@ from pipeline.process.commands import program
 from pipeline.process.errors import DamagedFileError, DataError
 from pipeline.process.network import read_again
 from pipeline.process.storage import read_sealed_json, sha256_file
-from pipeline.tokenizer.trained_text import share_missing
 
 
 def documents_begun(input_ids: np.ndarray, used: np.ndarray, starts: np.ndarray | None, *, bos: int) -> np.ndarray:
@@ -553,7 +552,7 @@ class Fit:
     speaks. tokens_lost: share of the tokens that went with the too long and the cut ones. longer: of `of` conversations,
     those too long or cut by the row length that holds them (count_conversation). Both None where no length is known.
     sampled: of how many conversations these two are, where not of those read. characters: of a sample, those to be learnt and
-    those that are not trained (missing_text).
+    those that are not trained (missing_text). untrained: the share of these.
     """
 
     read: int
@@ -566,12 +565,13 @@ class Fit:
     of: int = 0
     sampled: int | None = None
     characters: dict[str, int] | None = None
+    untrained: float | None = None
 
     @classmethod
     def counted(cls, counts: dict[str, Any], *, row_tokens: int, sample: dict[str, Any] | None = None) -> "Fit":
         """From the counts of what was read; the lengths are the sample's where the counts have none."""
         lengths = counts if "longer" in counts else sample
-        known: dict[str, Any] = {"characters": (sample or counts).get("characters")}
+        known: dict[str, Any] = {name: (sample or counts).get(name) for name in ("characters", "untrained")}
         if lengths is not None:
             gone = lengths["too_long_tokens"] + lengths["cut_tokens"]
             known["tokens_lost"] = gone / max(1, lengths["text_tokens"] + gone)
@@ -600,9 +600,8 @@ class Fit:
 
     def facts(self) -> dict[str, Any]:
         """For the manifest; what is not known is left out."""
-        facts = {name: getattr(self, name) for name in ("read", "too_long", "cut", "no_target", "tokens_lost", "sampled")}  # fmt: skip
+        facts = {name: getattr(self, name) for name in ("read", "too_long", "cut", "no_target", "tokens_lost", "sampled", "untrained")}  # fmt: skip
         facts["row_tokens_99"] = self.row_tokens_for()
-        facts["untrained"] = share_missing(self.characters) if self.characters else None
         return {name: value for name, value in facts.items() if value is not None}
 
 

@@ -347,6 +347,14 @@ def test_nothing_is_said_of_answers_that_are_trained_whole(bench):
     assert [share["conversations"]["untrained"] for share in rows.shares().values()] == [0]
 
 
+def test_answers_of_a_dataset_that_another_process_fetched_are_looked_at(stripping, tmp_path):
+    recipe = stripping.recipe(stage="sft", sources=[thinking(tmp_path / "all.jsonl", thought="I take it.", every=1)])
+    (source,), _ = stripping.sources(recipe)
+    (file,) = source.files
+    file.fetch, file.path = (lambda path=file.path: path), None
+    assert sampled_fit(source, stripping.tokenizer, row_tokens=64, overflow="cut").untrained > 0.5
+
+
 def test_shards_on_a_disk_that_is_only_read_are_sampled_at_each_start(bench, monkeypatch):
     def refuse(*_):
         raise OSError(30, "Read-only file system")

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.tokenizer.chat import render
 from pipeline.tokenizer.train import train_bpe
-from pipeline.tokenizer.trained_text import missing_lines, missing_text, share_missing
+from pipeline.tokenizer.trained_share import missing_lines, missing_text, untrained_shares
 from tests.families import FAMILIES, tokenizer_of
 
 HEAD = "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' -}}"
@@ -35,6 +35,10 @@ def call(name, arguments):
 
 def with_template(template):
     return tokenizer_of(FAMILIES["qwen2"], template=template)
+
+
+def share_missing(counts):
+    return sum(untrained_shares(counts).values())
 
 
 def missing(tokenizer, messages, tools=None):

@@ -105,9 +105,8 @@ def missing_text(
     for message in messages:
         if message["role"] != "assistant" or message.get("weight") == 0:
             continue
-        parts = sorted(
-            marked_texts(message), key=lambda part: -len(part[1])
-        )  # "4" is none of a longer text's characters
+        # The longest first, so that "4" is not found in a longer text of the message.
+        parts = sorted(marked_texts(message), key=lambda part: -len(part[1]))
         room, end = text[at : at + ROOM + ESCAPED * sum(len(part) for _, part in parts)], 0
         for kind, part in parts:
             marked = len(squeezed(part))
@@ -150,29 +149,23 @@ def missing_text(
     return +counts
 
 
-def share_missing(characters: Mapping[str, int]) -> float:
-    """Return the share of the marked characters that is not trained, from sums of missing_text."""
+def untrained_shares(characters: Mapping[str, int]) -> dict[str, float]:
+    """Return by kind and reason the share of all marked characters that is not trained, from sums of missing_text."""
     marked = sum(n for key, n in characters.items() if key.endswith(" marked"))
-    return sum(_missing(characters).values()) / max(1, marked)
-
-
-def _missing(characters: Mapping[str, int]) -> dict[str, int]:
-    return {key: n for key, n in characters.items() if not key.startswith("tools") and not key.endswith(" marked")}
+    missing = [key for key in characters if not key.startswith("tools") and not key.endswith(" marked")]
+    return {key: characters[key] / marked for key in missing}
 
 
 def missing_lines(tokenizer: Any, characters: Mapping[str, int], *, least: float) -> list[str]:
     """Return what is not trained and why, with what to do, the most first; nothing up to a share of `least`."""
     lines = []
-    missing = _missing(characters)
-    share = share_missing(characters)
-    if share > least:
-        for key in sorted(missing, key=missing.__getitem__, reverse=True):
-            part = share * missing[key] / sum(missing.values())
+    shares = untrained_shares(characters)
+    for key in sorted(shares, key=shares.__getitem__, reverse=True):
+        if sum(shares.values()) > least and (shares[key] > least or not lines):
             kind, reason = key.split()
-            if part > least or not lines:
-                why = unrendered(tokenizer).get(kind) if reason == "template" else None
-                why = why or REASONS[reason].format(KINDS[kind])
-                lines.append(f"{100 * part:.1f} % of the answers' characters are not trained: {why}")
+            why = unrendered(tokenizer).get(kind) if reason == "template" else None
+            why = why or REASONS[reason].format(KINDS[kind])
+            lines.append(f"{100 * shares[key]:.1f} % of the answers' characters are not trained: {why}")
     if characters.get("tools template", 0) > least * characters.get("tools given", 0):
         lines.append(unrendered(tokenizer).get("tools") or REASONS["template"].format("definitions of tools"))
     return lines
