@@ -18,7 +18,6 @@ from pipeline.report.diagnosis_finding import (
     rule,
     windows,
 )
-from pipeline.report.run_data import is_number
 from pipeline.training.schedules import learning_rate_multiplier
 
 # Rules on learning: learning rate and loss.
@@ -490,7 +489,7 @@ def _spiked(figures: Figures, name: str, series: Series, *, of: str, early: bool
 def _height(series: Series, spike: dict[str, Any]) -> float:
     """Return how many times the median of the values before it a spike is."""
     value, usual = spike.get("value"), spike.get("usual")
-    if not is_number(value) or not is_number(usual):  # as of earlier versions
+    if not (isinstance(value, (int, float)) and isinstance(usual, (int, float))):  # as of earlier versions
         at = int(np.searchsorted(series.steps, spike["step"]))
         before = series.values[max(at - WINDOW, 0) : at]
         value, usual = series.values[min(at, len(series) - 1)], median(before) if before.size else 0.0
