@@ -87,12 +87,9 @@ class Figures:
         return self.series(self.data.loss_name())
 
     def usual_norm(self) -> Series:
-        """Return each interval's median gradient norm; of a row of an earlier version or another program the one norm that it has."""
-        norm, usual = self.series("optim/grad_norm"), self.series("optim/grad_norm_median")
-        _, at, of = np.intersect1d(norm.steps, usual.steps, return_indices=True)
-        values = norm.values.copy()
-        values[at] = usual.values[of]
-        return Series(norm.steps, values)
+        """Return each interval's median gradient norm; of earlier versions and other programs the one norm that they have."""
+        usual = self.series("optim/grad_norm_median")
+        return usual if len(usual) else self.series("optim/grad_norm")
 
     def clipped(self) -> Series:
         """Return the share of each interval's steps that were clipped; none where neither that nor the limit is known."""

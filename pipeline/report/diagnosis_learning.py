@@ -487,11 +487,12 @@ def _spiked(figures: Figures, name: str, series: Series, *, of: str, early: bool
 
 
 def _height(series: Series, spike: dict[str, Any]) -> float:
-    """Return how many times the median of the values before it a spike is; earlier versions did not record that."""
-    at = int(np.searchsorted(series.steps, spike["step"]))
-    before = series.values[max(at - WINDOW, 0) : at]
-    usual = spike.get("usual", median(before) if before.size else 0.0)
-    value = spike.get("value", series.values[min(at, len(series) - 1)])
+    """Return how many times the median of the values before it a spike is."""
+    value, usual = spike.get("value"), spike.get("usual")
+    if not (isinstance(value, (int, float)) and isinstance(usual, (int, float))):  # as of earlier versions
+        at = int(np.searchsorted(series.steps, spike["step"]))
+        before = series.values[max(at - WINDOW, 0) : at]
+        value, usual = series.values[min(at, len(series) - 1)], median(before) if before.size else 0.0
     return float(value) / usual if usual > 0 else np.inf
 
 

@@ -169,6 +169,7 @@ def test_empty_and_unreadable_rows_are_counted_and_said_above_one_in_a_hundred(b
         assert len(mine) == said_of, mine
         assert rows.shares()[path.stem]["lost"][what] == bad / 400
         assert f"{100 * bad / 400:.2f} %" in table(rows.plan) or what == "bad"
+        assert table(rows.plan).splitlines()[0].endswith("text prepared")  # of whole shards, whatever is read of them
         if mine:
             assert f"8 of 400 rows (2.00 %) {said_as[path]}" in mine[0]
 

@@ -37,6 +37,7 @@ def test_the_report_shows_core_with_intervals_items_centred_scores_and_what_it_t
     assert (piqa["centred v1"], piqa["notes"]) == ("0.5000", "prompts shortened: 2")
     assert "This is not CORE" not in text
     assert "At most the first 4 items of each task were scored." in text
+    assert "The interval of a share is mid-P, of the exact binomial tails." in text
     assert f"```bash\npython -m pipeline.evals {tmp_path}/a core\n```" in text
     entry = json.loads((tmp_path / "a" / "report" / "evals.json").read_text())["entries"][0]
     assert f"| versions | torch {entry['versions']['torch']}, " in text

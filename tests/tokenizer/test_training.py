@@ -9,12 +9,13 @@ import pytest
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
+from pipeline.process import progress
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import identity, load_or_train
 from pipeline.tokenizer.encode import SPECIALS, byte_lengths, encode_documents
-from pipeline.tokenizer.train import SPLIT_PATTERNS, cached_folder, train_bpe, training_texts
+from pipeline.tokenizer.train import SPLIT_PATTERNS, _Counted, cached_folder, train_bpe, training_texts
 
 
 def recipe_of(tmp_path, files, **tokenizer):
@@ -160,3 +161,13 @@ def test_sources_without_text_are_refused_and_nothing_is_cached(tmp_path):
     with pytest.raises(DataError, match="no text to train a tokenizer on"):
         load_or_train(recipe, [])
     assert not cached_folder(recipe, []).exists()
+
+
+def test_reading_text_shows_no_share_of_a_size_that_nobody_knows(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    assert len(list(_Counted(iter(["a" * 1000] * 50)))) == 50
+    shown = capsys.readouterr().err
+    assert "characters" in shown
+    assert "left" not in shown
+    assert "%" not in shown
