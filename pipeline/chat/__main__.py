@@ -205,7 +205,7 @@ def main(argv: list[str]) -> int:
             require_gradio()  # before the models are loaded
         _talk(arguments)
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130 if arguments.prompt is not None else 0
     return 0
 

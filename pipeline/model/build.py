@@ -209,6 +209,7 @@ def saved_form(model: PreTrainedModel, folder: Path | None, *, padded: bool = Fa
     if config.model_type == "gpt2":
         # OpenAI's name of it: transformers dropped it, llama.cpp's converter reads it.
         config.n_ctx = config.n_positions
+    _add_older_rope_keys(text)
     with torch.device("meta"):
         form = model_class(config)
     for name, content in getattr(model, "processor_files", {}).items():
@@ -220,6 +221,20 @@ def saved_form(model: PreTrainedModel, folder: Path | None, *, padded: bool = Fa
     if model.generation_config is not None:
         form.generation_config = copy.deepcopy(model.generation_config)
     return form
+
+
+def _add_older_rope_keys(config: Any) -> None:
+    """Say the bases of rotary positions also as transformers 4 did: mlx-lm 0.32 and others know no rope_parameters and take a default."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    ropes_of_all = ropes.get("full_attention") or ropes
+    if "rope_theta" not in ropes_of_all:
+        return
+    config.rope_theta = ropes_of_all["rope_theta"]
+    if local := ropes.get("sliding_attention"):
+        config.rope_local_base_freq = local["rope_theta"]
+    elif ropes_of_all.get("rope_type", "default") != "default":
+        # Past the property of that name, which is rope_parameters.
+        vars(config)["rope_scaling"] = {name: value for name, value in ropes.items() if name != "rope_theta"}
 
 
 def saved_weights(form: PreTrainedModel, model: PreTrainedModel, state: dict | None = None) -> dict[str, torch.Tensor]:

@@ -21,7 +21,10 @@ from pipeline.process.errors import UNREADABLE, readable
 PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
     "Hugging Face token": ((b"hf_",), rb"\bhf_[A-Za-z0-9]{20,}"),
     "Hugging Face organization token": ((b"api_org_",), rb"\bapi_org_[A-Za-z0-9]{30,}"),
-    "W&B key": ((b"wandb_v",), rb"\bwandb_v[0-9]_[A-Za-z0-9_]{20,}"),
+    "W&B key": (
+        (b"wandb_", b"WANDB_"),
+        rb"\b(?:wandb_v[0-9]_[A-Za-z0-9_]{20,}|(?i:wandb_(?:api_)?key[\"']?\s?[:=]\s?[\"']?[0-9a-f]{40}\b))",
+    ),
     "GitHub token": (
         (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_"),
         rb"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
@@ -29,12 +32,37 @@ PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
     "AWS access key": ((b"AKIA", b"ASIA"), rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
     "Google API key": ((b"AIza",), rb"\bAIza[0-9A-Za-z_\-]{35}\b"),
     "OpenAI-style key": ((b"sk-",), rb"\bsk-(?:[A-Za-z0-9]{20,}|[A-Za-z0-9_\-]{32,})"),
-    "Slack token": ((b"xoxa-", b"xoxb-", b"xoxp-", b"xoxr-", b"xoxs-"), rb"\bxox[abprs]-[A-Za-z0-9\-]{20,}"),
+    "Slack token": ((b"xox", b"xapp-"), rb"\b(?:xox[a-z](?:\.xox[a-z])?|xapp)-[A-Za-z0-9\-]{20,}"),
+    "GitLab token": ((b"glpat-", b"gldt-", b"glrt-"), rb"\bgl(?:pat|dt|rt)-[A-Za-z0-9_\-]{20,}"),
+    "Docker token": ((b"dckr_pat_", b"dckr_oat_"), rb"\bdckr_[po]at_[A-Za-z0-9_\-]{20,}"),
+    "PyPI token": ((b"pypi-",), rb"\bpypi-[A-Za-z0-9_\-]{32,}"),
+    "npm token": ((b"npm_",), rb"\bnpm_[A-Za-z0-9]{36}\b"),
+    "NVIDIA key": ((b"nvapi-",), rb"\bnvapi-[A-Za-z0-9_\-]{32,}"),
     "private key": (
         (b"-----BEGIN ",),
         rb"-----BEGIN (?:[A-Z]{1,20} )?PRIVATE KEY-----(?s:.{0,16384}?-----END (?:[A-Z]{1,20} )?PRIVATE KEY-----)?",
     ),
-    "password in a URL": ((b"://",), rb"://[^\s/:@\"']{1,64}:[^\s/@\"']{3,128}@(?=[a-zA-Z0-9])"),
+    "password in a URL": ((b"://",), rb"://[^\s/:@\"']{0,64}:[^\s/@\"']{1,256}@(?=[a-zA-Z0-9\[])"),
+    # Alone before the @: longer than a user's name, or letters and digits mixed.
+    "token in a URL": (
+        (b"://",),
+        rb"(?:(?<=http)|(?<=https))://(?:[^\s/:@\"'?#]{20,256}|(?=[A-Za-z_\-]*[0-9])[A-Za-z0-9_\-]{12,})@(?=[a-zA-Z0-9\[])",
+    ),
+    "signature in a URL": (
+        (
+            b"sig=",
+            b"signature=",
+            b"Signature=",
+            b"token=",
+            b"Token=",
+            b"AccessKeyId=",
+            b"api_key=",
+            b"apikey=",
+            b"password=",
+        ),
+        rb"(?:(?<=[?&;])|(?<=[?&;]AWS)|(?<=[?&;]access_)|(?<=[?&;]private_)|(?<=[?&;]X-Amz-)|(?<=[?&;]X-Amz-Security-)|(?<=[?&;]X-Goog-))"
+        rb"(?:sig|[sS]ignature|[tT]oken|AccessKeyId|api_?key|password)=[^\s&\"'#<>]{6,}",
+    ),
 }
 _COMPILED = {kind: (begins, re.compile(pattern)) for kind, (begins, pattern) in PATTERNS.items()}
 REDACTED = "[secret]"

@@ -1,6 +1,7 @@
 """No secret in any byte that is written, printed or uploaded, also when everything fails and an error repeats it."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import pytest
 
 from faults.services import HF_TOKEN, TEN_STEPS, WANDB_API_KEY, environment
 from pipeline.process import secrets
+from pipeline.process.errors import RecipeError
+from pipeline.recipe import read_recipe
 from pipeline.run_dir.rows import read_rows
 from tests.hub.hub_stand_in import Fault, hub_stand_in
 from tests.runner import ROOT, WarmRunner
@@ -256,3 +259,65 @@ def test_a_prompt_is_shown_before_its_answer_is_waited_for():
         redacting.write(prompt)
         redacting.flush()
         assert stream.getvalue() == prompt
+
+
+ADDRESS = "https://store.example/data/part-0.jsonl"
+SHAPES = {  # what comes before the secret, and the secret
+    "an Azure signature": (f"{ADDRESS}?sv=2022-11-02&sig=", "aB3%2Fx9QzK1LmN0pR"),
+    "an S3 signature": (f"{ADDRESS}?X-Amz-Date=1&X-Amz-Signature=", "0f" * 32),
+    "an S3 session": (f"{ADDRESS}?X-Amz-Security-Token=", "IQoJb3JpZ2lu" * 3),
+    "an old S3 key": (f"{ADDRESS}?AWSAccessKeyId=", "SOMEBODYSKEY1"),
+    "a query's token": (f"{ADDRESS}?token=", "s3cr3t-t0ken"),
+    "an access token": (f"{ADDRESS}?raw=1&access_token=", "s3cr3t-t0ken"),
+    "a short password": ("https://me:", "pw@store.example"),
+    "a password alone": ("https://:", "hunter2@store.example"),
+    "a token before the host": ("https://", "a1b2c3d4" * 5 + "@store.example"),
+    "GitLab": ("", "glpat-" + "x1Y2" * 5),
+    "Docker": ("", "dckr_pat_" + "x1Y2" * 6),
+    "GitHub": ("", "ghp_" + "x1Y2" * 9),
+    "GitHub, fine-grained": ("", "github_pat_" + "x1Y2" * 9),
+    "Slack": ("", "xoxe.xoxp-" + "1-x1Y2" * 6),
+    "OpenAI": ("", "sk-proj-" + "x1Y2" * 9),
+    "Anthropic": ("", "sk-ant-api03-" + "x1Y2" * 9),
+    "AWS": ("", "AKIA" + "X1Y2" * 4),
+    "Google": ("", "AIza" + "x1Y2_" * 7),
+    "Hugging Face": ("", "hf_" + "x1Y2" * 8),
+    "PyPI": ("", "pypi-AgEIcHlwaS5vcmc" + "x1Y2" * 8),
+    "npm": ("", "npm_" + "x1Y2" * 9),
+    "NVIDIA": ("", "nvapi-" + "x1Y2" * 9),
+    "W&B": ("wandb_api_key: ", "0f" * 20),
+}
+
+
+@pytest.mark.parametrize(("before", "secret"), SHAPES.values(), ids=SHAPES)
+def test_a_secret_is_known_by_its_shape_in_a_recipe_and_in_what_is_printed(before, secret, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"run: {{name: a, note: {json.dumps(before + secret)}}}\ndata: {{sources: [{{files: x.jsonl}}]}}\n"
+    )
+    with pytest.raises(RecipeError) as refused:
+        read_recipe([str(recipe)], stage="pretrain")
+    assert "holds a token or password" in str(refused.value)
+    assert secret not in str(refused.value)
+
+    printed = secrets.redacted(f"reading {before}{secret} failed")
+    assert "[secret]" in printed
+    assert secret not in printed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://store.example/data?page=2&sigma=0.123456&tokens=1000000",
+        "https://somebody@store.example/part-0.jsonl",
+        "ssh://git@github.com/owner/name.git",
+        "hf://datasets/owner/name@0123456789abcdef0123456789abcdef01234567",
+        "pad_token=tokenizer.eos_token, eos_token=tokenizer.eos_token",
+        "commit 0123456789abcdef0123456789abcdef01234567",
+        "http://127.0.0.1:8765/ shows the run; write to me@example.org",
+        "the task-specific, risk-averse sk-learn-like pipeline",
+    ],
+)
+def test_what_only_resembles_a_secret_is_none(text):
+    assert not secrets.looks_secret(text)
+    assert secrets.redacted(text) == text

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import GPT2, MODERN, NANOCHAT, random_ids, tiny
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 
 from pipeline.model.build import build_model, save_model
 from pipeline.model.load import load_model
@@ -139,3 +139,23 @@ def foreign(name):
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = AutoConfig.for_model(name, vocab_size=99, num_key_value_heads=2, **sizes, tie_word_embeddings=True)
     return AutoModelForCausalLM.from_config(config)
+
+
+SCALED = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "given", "older"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, {"rope_theta": 5e5}),
+        ("llama", {"rope_parameters": SCALED}, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+        ("gemma3_text", {}, {"rope_theta": 1e6, "rope_local_base_freq": 1e4}),
+    ],
+)
+def test_rotary_bases_are_written_as_older_readers_know_them(model_type, given, older, tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = build_model(model_type, {"vocab_size": 100, "intermediate_size": 64, **sizes, **given}, seed=0)
+    save_model(model, tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert older.items() <= written.items()
+    assert AutoConfig.from_pretrained(tmp_path).rope_parameters == model.config.rope_parameters
