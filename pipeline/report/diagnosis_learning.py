@@ -517,12 +517,18 @@ def loss_spikes(figures: Figures) -> Verdict | None:
 @rule(
     "gradient norm does not spike",
     needs=f"optim/grad_norm of more than {ENOUGH} steps (of other programs and earlier versions: logged values)",
-    threshold=f"{SPIKE_THRESHOLD} and reach {HIGH_NORM:g} times the usual norm",
-    reason=f"{SPIKE_REASON}; a norm that stays below twice the usual one moves the weights hardly more than any other",
+    threshold=f"{SPIKE_THRESHOLD} and reach {HIGH_NORM:g} times the usual norm; a note where every step's loss was looked at and none behind the first {ENOUGH} spiked",
+    reason=f"{SPIKE_REASON}; a norm that stays below twice the usual one moves the weights hardly more than any other, and what harms shows in the loss",
     advice="Clip at about the usual norm (train.max_grad_norm); a norm that spikes before the loss does is an early warning.",
 )
 def gradient_spikes(figures: Figures) -> Verdict | None:
-    return _spiked(figures, "optim/grad_norm", figures.series("optim/grad_norm"), of="gradient norm", high=HIGH_NORM)
+    norm = figures.series("optim/grad_norm")
+    found = _spiked(figures, "optim/grad_norm", norm, of="gradient norm", high=HIGH_NORM)
+    if found is None or found.level != "trouble" or not figures.by_step(norm).all():
+        return found
+    if any(step > ENOUGH for step in spikes(figures, "train/loss", figures.loss())):
+        return found
+    return Verdict("note", found.title, f"{found.evidence}; no step's loss spiked")
 
 
 @rule(

@@ -52,7 +52,18 @@ def spiking_series():
     return series
 
 
-@pytest.mark.parametrize(("series", "level"), [(quiet_series(), "healthy"), (spiking_series(), "trouble")])
+def diverging_series():
+    """The same, and the loss follows the norm."""
+    series = spiking_series()
+    for step in (206, 331, 432):
+        series["losses"][step] *= 2
+    return series
+
+
+SERIES = [(quiet_series(), "healthy"), (spiking_series(), "note"), (diverging_series(), "trouble")]
+
+
+@pytest.mark.parametrize(("series", "level"), SERIES)
 def test_logging_steps_of_1_7_and_20_give_one_verdict(tmp_path, series, level):
     findings = {every: diagnose(logged(tmp_path / f"every-{every}", every, **series)) for every in (1, 7, 20)}
     levels = {every: {finding.rule: finding.level for finding in found} for every, found in findings.items()}
