@@ -111,11 +111,6 @@ def _sandbox_class() -> type:
                 raise SecurityError("it asks for texts or lists without end")
             return context.look(super().call(context, function, *args, **kwargs))
 
-        def call_filter(self, name, value, args=None, kwargs=None, context=None, eval_ctx=None):
-            if context is not None:
-                context.look()
-            return super().call_filter(name, value, args, kwargs, context, eval_ctx)
-
         def call_test(self, name, value, args=None, kwargs=None, context=None, eval_ctx=None):
             if context is not None:
                 context.look()
