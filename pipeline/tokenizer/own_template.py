@@ -55,7 +55,7 @@ def _sandbox_class() -> type:
 
         def derived(self, locals=None):
             context = super().derived(locals)
-            context.began, context.held = self.began, self.held
+            context.began, context.held = self.began, self.held  # type: ignore[attr-defined]
             return context
 
         def look(self, value=None):
