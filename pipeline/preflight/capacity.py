@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.hardware import batch_ranks, has_memory_files, parallelism_size, tensor_parallel_size
 from pipeline.preflight.checks import nearest_existing, raised, run_folder
-from pipeline.preflight.memory import DEVICE_SHARE, fsdp_units, padded, queued_bytes
+from pipeline.preflight.memory import DEVICE_SHARE, queued_bytes
 from pipeline.preflight.plan import Plan, gibibytes, gigabytes, make_plan
 from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError
 from pipeline.process.storage import cache_dir, folder_bytes
@@ -46,7 +46,7 @@ def find_notes(plan: Plan) -> list[str]:
             f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} rows of padding beside its "
             f"{_rows(plan)}, which costs {100 * plan.padding_share:.0f} % of the time. Choose rows and processes whose product divides {_rows(plan)}."
         )
-    notes += filter(None, [memory_doubt(plan), _cut_rows(plan), *_smaller_steps(plan)])
+    notes += filter(None, [memory_doubt(plan), *_smaller_steps(plan)])
     if recipe.train.get("bf16") is True and plan.device.peak_flops and "bfloat16" not in plan.device.peak_flops:
         notes.append(
             f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true instead, or bf16: auto."
@@ -93,19 +93,6 @@ def memory_doubt(plan: Plan) -> str | None:
         return text + f"One row needs {gibibytes(least)}, which leaves hardly any room. {SMALLER}"
     fits = max(1, int((limit - memory.fixed) / memory.activations * rows))
     return text + f"If memory runs out, write {min(fits, max(1, rows - 1))}; the training stays the same."
-
-
-def _cut_rows(plan: Plan) -> str | None:
-    """Return a sentence where many ranks cut narrow matrices into unequal parts."""
-    if plan.sizes is None or plan.shards == 1:
-        return None
-    held, needed = (sum(padded(unit, shards) for unit in fsdp_units(plan.sizes)) for shards in (plan.shards, 1))
-    if held <= (1 + WASTE_WORTH_A_NOTE) * needed:
-        return None
-    return (
-        f"{plan.recipe.path}: {plan.shards} processes share each matrix by whole rows, and widths of {plan.sizes.n_embd} do not divide among them: "
-        f"they hold and send {100 * (held / needed - 1):.0f} % more than the model. Let fewer share it (HSDP), or choose a width that {plan.shards} divides."
-    )
 
 
 def _smaller_steps(plan: Plan) -> list[str]:

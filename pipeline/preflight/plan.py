@@ -198,7 +198,9 @@ class Duration:
 
 def expected_duration(plan: "Plan") -> Duration | None:
     """Return how long the planned run takes; None while its steps or the speed of its device are not known."""
-    step, source = _step(plan)
+    step, source = compute_of_step(plan)
+    if plan.probe is not None:
+        step, source = Span.around(plan.probe.step_s, PROBED), "as probed"
     if plan.steps is None or plan.tokens is None or step is None:
         return None
     train, forward = plan.recipe.train, Span(*FORWARD)
@@ -262,12 +264,6 @@ def scored_at_most(recipe: Recipe, held_out: int) -> int:
     limits = recipe.evals.bpb
     documents = 0 if recipe.stage == "sft" else min(held_out, limits.document_bytes)
     return round(min(held_out, limits.tokens * BYTES_A_TOKEN)) + documents
-
-
-def _step(plan: "Plan") -> tuple[Span | None, str]:
-    if plan.probe is not None:
-        return Span.around(plan.probe.step_s, PROBED), "as probed"
-    return compute_of_step(plan)
 
 
 def compute_of_step(plan: "Plan") -> tuple[Span | None, str]:

@@ -55,7 +55,7 @@ def _sandbox_class() -> type:
 
         def derived(self, locals=None):
             context = super().derived(locals)
-            context.began, context.held = self.began, self.held
+            context.began, context.held = self.began, self.held  # type: ignore[attr-defined]
             return context
 
         def look(self, value=None):
@@ -110,11 +110,6 @@ def _sandbox_class() -> type:
             if any(isinstance(value, int) and value > MOST_MADE for value in (*args, *kwargs.values())):
                 raise SecurityError("it asks for texts or lists without end")
             return context.look(super().call(context, function, *args, **kwargs))
-
-        def call_filter(self, name, value, args=None, kwargs=None, context=None, eval_ctx=None):
-            if context is not None:
-                context.look()
-            return super().call_filter(name, value, args, kwargs, context, eval_ctx)
 
         def call_test(self, name, value, args=None, kwargs=None, context=None, eval_ctx=None):
             if context is not None:

@@ -11,7 +11,6 @@ from torch import distributed as dist
 
 from pipeline.model.build import build_model
 from pipeline.preflight.__main__ import deepest, main
-from pipeline.preflight.capacity import find_notes
 from pipeline.preflight.devices import planned_device
 from pipeline.preflight.memory import fsdp_units, gathered_bytes, memory_of
 from pipeline.preflight.plan import make_plan
@@ -108,12 +107,6 @@ def test_benchmarks_of_a_shared_model_are_made_by_all_devices_alike():
     plans = layouts_of("evals.core.every_steps=1000")
     one, shared = (plans[name].duration.benchmarks.value / plans[name].duration.step.value for name in ("DDP", "HSDP"))
     assert shared == pytest.approx(512 * one)
-
-
-def test_widths_that_ranks_cannot_share_evenly_are_noted():
-    wide = layouts_of("model.depth=26")["FSDP"]  # 1664 rows for 512 ranks, a quarter of a row too few
-    assert any("they hold and send 8 % more than the model" in note for note in find_notes(wide))
-    assert not any("hold and send" in note for note in find_notes(layouts_of("model.depth=24")["FSDP"]))
 
 
 def test_the_command_plans_many_hosts_in_the_first_layout_that_fits(capsys):
