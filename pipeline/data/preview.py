@@ -313,6 +313,8 @@ def _rows(items: list[Any], source: OpenSource, tokenizer: Any, *, colour: bool)
             refused = isinstance(rendered, DataError)
             text = f"left out: {rendered}" if refused else marked(tokenizer, *rendered, colour=colour)
             length = f"{len(item.messages)} messages"
+            if item.tools:
+                length += f", tools: {len(item.tools)}"
         file = f" of {Path(source.files[item.file].label).name}" if len(source.files) > 1 else ""
         yield f"row {item.row}{file} ({length})"
         most = 4 * 80 * (SHOWN_LINES + 1)  # textwrap takes minutes over one word of a hundred megabytes

@@ -100,7 +100,7 @@ def _render_alone(tokenizer: Any, messages: list[dict], tools: list[dict] | None
     from transformers.utils.chat_template_utils import render_jinja_template
 
     try:
-        (text,), (spans,) = render_jinja_template(
+        rendered: Any = render_jinja_template(
             [shown(messages)],
             tools=_escaped(tokenizer, tools),
             chat_template=tokenizer.chat_template,
@@ -109,6 +109,7 @@ def _render_alone(tokenizer: Any, messages: list[dict], tools: list[dict] | None
         )
     except Exception as error:  # a template raises whatever its expressions raise
         raise DataError(refusal_of(error)) from None
+    (text,), (spans,) = rendered
     encoding = tokenizer(text, add_special_tokens=False)
     trained = [False] * len(encoding.input_ids)
     for start, end in learned_spans(messages, spans):
@@ -119,7 +120,7 @@ def _render_alone(tokenizer: Any, messages: list[dict], tools: list[dict] | None
     return encoding.input_ids, trained
 
 
-def _escaped(tokenizer: Any, tools: list[dict] | None) -> list[dict] | None:
+def _escaped(tokenizer: Any, tools: list[dict] | None) -> Any:
     """Return the tools for a template that escapes what messages say, which need not escape what tools say."""
     controls = control_strings(tokenizer)
     return with_texts(tools, lambda text: escape(text, controls)) if tools else None

@@ -295,8 +295,10 @@ def keeps_every_text(tokenizer) -> bool:
     return is_byte_level(tokenizer) and whole and byte_alphabet().keys() <= backend["model"]["vocab"].keys()
 
 
-def _only_cuts(step: dict) -> bool:
+def _only_cuts(step: dict | None) -> bool:
     """Return whether a pre-tokenizer is known to leave nothing of the text out."""
+    if step is None:
+        return True
     if step["type"] == "Sequence":
         return all(map(_only_cuts, step["pretokenizers"]))
     return step["type"] in ("ByteLevel", "Digits") or (step["type"] == "Split" and step["behavior"] != "Removed")

@@ -16,7 +16,16 @@ from pipeline.tokenizer.chat import (
     own_template,
     template_problems,
 )
-from pipeline.tokenizer.encode import BOS, END, PAD, TEMPLATE_MARKS, control_strings
+from pipeline.tokenizer.encode import (
+    AWKWARD,
+    BOS,
+    END,
+    PAD,
+    TEMPLATE_MARKS,
+    control_ids,
+    control_strings,
+    plain_backend,
+)
 
 # Ready tokenizers, from a folder or the Hub: kept as they are, or completed where they have no chat template.
 
@@ -43,16 +52,40 @@ def ready_tokenizer(recipe) -> tuple[Any, list[str]]:
     """
     settings = recipe.tokenizer
     tokenizer = open_tokenizer(settings.path, revision=settings.revision, beside=recipe.path, where="tokenizer.path")
+    other_ids = _other_ids(tokenizer, settings.path, settings.revision)
     given = chosen_template(recipe, []) if settings.chat_template else None
     if given and (tokenizer.chat_template or not any(mark in given for mark in TEMPLATE_MARKS)):
         tokenizer.chat_template = given
     elif given or not tokenizer.chat_template:
-        return tokenizer, _completed(recipe, tokenizer)
+        return tokenizer, other_ids + _completed(recipe, tokenizer)
     problems = template_problems(tokenizer)
     whose = settings.chat_template or f"the chat template of {settings.path}"
     if problems and (given or recipe.stage == "sft"):
         raise RecipeError(f"tokenizer: {whose} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
-    return tokenizer, _template_lines(recipe, tokenizer, problems)
+    return tokenizer, other_ids + _template_lines(recipe, tokenizer, problems)
+
+
+def _other_ids(tokenizer: Any, path: str, revision: str | None) -> list[str]:
+    """Return a line where the class that transformers reads tokenizer.json with gives other ids than the file."""
+    from tokenizers import Tokenizer
+    from transformers.utils import cached_file
+
+    quiet = {f"_raise_exceptions_for_{kind}": False for kind in ("gated_repo", "missing_entries", "connection_errors")}
+    file = cached_file(tokenizer.name_or_path, "tokenizer.json", revision=revision, local_files_only=True, **quiet)
+    if file is None:
+        return []
+    of_file = Tokenizer.from_file(file)
+    of_file.no_truncation()
+    of_file.no_padding()
+    of_file.encode_special_tokens = True
+    backends = (of_file, plain_backend(tokenizer))
+    found, used = (backend.encode_batch_fast(list(AWKWARD), add_special_tokens=False) for backend in backends)
+    if [encoding.ids for encoding in found] == [encoding.ids for encoding in used]:
+        return []
+    return [
+        f"warning: tokenizer: {path}: transformers' {type(tokenizer).__name__} gives other ids than its tokenizer.json, and these are used. "
+        'To use the file\'s, write "tokenizer_class": "TokenizersBackend" into tokenizer_config.json.'
+    ]
 
 
 def _template_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
@@ -128,18 +161,28 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
     except Exception as error:  # its files are somebody else's, and may hold anything
         reason = first_line(error)
         if folder is not None:
-            raise InputMissingError(
-                f"{folder}: no tokenizer can be read from it ({reason}). Name a folder with tokenizer.json."
-            ) from None
+            raise InputMissingError(_none(where, folder, reason)) from None
         raise ServiceError(
             f"{where}: {path} is no folder here, and the Hub gave no tokenizer of that name ({reason}). "
             "Check the name, the network and HF_TOKEN, or name a folder."
         ) from None
+    # For many types of models transformers makes an empty tokenizer where there are no files of one.
+    controls = control_ids(tokenizer)
+    tokens = "".join(token for token, i in tokenizer.get_vocab().items() if i not in controls)
+    if not any(map(str.isalnum, tokens)):
+        raise InputMissingError(_none(where, folder or path, f"its {len(tokenizer)} ids stand for no text"))
     if not tokenizer.is_fast:
         raise RecipeError(
             f"{where}: {path} has no tokenizer.json, and one in Python is too slow here. Convert it first."
         )
     return tokenizer
+
+
+def _none(where: str, place: Any, reason: str) -> str:
+    at = "" if where == str(place) else f"{where}: "
+    return (
+        f"{at}{place} has no tokenizer ({reason[:100]}). Put its tokenizer.json there, or name one as tokenizer.path."
+    )
 
 
 def set_template(recipe, tokenizer) -> None:

@@ -392,6 +392,9 @@ PROBE = [
     {"role": "user", "content": "question two"},
     {"role": "assistant", "content": f"{FIRST}answer two"},
 ]
+# A call, and the forms that templates want calls in: with a content, and with arguments as JSON text.
+TOOL_CALL = {"id": "callnumb1", "type": "function", "function": {"name": "tool1", "arguments": {"a": "b"}}}
+FORMS = ((False, False), (True, False), (False, True), (True, True))
 Spans = list[tuple[int, int]]
 
 
@@ -421,7 +424,9 @@ class OwnTemplate:
         self._leads: set[str] = set()
         self._tails: list[str] = []
         self.end_of_turn: int | None = None
+        self._form = FORMS[0]
         self.problems = self._probe()
+        self._form = next(filter(self._writes_calls, FORMS), FORMS[1])
         self._with_tools = self
         if tools is None and isinstance(
             tokenizer.chat_template, dict
@@ -466,7 +471,19 @@ class OwnTemplate:
         if not self.marks_answers:
             spans = self._turns(marked, given, text)
         _must_write_calls(marked, "".join(text[start:end] for start, end in spans))
-        return text, learned_spans(messages, spans)
+        return text, self._learned(marked, given, text, spans)
+
+    def _learned(self, messages: list[dict], tools: Any, text: str, spans: Spans) -> Spans:
+        """Return the spans without those of messages of weight 0."""
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        learnt = [messages[number].get("weight") != 0 for number in answers]
+        if len(spans) == len(answers) or all(learnt):
+            return learned_spans(messages, spans)
+        starts = [self._start(messages[:number], tools, text) for number in answers]
+        if None in starts:
+            return learned_spans(messages, spans)
+        # A template may mark an answer in parts, and its end behind the last one: each span is of the answer that it is behind.
+        return [span for span in spans if learnt[max(0, bisect_left(starts, span[1]) - 1)]]  # type: ignore[type-var]
 
     def _text(
         self, messages: list[dict], tools: Any = None, *, prompt: bool = False, template: str | None = None
@@ -476,7 +493,7 @@ class OwnTemplate:
         try:
             bound_templates()
             rendered: Any = render_jinja_template(
-                [shown(messages)],
+                [_with_calls(shown(messages), *self._form)],
                 tools=tools or None,
                 chat_template=template or self._dated,
                 add_generation_prompt=prompt,
@@ -569,6 +586,13 @@ class OwnTemplate:
             return self._look_at(PROBE) or self._look_at(PROBE[:2])
         except DataError as error:
             return [f"cannot be rendered or read ({error})"]
+
+    def _writes_calls(self, form: tuple[bool, bool]) -> bool:
+        self._form = form
+        try:
+            return "tool1" in self._text([PROBE[0], {"role": "assistant", "tool_calls": [TOOL_CALL]}])[0]
+        except DataError:
+            return False
 
     def _look_at(self, messages: list[dict]) -> list[str]:
         """Return what is wrong with the rendering of harmless messages; their headers and ends of turns are kept."""
@@ -674,12 +698,29 @@ class OwnTemplate:
         return encoding.ids, encoding.offsets
 
 
+def _with_calls(messages: list[dict], content: bool, text: bool) -> list[dict]:
+    """Return the messages with a content, and arguments as JSON text, beside the assistant's calls where these are wanted."""
+    if not (content or text):
+        return messages
+    found = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            functions = [call.get("function", call) for call in calls] if text else []
+            written = [f | {"arguments": json.dumps(f.get("arguments"), ensure_ascii=False)} for f in functions]
+            calls = [call | {"function": function} for call, function in zip(calls, written, strict=False)] or calls
+            message = ({"content": ""} if content else {}) | message | {"tool_calls": calls}
+        found.append(message)
+    return found
+
+
 def _must_write_calls(messages: list[dict], trained: str) -> None:
     """Raise DataError where the template passes over a tool call: the turn would be learned as an empty answer."""
     for number, message in enumerate(messages):
         for call in message.get("tool_calls") or []:
             if call.get("function", call)["name"] not in trained:
-                raise DataError(f"the chat template leaves out the tool call of message {number}")
+                raise DataError(
+                    f"the chat template leaves out the tool call of message {number}. Name one that writes calls as tokenizer.chat_template"
+                )
 
 
 def with_fixed_date(template: str) -> str:

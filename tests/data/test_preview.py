@@ -18,6 +18,7 @@ from pipeline.data.preview import about_steps, about_tokens, is_recipe
 from pipeline.data.rows import TrainingRows
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources
+from tests.families import FAMILIES, tokenizer_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +62,17 @@ def test_instructions_are_shown_as_trained_with_the_lines_for_a_recipe_in_80_col
     assert "<|bos|><|user|>Count to 2.\n\n  aloud<|end|><|assistant|>[[one two one two <|end|>]]" in done.stdout
     assert done.stdout.count("\nrow ") == 3
     assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_tools_are_shown_as_the_template_of_the_named_tokenizer_writes_them(folder, capsys):
+    tokenizer_of(FAMILIES["qwen2"]).save_pretrained("own")
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}], "tools": tools}
+    Path("tools.jsonl").write_text(json.dumps(row) + "\n")
+    main(["tools.jsonl", "--tokenizer", "own"])
+    out = capsys.readouterr().out
+    assert "row 0 (2 messages, tools: 1)" in out
+    assert '"name": "add"' in "".join(out.splitlines())
 
 
 def test_the_printed_lines_are_a_recipe_that_reads_the_same_rows(folder):

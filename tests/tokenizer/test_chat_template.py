@@ -2,11 +2,13 @@
 
 import itertools
 import json
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.data.losses import fit_conversation
 from pipeline.process.errors import DataError
 from pipeline.tokenizer.chat import (
     built_in_template,
@@ -246,6 +248,16 @@ def test_a_message_of_weight_0_is_rendered_and_not_trained(tokenizer):
     assert ids == render(tokenizer, [{**message, "weight": 1} for message in WEIGHTED])[0]
     assert tokenizer.decode([i for i, bit in zip(ids, trained, strict=True) if bit]) == " right\n<|end|>"
     assert not any(render(tokenizer, WEIGHTED[:4])[1])
+
+
+def test_a_conversation_that_is_cut_keeps_the_weights_of_its_messages(tokenizer):
+    longer = [*WEIGHTED, {"role": "user", "content": "W"}, {"role": "assistant", "content": "long " * 50}]
+    whole, rendering = render(tokenizer, longer), partial(render, tokenizer)
+    capacity = len(render(tokenizer, WEIGHTED)[0])
+    found = fit_conversation(longer, whole, rendering, capacity=capacity, overflow="cut")
+    assert found == (*render(tokenizer, WEIGHTED), "cut")
+    # What fits then is not to be learnt at all.
+    assert fit_conversation(longer, whole, rendering, capacity=capacity - 1, overflow="cut")[2] == "too_long"
 
 
 def test_what_the_built_in_template_leaves_out_is_known(tokenizer):

@@ -246,6 +246,21 @@ def test_a_message_of_weight_0_gives_the_same_ids_and_is_not_trained(own, name):
     assert not any(render(tokenizer, weighted[:2])[1])
 
 
+@pytest.mark.parametrize("name", ["phi3_training", "phi3_5_training", "diffusion_gemma_training"])
+def test_weights_hold_where_a_template_marks_an_answer_in_parts(name):
+    tokenizer = tokenizer_with(name)
+    weighted = [TURNS[0], {**TURNS[1], "weight": 0}, *TURNS[2:]]
+    learnt = "".join(trained_text(tokenizer, *render(tokenizer, weighted)))
+    assert learnt.startswith(trained_text(tokenizer, *render(tokenizer, TURNS))[1])
+    assert "A2" in learnt
+    assert "Hello" not in learnt
+    last = [*TURNS[:3], {**TURNS[3], "weight": 0}]
+    assert (
+        "".join(trained_text(tokenizer, *render(tokenizer, last)))
+        == trained_text(tokenizer, *render(tokenizer, TURNS))[0]
+    )
+
+
 def test_an_empty_list_of_calls_is_no_call_for_a_template_that_asks_for_the_key(own):
     calling = "{% if m.tool_calls is defined %}[CALLS]{{ m.tool_calls }}{% else %}{{ m.content }}{% endif %}"
     template = f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{calling}<|im_end|>\n{{% endfor %}}"
@@ -253,6 +268,19 @@ def test_an_empty_list_of_calls_is_no_call_for_a_template_that_asks_for_the_key(
     messages = [TURN[0], {**TURN[1], "tool_calls": []}]
     assert render(tokenizer, messages) == render(tokenizer, TURN)
     assert prompt_ids(tokenizer, messages) == prompt_ids(tokenizer, TURN)
+
+
+def test_a_call_gets_the_form_that_the_template_writes(own):
+    # As DeepSeek V3's: it puts the content and the arguments behind a text.
+    call = "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.name + c.function.arguments }}{% endfor %}"
+    template = f"{{% for m in messages %}}<|im_start|>{{{{ m.role + ' ' + m.content }}}}{call}<|im_end|>{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant {{% endif %}}"
+    tokenizer = tokenizer_of(FAMILIES["qwen2"], template=template)
+    messages = [TURN[0], {"role": "assistant", "tool_calls": [CALL]}]
+    assert trained_text(tokenizer, *render(tokenizer, messages)) == ['<call>add{"a": 1, "b": "<|im_end|>"}<|im_end|>']
+    written = [TURN[0], {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": json.dumps(CALL["function"]["arguments"])}}]}]  # fmt: skip
+    sanitized = {"sanitize_control_tokens": True, "add_generation_prompt": True}
+    asked = tokenizer.apply_chat_template([*written, TURN[0]], **sanitized)["input_ids"]
+    assert prompt_ids(tokenizer, [*messages, TURN[0]]) == asked
 
 
 LONG = [

@@ -1,15 +1,20 @@
 """Ready tokenizers."""
 
 import json
+import string
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pipeline.process.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import identity, load_or_train
 from pipeline.tokenizer.chat import render
+from pipeline.tokenizer.coverage import coverage, span_byte_lengths
 from pipeline.tokenizer.encode import control_ids, encode_documents
+from pipeline.tokenizer.load import open_tokenizer
+from tests.families import trained_bpe
 
 
 def recipe_of(path, **tokenizer):
@@ -69,6 +74,65 @@ def test_an_own_template_stays_as_it_is_whether_or_not_it_marks_answers_and_esca
     assert plain.decode(ids) == "<|user|>a<|endoftext|><s>b<|end|><|user|> c </s><|end|><|end|>"
     assert sum(i in control_ids(plain) for i in ids) == 4
     assert trained[-1]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen3", "gemma3_text", "llama", "mistral", "bert"])
+def test_a_model_folder_without_a_tokenizer_is_an_input_missing(kind, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(
+        InputMissingError, match=f"^tokenizer.path: {tmp_path} has no tokenizer .*tokenizer.path.$"
+    ) as error:
+        load_or_train(recipe_of(tmp_path), [])
+    assert error.value.status == 66
+    with pytest.raises(InputMissingError, match=f"^{tmp_path} has no tokenizer"):
+        open_tokenizer(str(tmp_path), revision=None, beside=None, where=str(tmp_path))
+
+
+LETTERS = ["[UNK]", *sorted(set(string.printable))]
+WORDS = ["what", "is", "one", "and", "two", "it", "three", ".", "?"]
+BACKENDS = {
+    "letters": Tokenizer(models.BPE({letter: i for i, letter in enumerate(LETTERS)}, [], unk_token="[UNK]")),
+    "words": Tokenizer(models.WordLevel({word: i for i, word in enumerate(["[UNK]", *WORDS])}, unk_token="[UNK]")),
+    "pieces": Tokenizer(models.WordPiece({w: i for i, w in enumerate(["[UNK]", *WORDS, "t", "##h", "##ree"])}, unk_token="[UNK]")),
+    "unigram": Tokenizer(models.Unigram([("<unk>", 0.0), *((letter, -3.0) for letter in LETTERS[1:]), ("one", -4.0)], 0, False)),
+}  # fmt: skip
+BACKENDS["words"].pre_tokenizer = BACKENDS["pieces"].pre_tokenizer = pre_tokenizers.Whitespace()
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_letters_words_and_pieces_are_tokenizers_of_both_stages(kind, tmp_path):
+    BACKENDS[kind].save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_or_train(recipe_of(tmp_path), [])
+    text = "what is one and two ? it is three ."
+    (ids,) = encode_documents(tokenizer, [text])
+    assert tokenizer.decode(ids).replace(" ", "") == text.replace(" ", "")
+    found, lengths = span_byte_lengths(tokenizer, text)
+    assert (found, sum(lengths)) == (ids.tolist(), len(text.encode()) - text.count(" ") * (kind in ("words", "pieces")))
+    share = coverage(tokenizer, [text])
+    assert share == 1.0 if kind in ("letters", "unigram") else 0.7 < share < 1.0
+    rendered, trained = render(tokenizer, [{"role": "user", "content": "what is one"}, {"role": "assistant", "content": "two<|user|>"}])  # fmt: skip
+    controls = control_ids(tokenizer)
+    names = [tokenizer.convert_ids_to_tokens(i) for i in rendered if i in controls and i != tokenizer.unk_token_id]
+    assert names == ["<|bos|>", "<|user|>", "<|end|>", "<|assistant|>", "<|end|>"]
+    assert "two" in tokenizer.decode([i for i, bit in zip(rendered, trained, strict=True) if bit]).replace(" ", "")
+
+
+def test_ids_that_are_not_those_of_tokenizer_json_are_named(tmp_path, capsys):
+    backend = Tokenizer.from_str(trained_bpe())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex("."), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    load_or_train(recipe_of(tmp_path), [])
+    assert "warning" not in capsys.readouterr().out
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": "GPT2Tokenizer"}))
+    load_or_train(recipe_of(tmp_path), [])
+    assert "GPT2Tokenizer gives other ids than its tokenizer.json" in capsys.readouterr().out
 
 
 def test_a_template_file_of_the_recipe_is_used_and_a_wrong_one_refused(tokenizer, tmp_path):
