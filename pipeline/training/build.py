@@ -1,7 +1,8 @@
 """The Trainer of a recipe: model, rows, evaluation and meter put together."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,20 @@ from pipeline.training.trainer import TandemTrainer
 NUM_IDS = 8  # of the row that a model of another class is tried with
 
 
-@torch.no_grad()
+@contextmanager
+def probed(model: Any) -> Iterator[torch.Tensor]:
+    """Yield ids to try the model with, while it evaluates and attends as a CPU can: without dropout and flash kernels."""
+    training, attention = model.training, model.config._attn_implementation
+    model.eval()
+    model.config._attn_implementation = "eager"
+    try:
+        with torch.no_grad():
+            yield torch.arange(NUM_IDS)[None] % model.config.get_text_config().vocab_size
+    finally:
+        model.train(training)
+        model.config._attn_implementation = attention
+
+
 def divides_by_num_items(model: Any) -> bool:
     """Return whether the loss is the cross-entropy of the model's own logits with shift_labels, summed, over num_items_in_batch.
 
@@ -54,20 +68,23 @@ def divides_by_num_items(model: Any) -> bool:
     the labels again, and learns to skip a token. Called as training calls it; a forward that does not take these
     arguments is one more way to be wrong.
     """
-    training, attention = model.training, model.config._attn_implementation
-    model.eval()  # dropout would give two losses
-    model.config._attn_implementation = "eager"  # the model is still on the CPU, where no flash kernel runs
-    ids = torch.arange(NUM_IDS)[None] % model.config.get_text_config().vocab_size
-    labels = ids.roll(-1).index_fill(-1, torch.tensor([NUM_IDS - 1]), -100)
-    try:
-        output = model(input_ids=ids, labels=labels, shift_labels=labels, num_items_in_batch=torch.tensor(2.0))
-    except TypeError:
-        return False
-    finally:
-        model.train(training)
-        model.config._attn_implementation = attention
+    with probed(model) as ids:
+        labels = ids.roll(-1).index_fill(-1, torch.tensor([NUM_IDS - 1]), -100)
+        try:
+            output = model(input_ids=ids, labels=labels, shift_labels=labels, num_items_in_batch=torch.tensor(2.0))
+        except TypeError:
+            return False
     expected = torch.nn.functional.cross_entropy(output.logits[0].float(), labels[0], reduction="sum") / 2
     return bool((output.loss - expected).abs() <= 1e-3 * expected)
+
+
+def sees_ahead(model: Any) -> bool:
+    """Return whether a token changes what the model says before it, as in PaliGemma, which reads a whole prompt at once."""
+    with probed(model) as ids:
+        other = ids.clone()
+        other[0, -1] = ids[0, 0]
+        before, after = (model(input_ids=row).logits[0, :-1].float() for row in (ids, other))
+    return not torch.allclose(before, after, rtol=1e-3, atol=1e-3)
 
 
 class KeepEnds(TrainerCallback):
@@ -193,6 +210,11 @@ def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
         raise RecipeError(
             f"{where}: {kind} does not give the summed loss of shift_labels over num_items_in_batch, so the loss would depend on micro-batch and "
             "processes, or be that of other tokens. Let forward take **kwargs and hand them to self.loss_function, as transformers' own models do."
+        )
+    if sees_ahead(model):
+        raise RecipeError(
+            f"{where}: {kind} reads a text with what comes after each token, so it would be trained on what it is to say. "
+            "Take a model that reads from left to right."
         )
     rows = max(
         recipe.evals.bpb.batch_rows or recipe.train["per_device_eval_batch_size"],  # of evaluations, always isolated
