@@ -16,8 +16,10 @@ from pipeline.sources.raw_rows import TableRow, lone_surrogate
 ROLES = ("system", "user", "assistant", "tool")
 KEPT = ("role", "content", "tool_calls", "name", "tool_call_id")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # of an assistant's message; the first with a text is kept
-LEARNT = ("weight", "train", "training", "loss")  # of a message: OpenAI's, axolotl's two, ms-swift's
+# Of a message: OpenAI's, axolotl's two, ms-swift's, LLaMA-Factory's.
+LEARNT = ("weight", "train", "training", "loss", "loss_weight")
 LEARNT_PARTS = ("train_detail", "training_detail")  # of axolotl
+PARTS_ARE_MARKED = "message {} marks parts of its text as trained, and only whole messages can be"
 TOOLS = ("tools", "functions")  # columns of definitions
 # Other names of the roles, as ShareGPT files and those after its model have them (LLaMA-Factory, axolotl, FastChat).
 ROLE_NAMES = {
@@ -33,6 +35,8 @@ ROLE_NAMES = {
     "tool_call": "function_call",  # of ms-swift, as the next
     "tool_response": "tool",
     "observation": "tool",
+    "tool_output": "tool",
+    "ipython": "tool",  # of Llama
     "function": "tool",  # of OpenAI, before there were tools
     **{role: role for role in ROLES},
 }
@@ -142,16 +146,21 @@ def plain_messages(value: Any, *, tools: list[dict] | None = None, invented: boo
         if not isinstance(message, dict):
             raise ValueError(f"message {place} is {_kind(message)}, not a mapping of role and content")
         plain = {key: message[key] for key in KEPT if message.get(key) is not None and message[key] != []}
-        reasoning = {}
+        reasoning: dict[str, str] = {}
+        if plain.get("role") == "tool" and isinstance(plain.get("content"), dict):
+            plain["content"] = json.dumps(_without_nulls(plain["content"], deep=invented), ensure_ascii=False)
         if "content" in plain:
-            plain["content"], thought = _texts_of(plain["content"], f"the content of message {place}", place)
+            text, thought, calls = _parts_of(plain["content"], f"the content of message {place}", place)
+            plain["content"] = text
             reasoning = {"reasoning_content": thought} if thought else {}
+            if calls:
+                plain["tool_calls"] = [*plain.get("tool_calls", []), *calls]
         if plain.get("role") == "assistant":
             call = message.get("function_call")  # OpenAI's, before there were tools
             if isinstance(call, dict) and call.get("name") and "tool_calls" not in plain:
                 plain["tool_calls"] = [{"type": "function", "function": call}]
             for key in REASONING:
-                text, _ = _texts_of(message.get(key) or "", f"the {key} of message {place}", place)
+                text = _parts_of(message.get(key) or "", f"the {key} of message {place}", place)[0]
                 reasoning = reasoning or ({key: text} if text.strip() else {})
             plain |= reasoning
             if not _is_learnt(message, place):
@@ -168,35 +177,40 @@ def plain_messages(value: Any, *, tools: list[dict] | None = None, invented: boo
     return messages
 
 
-def _texts_of(value: Any, what: str, place: int) -> tuple[str, str]:
-    """Return the text of a message's content, and the reasoning where it is in parts; null parts are none."""
+def _parts_of(value: Any, what: str, place: int) -> tuple[str, str, list[dict]]:
+    """Return the text of a message's content; and the reasoning and the calls where they are parts of it. Null parts are none."""
     if isinstance(value, str):
-        return value, ""
+        return value, "", []
     if not isinstance(value, list):
         raise ValueError(f"{what} is {_kind(value)}, not text")
-    texts, thoughts = [], []
+    texts, thoughts, calls = [], [], []
     for part in value:
         if part is None or isinstance(part, str):
             texts.append(part or "")
             continue
         if not isinstance(part, dict):
             raise ValueError(f"{what} is a list with {_kind(part)} in it, not text")
+        if not all(part[key] for key in LEARNT if part.get(key) is not None):
+            raise ValueError(PARTS_ARE_MARKED.format(place))
         kind = str(part.get("type") or "text")
-        if kind in ("thinking", "reasoning"):
-            thoughts.append(_texts_of(part.get(kind) or part.get("text") or "", what, place)[0])
-        elif kind in ("text", "input_text", "output_text"):
-            texts.append(_texts_of(part.get("text") or "", what, place)[0])
+        inside = part.get(kind) or part.get("text") or part.get("value") or ""
+        if kind in ("text", "input_text", "output_text"):
+            texts.append(_parts_of(inside, what, place)[0])
+        elif kind in ("thinking", "reasoning"):
+            thoughts.append(_parts_of(inside, what, place)[0])
+        elif kind == "tool_call":
+            calls += _calls_in(inside, place)
         else:
             name = kind.removeprefix("input_").removesuffix("_url")
             article = "an" if name[:1] in "aeiou" else "a"
             raise ValueError(f"message {place} holds {article} {name}; only text can be trained")
-    return "".join(texts), "".join(thoughts)
+    return "".join(texts), "".join(thoughts), calls
 
 
 def _is_learnt(message: dict, place: int) -> bool:
     """Return whether an assistant's message is trained, as the data mark it."""
     if any(message.get(key) for key in LEARNT_PARTS):
-        raise ValueError(f"message {place} marks parts of its text as trained, and only whole messages can be")
+        raise ValueError(PARTS_ARE_MARKED.format(place))
     marks = {key: message[key] for key in LEARNT if message.get(key) is not None}
     if not isinstance(marks.get("loss"), bool):
         marks.pop("loss", None)  # a figure of another program
@@ -283,6 +297,8 @@ def tools_of(value: Any, *, invented: bool = False) -> list[dict] | None:
         if "input_schema" in function:  # as Anthropic names it
             function = {**function, "parameters": function["input_schema"]}
             del function["input_schema"]
+        if isinstance(function.get("parameters"), str):
+            function = {**function, "parameters": _parsed(function["parameters"])}
         tools.append({**tool, "function": function})
     return tools
 

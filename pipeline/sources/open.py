@@ -58,6 +58,7 @@ MOST = 0.10  # Of the bytes of all files, whatever ENOUGH_BYTES asks for.
 
 MIN_ROWS = 8  # Held out at least, where the file has twice as many.
 MAX_PERIOD = 100  # One per cent of a large file.
+MEDIA = ("images", "videos", "audios")  # columns of what placeholders in messages stand for
 COUNTED_BYTES = (
     2**28
 )  # Of conversations; of more, which the Hub may still have, one per cent is held out without counting.
@@ -495,16 +496,23 @@ class _Opening:
         given = bool(spec.format or spec.text_column or spec.messages_column or spec.columns)
         if given and self.kind == "text" and source.files[0].path is None:
             return form, name  # It need not be fetched for this.
+        where = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
         rows = import_built_in("sources.recognition:looked_at_rows")(source.files)
         found: Recognised | None = None
         if not given:
             found = import_built_in("sources.recognition:recognise")(rows, kind=self.kind)
         if found and not found.format:
-            where = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
             self.problems.append(DataError(f"{where} {found.refusal}"))
             self.refused.add(id(spec))
         elif found and found.format:
             form, name = found.format, "" if found.is_default else found.name
+        media = [name for name in MEDIA if any(isinstance(row, dict) and row.get(name) for row in rows)]
+        if media and self.kind == "chat" and not (given or self.readings):
+            self.problems.append(
+                DataError(
+                    f"{where} has {' and '.join(media)} to its conversations, and only text can be trained. Take the rows that have none, without that column."
+                )
+            )
         form = replace(form, newly_read=is_newly_read(rows, form))
         if self.readings and form.identity() not in self.readings:
             for other in (replace(form, newly_read=True), form.as_before()):

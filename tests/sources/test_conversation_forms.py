@@ -104,7 +104,8 @@ def test_a_column_tools_of_other_things_is_not_read(tmp_path):
 
 def test_tools_of_anthropic_and_of_openais_responses_become_the_usual_ones():
     bare = {"name": "weather", "input_schema": CITY}
-    assert tools_of([bare, {"type": "function", **WEATHER["function"]}]) == [WEATHER, WEATHER]
+    text = {"name": "weather", "parameters": json.dumps(CITY)}
+    assert tools_of([bare, {"type": "function", **WEATHER["function"]}, text]) == [WEATHER] * 3
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,8 @@ def test_empty_lists_of_calls_are_absent():
 
 
 @pytest.mark.parametrize(
-    "mark", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}, {"loss": False}]
+    "mark",
+    [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}, {"loss": False}, {"loss_weight": 0.0}],
 )
 @pytest.mark.parametrize("form", ["role", "from"])
 def test_an_answer_that_is_marked_as_not_trained_keeps_weight_0(form, mark):
@@ -223,6 +225,12 @@ def test_a_weight_that_is_a_fraction_makes_a_bad_row():
 def test_an_answer_of_which_parts_are_trained_makes_a_bad_row():
     with pytest.raises(ValueError, match="message 1 marks parts of its text"):
         messages_of([USER, {**ANSWER, "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}])
+
+
+def test_parts_that_are_not_trained_make_a_bad_row():
+    parts = [{"type": "text", "text": "No.", "train": False}, {"type": "text", "text": "Yes."}]
+    with pytest.raises(ValueError, match="message 1 marks parts of its text"):
+        messages_of([USER, {"role": "assistant", "content": parts}])
 
 
 def test_a_conversation_of_weight_0_alone_is_left_out_and_counted(tmp_path, caplog):
