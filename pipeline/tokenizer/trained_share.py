@@ -158,7 +158,7 @@ def untrained_shares(characters: Mapping[str, int]) -> dict[str, float]:
 
 def missing_lines(tokenizer: Any, characters: Mapping[str, int], *, least: float) -> list[str]:
     """Return what is not trained and why, with what to do, the most first; nothing up to a share of `least`."""
-    lines = []
+    lines: list[str] = []
     shares = untrained_shares(characters)
     for key in sorted(shares, key=shares.__getitem__, reverse=True):
         if sum(shares.values()) > least and (shares[key] > least or not lines):
