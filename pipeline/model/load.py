@@ -105,7 +105,8 @@ def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
         return None
     for mapping in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING):
         if type(config) in mapping:
-            return mapping[type(config)]
+            found: Any = mapping[type(config)]
+            return found
     return None
 
 
@@ -167,6 +168,7 @@ def load_model(
     whole = whole_class(config)
     if config.get_text_config().model_type == text_type:
         whole = None
+    model: Any
     own_head = False
     if config.model_type == "gpt2" and (ours := tandem_config(config)) is not None:
         model = from_pretrained(TandemForCausalLM, path, config=ours, **kernels, **given)

@@ -273,7 +273,8 @@ def _begun_type(recipe: Recipe) -> str | None:
     if recipe.run.name is None:
         return None
     checkpoints = by_step(RunDirectory(Path(recipe.run.directory) / recipe.run.name).checkpoints)
-    return read_json(checkpoints[-1] / "config.json").get("model_type") if checkpoints else None
+    configs = [folder / "config.json" for folder in checkpoints if (folder / "config.json").exists()]
+    return read_json(configs[-1]).get("model_type") if configs else None
 
 
 def _stop_at(end: int | None, what: str, model: Any, tokenizer: Any) -> None:
