@@ -30,8 +30,8 @@ TEMPLATE_MARKS = (END, SYSTEM, USER, ASSISTANT, PYTHON_START, PYTHON_END, OUTPUT
 DOCUMENT_STARTS = ("<|endoftext|>", "<|begin_of_text|>", "<s>")
 
 # What others' models end a text with, where it is not what they begin one with.
-DOCUMENT_ENDS = ("<|end_of_text|>", "</s>", "<eos>", "<EOS_TOKEN>", "<|endoftext|>")
-DOCUMENT_ENDS += ("<\uff5cend\u2581of\u2581sentence\uff5c>",)
+DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+DOCUMENT_ENDS = ("<|end_of_text|>", "</s>", "<eos>", "<EOS_TOKEN>", DEEPSEEK_END, "<|endoftext|>")
 
 WORD_JOINER = "\u2060"  # Has no width and no meaning: the text looks the same and is no control string any more.
 
