@@ -52,28 +52,30 @@ def ready_tokenizer(recipe) -> tuple[Any, list[str]]:
     """
     settings = recipe.tokenizer
     tokenizer = open_tokenizer(settings.path, revision=settings.revision, beside=recipe.path, where="tokenizer.path")
-    other_ids = _other_ids(tokenizer, settings.path, settings.revision)
+    other_ids = _other_ids(tokenizer, settings.revision)
     given = chosen_template(recipe, []) if settings.chat_template else None
     if given and (tokenizer.chat_template or not any(mark in given for mark in TEMPLATE_MARKS)):
         tokenizer.chat_template = given
     elif given or not tokenizer.chat_template:
-        return tokenizer, other_ids + _completed(recipe, tokenizer)
+        lines = _completed(recipe, tokenizer)
+        return tokenizer, [*lines[:-1], *(line + other_ids for line in lines[-1:])]
     problems = template_problems(tokenizer)
     whose = settings.chat_template or f"the chat template of {settings.path}"
     if problems and (given or recipe.stage == "sft"):
         raise RecipeError(f"tokenizer: {whose} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
-    return tokenizer, other_ids + _template_lines(recipe, tokenizer, problems)
+    lines = _template_lines(recipe, tokenizer, problems)
+    return tokenizer, [*(line + other_ids for line in lines[:1]), *lines[1:]]
 
 
-def _other_ids(tokenizer: Any, path: str, revision: str | None) -> list[str]:
-    """Return a line where the class that transformers reads tokenizer.json with gives other ids than the file."""
+def _other_ids(tokenizer: Any, revision: str | None) -> str:
+    """Return what to add to a line where the class that transformers reads tokenizer.json with gives other ids than the file."""
     from tokenizers import Tokenizer
     from transformers.utils import cached_file
 
     quiet = {f"_raise_exceptions_for_{kind}": False for kind in ("gated_repo", "missing_entries", "connection_errors")}
     file = cached_file(tokenizer.name_or_path, "tokenizer.json", revision=revision, local_files_only=True, **quiet)
     if file is None:
-        return []
+        return ""
     of_file = Tokenizer.from_file(file)
     of_file.no_truncation()
     of_file.no_padding()
@@ -81,11 +83,11 @@ def _other_ids(tokenizer: Any, path: str, revision: str | None) -> list[str]:
     backends = (of_file, plain_backend(tokenizer))
     found, used = (backend.encode_batch_fast(list(AWKWARD), add_special_tokens=False) for backend in backends)
     if [encoding.ids for encoding in found] == [encoding.ids for encoding in used]:
-        return []
-    return [
-        f"warning: tokenizer: {path}: transformers' {type(tokenizer).__name__} gives other ids than its tokenizer.json, and these are used. "
-        'To use the file\'s, write "tokenizer_class": "TokenizersBackend" into tokenizer_config.json.'
-    ]
+        return ""
+    return (
+        f". {type(tokenizer).__name__}, as which transformers reads it, gives other ids than its tokenizer.json, and these are used: "
+        'to use the file\'s, write "tokenizer_class": "TokenizersBackend" into tokenizer_config.json'
+    )
 
 
 def _template_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
