@@ -83,7 +83,7 @@ def sees_ahead(model: Any) -> bool:
     with probed(model) as ids:
         other = ids.clone()
         other[0, -1] = ids[0, 0]
-        before, after = (model(input_ids=row).logits[0, :-1].float() for row in (ids, other))
+        before, after = (model(input_ids=row, use_cache=False).logits[0, :-1].float() for row in (ids, other))
     return not torch.allclose(before, after, rtol=1e-3, atol=1e-3)
 
 
