@@ -11,6 +11,7 @@ from pipeline.process.commands import program, whole_number
 from pipeline.process.errors import RecipeError
 from pipeline.process.network import SHARDS_FORMS, takes_shards
 from pipeline.process.progress import Bar, short_count
+from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
 
@@ -108,7 +109,7 @@ def _is_no_warning(record: logging.LogRecord) -> bool:
 
 def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.recipe import read_recipe
-    from pipeline.recipe.resolve import resolve_start, with_batch_tokens
+    from pipeline.recipe.resolve import becomes_tandem, resolve_start, with_batch_tokens
 
     recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
     if arguments.publish and recipe.data.keep_shards:
@@ -138,6 +139,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
         if source.recognised:
             print(f"data: {source.name}: {source.recognised}")
     tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
+    if not becomes_tandem(recipe):
+        recipe = import_built_in("training.isolation:rows_of_recipe")(recipe, tokenizer)
     if arguments.part:
         with Bar("data: encoding", unit="tokens") as bar:
             to_come = prepare_part(
@@ -171,6 +174,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
     rows.raise_if_too_bad()
     for line in warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer):
         print(line)
+    if recipe.data.one_text_rows:
+        print(*import_built_in("training.isolation:padding_notes")(rows.plan, rows.shares()), sep="\n")
     print(f"data: {rows.total_rows():,} rows, {rows.total_steps():,} steps, in {preparation.plan['cache_dir']}")
     for line in shown_rows(rows, tokenizer, count=arguments.show or 0, colour=sys.stdout.isatty()):
         print(line)

@@ -39,6 +39,7 @@ from pipeline.tokenizer.encode import document_start, is_byte_level
 VALIDATION_BUFFER = 1000  # documents; part of the protocol, so no key of the recipe
 # Validation first: it is small, and the first thing that a run does is to score it.
 ROLES = ("validation", "documents", "train")
+ONE_TEXT = "one_text"  # packing of rows that hold one document or conversation each, padded
 KEY_LENGTH = 32  # hex digits of a cache key
 
 
@@ -71,6 +72,8 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
     if chat and own_template(tokenizer):
         common["rendering"] = RENDERING_VERSION
     train_packing = {"max_row_overflow": recipe.data.max_row_overflow} if chat else {"packing": recipe.data.packing}
+    one_text = {"packing": ONE_TEXT} if recipe.data.one_text_rows else {}
+    alone = one_text if chat or recipe.data.isolate_documents else {}
     steps = horizon_steps(recipe, int(batch_tokens))
     rows = step_rows(recipe, int(batch_tokens))
     horizon = (
@@ -97,7 +100,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         "watchlist": str(watchlist) if watchlist else None,
         "train": {
             **horizon,
-            "sequences": [sequence_plan(source, {**common, **train_packing}) for source in train],
+            "sequences": [sequence_plan(source, {**common, **train_packing, **alone}) for source in train],
             "parts": [part_of(source.spec, counted=horizon["epochs"] is not None) for source in train],
         },
     }
@@ -109,13 +112,13 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
     plan["validation"] = {
         "total_rows": rows,
         "epochs": None,
-        "sequences": [sequence_plan(source, {**held_out, **packing}) for source in validation],
+        "sequences": [sequence_plan(source, {**held_out, **packing, **alone}) for source in validation],
         "parts": [{"weight": source.spec.weight or 1.0, "epochs": None, "at_end": "drop"} for source in validation],
     }
     plan["documents"] = None
     if not chat and bpb.document_bytes > 0 and validation:
         share = -(-int(bpb.document_bytes) // len(validation))
-        settings = {**held_out, "packing": "cut_and_fit", "limit_bytes": share}
+        settings = {**held_out, "packing": "cut_and_fit", "limit_bytes": share, **one_text}
         plan["documents"] = {
             "total_rows": None,
             "epochs": 1.0,

@@ -122,9 +122,11 @@ def _first_items(source: OpenSource) -> tuple[list[Any], float | None]:
 
 
 def _count_tokens(items: list[Any], tokenizer: Any, recipe: Recipe) -> int:
-    """Return the tokens of documents, each with its BOS, or of conversations, which are cut to a row."""
+    """Return the tokens of documents, each with its BOS, or of conversations, which are cut to a row; padding of rows of one each too."""
     if recipe.stage == "sft":
         rendered = [talk for talk in rendered_talks(tokenizer, items) if not isinstance(talk, DataError)]
+        if recipe.data.one_text_rows:
+            return len(rendered) * recipe.data.row_tokens
         return sum(min(len(ids), recipe.data.row_tokens + 1) for ids, _ in rendered)
     encoded = plain_backend(tokenizer).encode_batch([item.text for item in items], add_special_tokens=False)
     return sum(len(encoding.ids) + 1 for encoding in encoded)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.data.preparation import (
+    ONE_TEXT,
     VALIDATION_BUFFER,
     Preparation,
     delete_used,
@@ -532,6 +533,8 @@ class ValidationRows:
         score, packing = (
             ("assistant", "whole conversations") if is_chat else ("rows", f"best_fit_crop of {VALIDATION_BUFFER}")
         )
+        if not is_chat and settings[0]["packing"] == ONE_TEXT:
+            packing = "one document"
         # Which bytes of a document a row has left over depends on the tokenizer.
         of_rows = {"packing": packing, "tokenizer": settings[0]["tokenizer"][:16]}
         if self.plan["isolated"] and not is_chat:
@@ -601,7 +604,8 @@ class ValidationRows:
     def _batches(self, role: str, *, rows: int, rank: int, world_size: int) -> Iterator[dict]:
         stream = self._sealed(role)
         total = stream.mixture.total_rows or 0
-        isolated = role == "documents" or self.plan["isolated"]
+        packed = self.plan[role]["sequences"][0]["settings"].get("packing") != ONE_TEXT
+        isolated = packed and (role == "documents" or self.plan["isolated"])
         reader = RowReader(
             row_tokens=self.plan["row_tokens"], bos=self.plan["bos"], pad=self.plan["pad"], isolated=isolated
         )

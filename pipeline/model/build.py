@@ -193,7 +193,8 @@ def saved_form(model: PreTrainedModel, folder: Path | None, *, padded: bool = Fa
                 folder.mkdir(parents=True, exist_ok=True)
                 for file in CODE_FILES:
                     shutil.copyfile(file, folder / file.name)
-    config.use_cache = True  # Trainer switches it off; who loads the model wants to generate
+    for part in (config, config.get_text_config()):
+        part.use_cache = True  # off while training; who loads the model wants to generate
     if config.model_type == "gpt2":
         # OpenAI's name of it: transformers dropped it, llama.cpp's converter reads it.
         config.n_ctx = config.n_positions

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pipeline.hardware import DeviceInfo, batch_ranks, leave_accelerators
+from pipeline.hardware import DeviceInfo, available_bytes, batch_ranks, leave_accelerators
 from pipeline.metrics import SFT_BPB, VAL_BPB_DOCUMENTS
 from pipeline.preflight.capacity import find_notes, find_problems, memory_doubt
 from pipeline.preflight.checks import (
@@ -40,6 +40,7 @@ from pipeline.preflight.memory import (
     weight_bytes,
 )
 from pipeline.preflight.plan import (  # fmt: skip
+    CPU_SHARE,
     DISK_BYTES_S,
     SAVE_BYTES_S,
     Duration,
@@ -58,7 +59,15 @@ from pipeline.process.commands import command, program, whole_number
 from pipeline.process.errors import RecipeError, TandemError, refuse
 from pipeline.process.storage import cache_dir, can_be_made
 from pipeline.recipe import Recipe, describe_filled, read_recipe
-from pipeline.recipe.resolve import is_auto, micro_batch, resolve_start, sizes_at_depth, start_folder, step_rows
+from pipeline.recipe.resolve import (
+    becomes_tandem,
+    is_auto,
+    micro_batch,
+    resolve_start,
+    sizes_at_depth,
+    start_folder,
+    step_rows,
+)
 from pipeline.recipe.schema import Source
 from pipeline.recipe.sizes import Sizes
 from pipeline.report.curves import FARTHEST
@@ -425,7 +434,7 @@ def main(argv: list[str]) -> int:
         return 0
     recipe = read_recipe(given)
     if start_folder(recipe) is not None:
-        recipe = resolve_start(recipe)
+        recipe = _with_rows(resolve_start(recipe))
     plan, layouts, planned = _plans(recipe, partial(_about_tokens, recipe))
     print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
     for line in describe_filled(recipe):
@@ -439,6 +448,23 @@ def main(argv: list[str]) -> int:
     if options.probe and not planned:
         _probe(plan, given, seconds=options.probe)
     return 0
+
+
+def _with_rows(recipe: Recipe) -> Recipe:
+    """Return the recipe, with rows of one text each where its model, which lies here, needs them."""
+    folder = recipe.model.start_from or ""
+    weights = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+    ready = os.path.isdir(recipe.tokenizer.path or "") and _has_torch()
+    if (
+        becomes_tandem(recipe) or not ready or 2 * weights > CPU_SHARE * available_bytes()
+    ):  # half precision becomes float32
+        return recipe
+    from pipeline.tokenizer.load import ready_tokenizer
+    from pipeline.training.isolation import rows_of_recipe
+
+    with suppress(TandemError):  # the checks say what is wrong with the model
+        return rows_of_recipe(recipe, ready_tokenizer(recipe)[0])
+    return recipe
 
 
 def _probe(plan: Plan, given: list[str], *, seconds: float) -> None:
@@ -603,8 +629,8 @@ def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
 def prepared_notes(recipe: Recipe) -> list[str]:
     """Return what packing will leave out of conversations, by a sample of them, and a validation too small to compare by: for the
     plan of a run whose sources and tokenizer lie here. A stage counts it in what it prepares."""
-    from pipeline.data.losses import ENOUGH_BYTES, longest_row, loss_warnings, sampled_fit, size_text
-    from pipeline.data.stream import Loss
+    from pipeline.data.losses import ENOUGH_BYTES, longest_row, loss_warnings, sampled_counts, size_text
+    from pipeline.data.stream import Fit, Loss
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer.load import ready_tokenizer
 
@@ -615,8 +641,16 @@ def prepared_notes(recipe: Recipe) -> list[str]:
         tokenizer, _ = ready_tokenizer(recipe)
         row_tokens, overflow = recipe.data.row_tokens, recipe.data.max_row_overflow
         for source in train:
-            loss = Loss(source.name, {}, sampled_fit(source, tokenizer, row_tokens=row_tokens, overflow=overflow))
-            lines = loss_warnings(loss, longest_row=longest_row(recipe))
+            counts = sampled_counts(source, tokenizer, row_tokens=row_tokens, overflow=overflow)
+            fit = replace(Fit.counted(counts, row_tokens=row_tokens), sampled=counts["conversations"])
+            lines = loss_warnings(Loss(source.name, {}, fit), longest_row=longest_row(recipe))
+            num_rows = fit.read - fit.too_long - fit.no_target
+            if recipe.data.one_text_rows and num_rows:
+                padded = 1 - counts["text_tokens"] / (num_rows * (row_tokens + 1))
+                lines.append(
+                    f"{source.name}: each row holds one conversation, and {100 * padded:.0f} % of the positions are padding "
+                    f"(by a sample of {fit.read:,}). data.row_tokens nearer to their lengths wastes less."
+                )
             notes += [f"{recipe.where('data.sources')}: {line}" for line in lines]
     held = _bytes_up_to(ENOUGH_BYTES, validation)
     if validation and held < ENOUGH_BYTES:

@@ -373,8 +373,11 @@ def tokens_at(recipe: Recipe, step: int) -> int:
 
 
 def isolates_documents(recipe: Recipe) -> bool:
-    """Return whether the documents of a packed row do not see each other: positions restart, and attention ends there."""
-    return recipe.stage == "sft" or recipe.data.isolate_documents
+    """Return whether the documents of a packed row do not see each other: positions restart, and attention ends there.
+
+    Rows of one text each have nothing to keep apart.
+    """
+    return (recipe.stage == "sft" or recipe.data.isolate_documents) and not recipe.data.one_text_rows
 
 
 def is_auto(recipe: Recipe) -> bool:

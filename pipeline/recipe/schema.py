@@ -164,11 +164,12 @@ class Data(Section):
     sources: list[Source] = key(list, "What is trained on.", must_match=True)
     validation: list[Source] | None = key(None, "What is held out. Default, of each source: its last file in sorted order; of many small files as many, drawn by name, as make 1 % of the text and 200 kB (10 % at most); of a single file every hundredth row. These are then not trained on.", must_match=True)
     held_out: dict[str, list[str]] | None = field(default=None, metadata={"internal": True})  # of a run that goes on, by source
+    one_text_rows: bool = field(default=False, metadata={"internal": True})  # by training/isolation.py
     row_tokens: int = key(2048, "Positions of a row that are trained on (a row stores one more). The default is 2048, or what the model can hold when that is less: model.n_positions, or those of model.start_from in a folder here.", minimum=8, maximum=MOST_POSITIONS, must_match=True)
     batch_tokens: int | None = key(None, "Row positions of one optimizer step over all processes. Exactly one of this and train.gradient_accumulation_steps.", minimum=1, maximum=10**12, must_match=True)
     packing: Literal["cut_and_fit", "best_fit_crop", "concat"] = key("cut_and_fit", "cut_and_fit loses no token and pads under 1 %; best_fit_crop is nanochat's, rows begin with BOS and tails are cropped; concat cuts one endless stream.", must_match=True)
     packing_documents: int = key(1024, "Documents of a cut_and_fit block, or of best_fit_crop's buffer.", minimum=1, maximum=10**7, must_match=True)
-    isolate_documents: bool = key(False, "Documents of one row do not see each other (positions restart, block mask), in val/bpb neither; SFT always isolates.", must_match=True)
+    isolate_documents: bool = key(False, "Documents of one row do not see each other (positions restart, block mask), in val/bpb neither; conversations of SFT never do. Where a model does not keep them apart (docs/isolation.md), which is tried before rows are made, each row holds one of them, padded.", must_match=True)
     max_row_overflow: Literal["cut", "drop"] = key("cut", "SFT: a conversation longer than a row is cut at its last whole turn that fits, or dropped; both are counted.", must_match=True)
     shard_rows: int = key(4096, "Rows of a sealed shard.", minimum=1, maximum=10**7, must_match=True)
     cache_dir: str | None = key(None, "Where tokenizers and shards are kept; default $TANDEM_CACHE, else ~/.cache/tandem.")

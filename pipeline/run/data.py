@@ -120,6 +120,8 @@ def open_rows(
 
     def print_notes() -> None:
         notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
+        if recipe.data.one_text_rows:
+            notes += import_built_in("training.isolation:padding_notes")(rows.plan, rows.shares())
         warning_lines = import_built_in("data.losses:warning_lines")
         warnings = warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer)
         print(*horizon_lines(recipe, rows, sources[0]), *notes, *warnings, sep="\n", flush=True)
@@ -166,6 +168,7 @@ def record_inputs(
             "batch_tokens": recipe.data.batch_tokens,
             **batch_warmup(rows.step_rows),
             "max_steps": recipe.train["max_steps"],
+            **({"one_text_rows": True} if recipe.data.one_text_rows else {}),
             "start_from": _weights(recipe, begun.get("start_from")),
             **_overlap(begun, sources),
             **_validation_bytes(begun, validation, tokenizer),

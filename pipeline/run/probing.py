@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 from pipeline.data.rows import on_device
 from pipeline.evals.bpb import per_token_nll
 from pipeline.hardware import batch_ranks, device_info, peak_bytes
+from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.preflight.checks import choose_attention
 from pipeline.preflight.memory import CPU_POSITIONS, CPU_SHARE, options
 from pipeline.preflight.plan import make_plan
@@ -38,6 +39,7 @@ from pipeline.tokenizer.load import load_ready
 from pipeline.training.build import build_from_recipe, build_trainer
 from pipeline.training.causes import fits
 from pipeline.training.distributed import from_every_rank, on_rank_0
+from pipeline.training.isolation import resolve_rows
 from pipeline.training.trainer import TandemTrainer
 
 LEFT_OUT = 2  # steps: the first one compiles, and takes the optimizer's state; the second one may compile again
@@ -127,6 +129,8 @@ def main(argv: list[str]) -> None:
     recipe = with_values(recipe, {"model.chosen_attention": attention})
     tokenizer = _tokenizer(recipe)
     model: Any = build_from_recipe(recipe, tokenizer)
+    if not isinstance(model, TandemForCausalLM):
+        recipe = resolve_rows(recipe, model)
     rows = RandomRows(recipe, len(tokenizer))
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory(Path(folder))

@@ -121,6 +121,7 @@ KEYS = (
     Key("inputs.batch_warmup.warmup_steps", "integer", "optimizer steps", INPUTS, "run/data.py", "that have them"),
     Key("inputs.batch_warmup.halvings", "integer", "halvings", INPUTS, "run/data.py", "of the first step's batch"),
     Key("inputs.max_steps", "integer", "optimizer steps", INPUTS, "run/data.py", "of the whole run"),
+    Key("inputs.one_text_rows", "flag", "", INPUTS, "run/data.py", "rows hold one conversation or document each, as the model does not keep several apart; else absent"),
     Key("inputs.start_from", "object?", "", INPUTS, "run/data.py", "model.start_from, resolved"),
     Key("inputs.start_from.<file>", "text", "sha256", INPUTS, "run/data.py", "of each file of weights; `from`: the folder, or a Hub id, and then its `commit` instead"),
     Key("code", "object", "", "every start, before step 1", "run/data.py", "the user's code that this start runs (process/user_code.py)"),

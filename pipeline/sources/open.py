@@ -290,8 +290,8 @@ def _must_be_unchanged(file: SourceFile, path: Path, facts: FactsOfFiles | None)
 
 
 def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
-    """Return the recipe with the commits of Hub datasets and the held-out files that a manifest's inputs name, whatever a branch
-    holds or the sources would hold out by now."""
+    """Return the recipe with the commits of Hub datasets, the held-out files and the kind of rows that a manifest's inputs name,
+    whatever a branch holds or the sources would hold out by now."""
     values: dict[str, Any] = {
         f"data.{role}": [
             with_values(spec, {"revision": before["revision"] or spec.revision})
@@ -302,6 +302,7 @@ def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
         for role, specs in (("sources", recipe.data.sources), ("validation", recipe.data.validation))
         if specs
     }
+    values["data.one_text_rows"] = inputs.get("one_text_rows", False)
     if recipe.data.validation is None:
         values["data.held_out"] = {
             source["name"]: [file["label"] for file in source["files"] if "part" not in file]

@@ -5,11 +5,19 @@ import time
 
 import pytest
 
-from pipeline.data.preparation import Preparation, folders_of, locks, open_stream, sequence_folder, start_preparation
+from pipeline.data.preparation import (
+    Preparation,
+    folders_of,
+    locks,
+    make_plan,
+    open_stream,
+    sequence_folder,
+    start_preparation,
+)
 from pipeline.data.rows import TrainingRows, ValidationRows
 from pipeline.process.errors import DataError
 from pipeline.process.storage import LOOK_S, write_json
-from pipeline.recipe.schema import Source
+from pipeline.recipe.schema import Source, with_values
 
 STEPS = 40
 
@@ -168,3 +176,26 @@ def test_kept_shards_slide_with_the_reader_and_come_back_for_the_next_epoch(benc
         found = rows.micro_batch(step, 0, rank=0, world_size=1, rows=8)
         assert (found["input_ids"] == expected[step]["input_ids"]).all()
     again.close()
+
+
+def test_rows_of_one_text_each_have_keys_of_their_own_and_packed_ones_keep_theirs(bench):
+    recipe = bench.recipe(stage="sft")
+    sources = bench.sources(recipe)
+    plans = []
+    for one in (False, True):
+        plans.append(make_plan(with_values(recipe, {"data.one_text_rows": one}), bench.tokenizer, sources=sources))
+    packed, alone = (plan["train"]["sequences"][0] for plan in plans)
+    assert "packing" not in packed["settings"]
+    assert alone["settings"] == packed["settings"] | {"packing": "one_text"}
+    assert packed["key"] != alone["key"]
+    assert [plan["isolated"] for plan in plans] == [True, False]
+
+
+def test_plain_pretraining_of_a_model_that_leaks_changes_only_whole_documents(bench):
+    recipe = bench.recipe()
+    sources = bench.sources(recipe)
+    packed = make_plan(recipe, bench.tokenizer, sources=sources)
+    alone = make_plan(with_values(recipe, {"data.one_text_rows": True}), bench.tokenizer, sources=sources)
+    assert alone["train"] == packed["train"]
+    assert alone["validation"] == packed["validation"]
+    assert alone["documents"]["sequences"][0]["settings"]["packing"] == "one_text"
