@@ -129,7 +129,7 @@ def few_passes(figures: Figures) -> Verdict | None:
     needs="shares in the manifest, or data/pad_frac",
     threshold=f"padding below {PADDED_NOTE:.0%} (note) or {PADDED_TROUBLE:.0%} (trouble) of the positions; cropped text below {CROPPED_NOTE:.0%} (note) or {CROPPED_TROUBLE:.0%} (trouble)",
     reason="padding is computed and teaches nothing: 5 % is 5 % of the cost; cropped text is lost, and best_fit_crop loses about a third where documents are long",
-    advice="data.packing: cut_and_fit pads under 1 % and loses nothing; in SFT longer rows, or shorter conversations together.",
+    advice="data.packing: cut_and_fit pads under 1 % and loses nothing; in SFT longer rows, or shorter conversations together; where each row holds one text (docs/isolation.md), rows no longer than these.",
 )
 def rows_hold_text(figures: Figures) -> Verdict | None:
     shares = {name: share.get("lost") or {} for name, share in (figures.manifest("shares") or {}).items()}
