@@ -51,7 +51,8 @@ def probed(model: Any) -> Iterator[torch.Tensor]:
     """Yield ids to try the model with, while it evaluates and attends as a CPU can: without dropout and flash kernels."""
     training, attention = model.training, model.config._attn_implementation
     model.eval()
-    model.config._attn_implementation = "eager"
+    if attention != "sdpa":
+        model.config._attn_implementation = "eager"
     try:
         with torch.no_grad():
             yield torch.arange(NUM_IDS)[None] % model.config.get_text_config().vocab_size
