@@ -58,7 +58,7 @@ def learning_rate_follows(figures: Figures) -> Verdict | None:
         # What skipped steps hold back is the optimizer's count of updates, not a mistake.
         if away[worst] <= RATE_TOLERANCE or figures.last("optim/skipped_steps"):
             return Verdict("healthy", "the rate follows the recipe's schedule", evidence)
-        return Verdict("contradiction", "the learning rate is not the schedule's", evidence)
+        return Verdict("trouble", "the learning rate is not the schedule's", evidence)
     if len(rate) < 5 or rate.values.max() <= 0:
         return None
     # The lowest so far, from the first peak on: what is above it has risen again.

@@ -187,7 +187,7 @@ def _notices(data: RunData) -> list[Notice]:
     findings = diagnose(data)
     levels = {finding.level for finding in findings}
     if levels - {"unknown"}:
-        level: Level = "bad" if "contradiction" in levels else "warn" if "trouble" in levels else "good"
+        level: Level = "warn" if "trouble" in levels else "good"
         found.append(Notice(level, verdict(findings)))
     else:
         found.append(Notice("note", "**Not judged**: there are too few numbers for any rule of the diagnosis."))
