@@ -20,6 +20,7 @@ from pipeline.recipe.resolve import MATRIX_GROUP, StepRows
 from pipeline.report.diagnosis_finding import Figures, Series, median
 from pipeline.report.run_data import RunData, number, read_run
 from pipeline.run_dir.rows import first_start
+from pipeline.training.schedules import learning_rate_multiplier
 
 EXACT = 1e-6  # relative: both numbers were made of the same ones
 STAND = 10  # times as long as ever before the data's position may stay where it is
@@ -30,6 +31,8 @@ BPB_AGAINST_TRAINING = 1.35  # as far as drawn text differs in bytes a token
 TIME_SHARE, TIME_S = 0.02, 2.0  # rows are written a moment after what they measure
 GOODPUT_SHARE = 0.02
 MOST_PADDED_ROWS = 256
+RATE_TOLERANCE = 0.006  # imported lines round the multiplier to two decimals
+COMPARED = 10_000  # logged multipliers of a long run: a moment
 PARAMETERS_SHARE = 0.01  # of a file's tensors: an architecture may keep buffers beside its parameters
 
 OF_THE_RUN = (
@@ -242,6 +245,23 @@ def rates_are_the_recipes(figures: Figures) -> Audit | None:
         if own and len(first):
             agrees = np.any([np.isclose(first.values, values, rtol=EXACT) for values in own], axis=0)
             audit.at("optim/lr", first.steps, first.values, agrees, why=", which is no group's rate")
+    return audit
+
+
+def rate_follows_its_schedule(figures: Figures) -> Audit | None:
+    """Compare optim/lrm with the recipe's schedule at every logged step (of a long run at COMPARED of them).
+
+    What skipped steps hold back is the optimizer's count of updates, not a mistake.
+    """
+    multiplier, steps, schedule = figures.series("optim/lrm"), figures.data.max_steps(), figures.schedule()
+    if len(multiplier) < 5 or not schedule or not steps or figures.last("optim/skipped_steps"):
+        return None
+    compared = np.linspace(0, len(multiplier) - 1, min(len(multiplier), COMPARED)).round().astype(int)
+    multiplier = multiplier.where(compared)
+    wanted = np.array([learning_rate_multiplier(schedule, int(step) - 1, steps) for step in multiplier.steps])
+    agrees = np.abs(multiplier.values - wanted) <= RATE_TOLERANCE
+    audit = Audit()
+    audit.at("optim/lrm", multiplier.steps, multiplier.values, agrees, wanted=wanted, why="the schedule has")
     return audit
 
 
@@ -486,6 +506,7 @@ RULES = {
     "counters only grow": counters_grow,
     "the data moves on": data_moves,
     "every rate is its peak times the schedule": rates_are_the_recipes,
+    "learning rate follows its schedule": rate_follows_its_schedule,
     "bits per byte follow the loss": bpb_follows_loss,
     "derived numbers agree with their parts": derived_numbers_agree,
     "times add up": times_add_up,
