@@ -477,12 +477,14 @@ NOTHING_ALIGNED = "No loss of two runs has a common stretch on any axis.\n"
 def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
     """Write comparison.md, comparison.html and their picture into the folder; returns the Markdown."""
     # A second of imports, which a comparison that is only printed need not pay.
-    from pipeline.report.page import comparison_picture, page
+    from pipeline.report.page import page, picture
 
-    picture = comparison_picture(runs)
-    place_picture(picture, folder / PICTURE)
-    sections, head = sections_of(runs), results_text(runs)
     panels, axes = comparison_panels(runs)
+    over = [(axis, panel) for panel in panels[:1] for axis in axes if any(axis in curve.x for curve in panel.curves)]
+    over += [("tokens", panel) for panel in panels[1:] if panel.title in COMPARED_BPB]
+    png = picture(over, axes, title=_title(runs), one_legend=True) if panels else None
+    place_picture(png, folder / PICTURE)
+    sections, head = sections_of(runs), results_text(runs)
     html = page(
         _title(runs),
         sections,
@@ -490,12 +492,12 @@ def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
         head=head,
         panels=panels,
         axes=axes,
-        picture=picture,
+        picture=png,
         unfolded=(SECTION,),
         one_legend=True,
     )
     write_text(folder / "comparison.html", html)
-    text = _markdown(runs, sections, head, picture=picture is not None)
+    text = _markdown(runs, sections, head, picture=png is not None)
     write_text(folder / "comparison.md", text)
     return text
 

@@ -429,7 +429,7 @@ def write_report(data: RunData, folder: Path | None = None) -> Path:
         folder = data.run.report
         data.run.refuse_links(folder)
     panels = panels_of(data)
-    drawn = picture(panels, title=data.name) if panels else None
+    drawn = picture([("step", panel) for panel in panels], AXES, title=data.name) if panels else None
     try:
         place_picture(drawn, folder / "curves.png")
         write_text(folder / "report.md", markdown(data, picture=drawn is not None))
