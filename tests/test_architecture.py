@@ -14,8 +14,7 @@ from pipeline.process.user_code import import_built_in
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pipeline"
-ALIASES = {"artifacts/rows.py", "run_dir/signals.py", "run_dir/checkpoint_writer.py"}  # former names, for one version
-FILES = sorted(p for p in PACKAGE.rglob("*.py") if str(p.relative_to(PACKAGE)) not in ALIASES)
+FILES = sorted(PACKAGE.rglob("*.py"))
 # The data's path. A room may import rooms to its left, never to its right.
 ROOMS = ["process", "run_dir", "hardware", "recipe", "monitor", "metrics", "sources", "tokenizer", "data", "model", "generation", "evals", "training", "callbacks", "report", "hub", "preflight", "run"]  # fmt: skip
 ENTRIES = ["pretrain", "sft", "chat", "launch", "sweep"]  # they import every room; nothing imports them

@@ -301,11 +301,10 @@ LINES: Lines = [
     ("checkpoint", _checkpoint),
     ("disk for checkpoints and model", _known(attrgetter("run_disk_bytes"), gigabytes)),
     ("disk for packed rows, at most", _known(attrgetter("shards_bytes"), gigabytes)),
-    ("time, without preparing data", _duration("total")),
+    ("time, without preparing data and benchmarks", _duration("total")),
     ("  in steps", _duration("steps")),
     ("  start and end", _duration("start")),
     ("  evaluations of bits per byte", _duration("evaluations")),
-    ("  CORE and chat tasks", _duration("benchmarks")),
     ("  saves", _duration("saves")),
     ("  known from", _known(attrgetter("duration"), attrgetter("source"))),
     ("device hours", _range("device_hours", "{:,.1f}")),
@@ -407,7 +406,7 @@ def _probe(plan: Plan, given: list[str], *, seconds: float) -> None:
     print(probe_line(plan))
     if plan.duration is not None:
         print(
-            f"probe: {duration_range(plan.duration.total)}, start, evaluations and saves included, without preparing data"
+            f"probe: {duration_range(plan.duration.total)}, start, evaluations and saves included, without preparing data and benchmarks"
         )
 
 

@@ -186,15 +186,8 @@ FORWARD = (0.2, 0.33, 0.5)  # of a training step's time a token: what scoring ta
 SAVE_BYTES_S, DISK_BYTES_S = (5e9, 1e9, 2e8), (5e10, 1e10, 2e9)  # of a process, and of the disk that many of them share
 # Imports, model, compilation; report and model at the end.
 START_S = {"cpu": (6.0, 25.0, 120.0), "other": (15.0, 60.0, 300.0)}
-# CORE: its tasks, their items in all, and tokens that are scored for an item. Of a chat task: its items where no limit is given, and
-# tokens of a question. One token of each answer of a batch takes so many seconds a block.
-CORE_TASKS, CORE_ITEMS, CORE_ITEM_TOKENS = 22, 91_000, (200, 600, 2000)
-LETTERS = {"arc_easy", "arc_challenge", "mmlu"}  # chat tasks that need no answer written
-CHAT_ITEMS, QUESTION_TOKENS = (150, 1200, 10_000), (30, 120, 400)
-ANSWER_BATCH, BLOCK_S, ANSWER_SHARE = 8, (0.0003, 0.0008, 0.003), (0.15, 0.6, 1)  # share: of max_new_tokens
 BYTES_A_TOKEN, BYTES_A_TOKEN_FACTOR = 3.5, 1.5  # by vocabulary and text; in SFT the questions come on top
 LEAST_VALIDATION = 200_000  # bytes that are held out at least where the data have them
-UNKNOWN_BLOCKS = 12
 RECORDED_PARTS = ("total", "start", "steps", "evaluations", "saves")  # of a duration, in run_manifest.json
 
 
@@ -210,9 +203,6 @@ class Span:
     def around(cls, value: float, factor: float) -> "Span":
         return cls(value / factor, value, value * factor)
 
-    def at_most(self, limit: float | None) -> "Span":
-        return self if limit is None else Span(*(min(value, limit) for value in (self.low, self.value, self.high)))
-
     def __add__(self, other: "Span") -> "Span":
         return Span(self.low + other.low, self.value + other.value, self.high + other.high)
 
@@ -223,20 +213,19 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """Seconds of one run without preparing its data: a step, and start and end, all steps, evaluations of bits per byte,
-    benchmarks (CORE and chat tasks) and saves."""
+    """Seconds of one run without preparing its data and without CORE and chat tasks: a step, and start and end, all steps,
+    evaluations of bits per byte, and saves."""
 
     step: Span
     start: Span
     steps: Span
     evaluations: Span
-    benchmarks: Span
     saves: Span
     source: str  # "as probed", "by arithmetic ..."
 
     @property
     def total(self) -> Span:
-        return self.start + self.steps + self.evaluations + self.benchmarks + self.saves
+        return self.start + self.steps + self.evaluations + self.saves
 
 
 def expected_duration(plan: "Plan") -> Duration | None:
@@ -252,13 +241,11 @@ def expected_duration(plan: "Plan") -> Duration | None:
         rest += Span.around(plan.probe.first_step_s, PROBED)
     saved = 0 if train["save_strategy"] == "no" else max(1, plan.steps // train["save_steps"])
     a_token = step * (1 / plan.batch_tokens)  # of all processes, which share the scoring too
-    sharers = plan.processes if plan.shards == 1 else 1  # of benchmarks: a forward of a shared model needs all ranks
     return Duration(
         step=step,
         start=rest,
         steps=step * (plan.tokens / plan.batch_tokens),
         evaluations=a_token * forward * plan.evaluation_tokens * evaluations_of(plan.recipe, plan.steps),
-        benchmarks=_benchmarks(plan, a_token * forward * (plan.processes / sharers), plan.steps, sharers=sharers),
         saves=plan.save * saved,
         source=source,
     )
@@ -268,27 +255,6 @@ def evaluations_of(recipe: Recipe, steps: int) -> int:
     """Return how often bits per byte are scored: before the first step, every train.eval_steps, and at the end."""
     every = recipe.train["eval_steps"] if recipe.train["eval_strategy"] != "no" else steps
     return int(recipe.evals.bpb.at_start) + math.ceil(steps / every)
-
-
-def _benchmarks(plan: "Plan", scored_token: Span, steps: int, *, sharers: int) -> Span:
-    """Return the seconds of all scorings of CORE and of chat tasks while training. scored_token: seconds, of all processes that
-    share them."""
-    core, chat, seconds = plan.recipe.evals.core, plan.recipe.evals.chat, Span(0, 0, 0)
-    if core.every_steps is not None:
-        of_core = min(CORE_TASKS * (core.max_per_task or CORE_ITEMS), CORE_ITEMS)
-        once = Span(*CORE_ITEM_TOKENS) * of_core * scored_token
-        seconds += once.at_most(core.max_s) * math.ceil(steps / core.every_steps)
-    if chat.every_steps is not None:
-        items = Span(*CHAT_ITEMS) if chat.max_per_task is None else Span.around(chat.max_per_task, 1)
-        generated = len(chat.own) + len(set(chat.tasks) - LETTERS)
-        blocks = plan.sizes.n_layer if plan.sizes is not None else UNKNOWN_BLOCKS
-        answer = Span(*BLOCK_S) * Span(*ANSWER_SHARE) * (blocks * chat.max_new_tokens / ANSWER_BATCH / sharers)
-        once = (
-            items * Span(*QUESTION_TOKENS) * scored_token * (len(chat.tasks) + len(chat.own))
-            + items * answer * generated
-        )
-        seconds += once.at_most(chat.max_s) * (chat.at_start + math.ceil(steps / chat.every_steps))
-    return seconds
 
 
 def evaluation_tokens(recipe: Recipe, scored_bytes: int | None) -> Span:

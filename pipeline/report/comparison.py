@@ -477,12 +477,14 @@ NOTHING_ALIGNED = "No loss of two runs has a common stretch on any axis.\n"
 def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
     """Write comparison.md, comparison.html and their picture into the folder; returns the Markdown."""
     # A second of imports, which a comparison that is only printed need not pay.
-    from pipeline.report.page import comparison_picture, page
+    from pipeline.report.page import page, picture
 
-    picture = comparison_picture(runs)
-    place_picture(picture, folder / PICTURE)
-    sections, head = sections_of(runs), results_text(runs)
     panels, axes = comparison_panels(runs)
+    over = [(axis, panel) for panel in panels[:1] for axis in axes if any(axis in curve.x for curve in panel.curves)]
+    over += [("tokens", panel) for panel in panels[1:] if panel.title in COMPARED_BPB]
+    png = picture(over, axes, title=_title(runs), one_legend=True) if panels else None
+    place_picture(png, folder / PICTURE)
+    sections, head = sections_of(runs), results_text(runs)
     html = page(
         _title(runs),
         sections,
@@ -490,12 +492,12 @@ def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
         head=head,
         panels=panels,
         axes=axes,
-        picture=picture,
+        picture=png,
         unfolded=(SECTION,),
         one_legend=True,
     )
     write_text(folder / "comparison.html", html)
-    text = _markdown(runs, sections, head, picture=picture is not None)
+    text = _markdown(runs, sections, head, picture=png is not None)
     write_text(folder / "comparison.md", text)
     return text
 
@@ -540,53 +542,34 @@ def results_text(runs: Sequence[RunData]) -> str:
 
 
 def _winners(figures: dict[Key, Groups]) -> str:
-    compared = {key: having for key, having in figures.items() if len(having) > 1}
     judged = count_judged(figures)
-    lines = [_winner(key, having, judged) for key, having in list(compared.items())[:SHOWN_FIGURES]]
-    if len(lines) == 1:
-        return lines[0] + "\n"
-    if lines:
-        return "".join(f"- {line}\n" for line in lines)
-    if figures:
-        of = [
-            f"{key[0]} {mean(found):.4f}, standard deviation {stdev(found):.2g}"
-            for key, ((_, found),) in figures.items()
-        ]
-        return (
-            f"**Nothing to win**: these runs differ in the seed alone ({'; '.join(map(cell, of[:SHOWN_FIGURES]))}).\n"
-        )
-    return "**Nothing says which is better**: no figure was scored under one protocol in two of these runs (Evaluations says why).\n"
+    lines = [f"- {_winner(key, having, judged)}\n" for key, having in figures.items() if len(having) > 1]
+    nothing = "**Nothing says which is better**: no figure was scored under one protocol in two of these runs that differ in more than the seed.\n"
+    return "".join(lines[:SHOWN_FIGURES]) or nothing
 
 
 def _winner(key: Key, having: Groups, judged: int) -> str:
-    """Return one sentence: who is ahead, and whether by more than another seed would make. Judged is against the first group alone."""
+    """Return who is ahead, and whether by more than another seed would make. Judged is against the first group alone."""
+    first, others = having[0], having[1:]
+    values = {_called(group): share(key[0], mean(found)) for group, found in having}
     better = metric.better if (metric := metric_of(key[0])) else None
-    (first, of_first), *others = having
     if better is None:
-        listed = ", ".join(f"{_called(group)} {share(key[0], mean(found))}" for group, found in having)
-        return f"{cell(key[0])}: {listed}; which direction is better is not known."
-    sign = 1 if better == "higher" else -1
-    best, of_best = max(having, key=lambda pair: sign * mean(pair[1]))
-    if all(mean(found) == mean(of_first) for _, found in others):
-        return f"**No difference** in {cell(key[0])}: {share(key[0], mean(of_first))}."
-    rest = [(group, found) for group, found in having if group is not best]
-    against = ", ".join(f"{_called(group)} {share(key[0], mean(found))}" for group, found in rest)
-    line = f"**{_called(best)}** has the {better} {cell(key[0])}: {share(key[0], mean(of_best))} against {against}. "
-    pairs = [(of_first, found) for _, found in (others if best is first else [(best, of_best)])]
-    calls = [judge(*pair, comparisons=max(judged, 1)) for pair in pairs]
-    if not any(max(len(one), len(other)) > 1 for one, other in pairs):
-        line += "**Not shown**: one run each, so another seed might turn it around."
-    elif all(shown for shown, _ in calls):
+        return f"{cell(key[0])}: {', '.join(map(' '.join, values.items()))}."
+    if len({mean(found) for _, found in having}) == 1:
+        return f"**No difference** in {cell(key[0])}: {share(key[0], mean(first[1]))}."
+    best = max(having, key=lambda pair: mean(pair[1]) if better == "higher" else -mean(pair[1]))
+    name = _called(best[0])
+    value = values.pop(name)
+    line = f"**{name}** has the {better} {cell(key[0])}: {value} against {', '.join(map(' '.join, values.items()))}. "
+    compared = others if best is first else [best]
+    calls = [judge(first[1], found, comparisons=max(judged, 1))[0] for _, found in compared]
+    if all(calls):
         line += "**Shown**: more than seed noise."
-    else:
+    elif any(len(found) > 1 for _, found in [first, *compared]):
         line += "**Not shown**: it cannot be distinguished from seed noise."
-    if len(having) > 2:
-        line += (
-            f" Judged is against {_called(first)}, the first."
-            if best is not first
-            else " Judged is against each of the others."
-        )
-    return line
+    else:
+        line += "**Not shown**: one run each, so another seed might turn it around."
+    return f"{line} Judged is against {_called(first[0])}, the first." if len(having) > 2 else line
 
 
 def _called(group: Sequence[RunData]) -> str:

@@ -236,7 +236,7 @@ def curves_of(
     for label, data in zip(legends(runs), runs, strict=True):
         at, places = positions(data, x)
         steps, values = data.curve(name or data.loss_name())
-        placed, measured = _in_both(at, steps)
+        _, placed, measured = np.intersect1d(at, steps, return_indices=True)
         if len(measured):
             order = np.argsort(places[placed], kind="stable")
             found[label] = places[placed][order], values[measured][order]
@@ -259,19 +259,11 @@ def positions(data: RunData, x: str) -> tuple[np.ndarray, np.ndarray]:
     return (steps, tokens * float(flops)) if flops else (np.empty(0, int), np.empty(0))
 
 
-def _in_both(at: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the steps that are in both stand in each; both ascend."""
-    places = np.searchsorted(at, steps)
-    found = np.flatnonzero(places < len(at))
-    found = found[at[places[found]] == steps[found]]
-    return places[found], found
-
-
 def flops_per_token(data: RunData) -> float | None:
     """Return a run's by our formula (exact matmuls, causal attention once); an imported log's as the log gives it."""
     if meaning_of(data, "perf/tflops_per_gpu") is None:
         (at, rates), (steps, tflops) = data.curve("perf/tok_per_s_per_gpu"), data.curve("perf/tflops_per_gpu")
-        rated, measured = _in_both(at[rates != 0], steps)
+        _, rated, measured = np.intersect1d(at[rates != 0], steps, return_indices=True)
         if len(measured):
             return float(tflops[measured[0]] * 1e12 / rates[rates != 0][rated[0]])
     flops, tokens = data.fact("plan.flops"), data.fact("plan.tokens")

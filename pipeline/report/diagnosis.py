@@ -1,25 +1,24 @@
-"""The diagnosis as a section of the report: contradictions first, then trouble, notes, what is healthy, and what is not known."""
+"""The diagnosis as a section of the report: trouble first, then notes, what is healthy, and what is not known."""
 
 from pathlib import Path
 
-from pipeline.report import diagnosis_invariants, diagnosis_learning, diagnosis_machine, diagnosis_run
+from pipeline.report import diagnosis_learning, diagnosis_machine, diagnosis_run
 from pipeline.report.diagnosis_finding import Figures, Finding, Rule, median
 from pipeline.report.run_data import RunData, cell, joined, number, table
 
 # The table of rules, in the order in which they are written: that in which a run is read.
 RULES: list[Rule] = [
     rule
-    for module in (diagnosis_invariants, diagnosis_run, diagnosis_learning, diagnosis_machine)
+    for module in (diagnosis_run, diagnosis_learning, diagnosis_machine)
     for rule in vars(module).values()
     if isinstance(rule, Rule)
 ]
 
 
 def diagnose(data: RunData) -> list[Finding]:
-    """Return one finding a rule: contradictions first, then in the order of the table. Reads series, manifest, recipe and
-    checkpoints; any of it may be missing."""
+    """Return one finding a rule, in the order of the table. Reads series, manifest, recipe and checkpoints; any may be missing."""
     figures = Figures(data)
-    return sorted((rule.finding(figures) for rule in RULES), key=lambda finding: finding.level != "contradiction")
+    return [rule.finding(figures) for rule in RULES]
 
 
 # How to read these numbers: what the names mean that are mistaken for one another, with the run's own figures.
@@ -114,21 +113,20 @@ HEAD = """# Diagnosis
 
 <!-- Written by `python -m pipeline.report.diagnosis`; change the rules in pipeline/report/diagnosis_*.py, then run it again. -->
 
-`python -m pipeline.report RUN` reads the run for you, by rule, in the order in which a run is best read: whether its numbers
-agree with one another, the run itself, its learning rate, losses, gradient norms, then the system. Each rule gives one finding:
+`python -m pipeline.report RUN` reads the run for you, by rule, in the order in which a run is best read: the run
+itself, its learning rate, losses, gradient norms, then the system. Each rule gives one finding:
 
 - **healthy**: the sign was looked for and is not there.
 - **note**: worth knowing; a run with notes only is healthy.
 - **trouble**: a reason to look, not a proof. The finding tells the numbers and steps behind it, the threshold, and what to try.
-- **contradiction**: two numbers that follow from one another do not agree, so that one of them is wrong. It stands first: whatever
-  rests on these numbers cannot be relied on.
 - **unknown**: the numbers that the rule needs were not logged, or are too few to judge. Nothing is guessed.
 
-The thresholds were fixed before the runs that were made sick on purpose to try them, but for three that were set on what real runs
-show (a growing gradient norm, bits per byte against the loss, a loss that rises at its end); `docs/log.md` tells what came out. Levels
-are medians, and noise is measured from the differences of neighbouring values, so that a few wild values move neither. The
-first logged value of a start, which holds compilation, is in no time. The rules read the series of `metrics.jsonl`, recipe,
-manifest and checkpoints; imported runs may lack any of these.
+The thresholds were fixed before the runs that were made sick on purpose to try them, but for two that were set on what real runs
+show (a growing gradient norm, a loss that rises at its end); `docs/log.md` tells what came out. Levels are medians, and noise
+is measured from the differences of neighbouring values, so that a few wild values move neither. The first logged value of a start,
+which holds compilation, is in no time. The rules read the series of `metrics.jsonl`, recipe, manifest and checkpoints; imported
+runs may lack any of these. Whether a run's numbers agree with one another is another question: `python -m faults.audit RUN`, in
+a clone of the repository.
 
 The same section of a report tells how to read the numbers that are mistaken for one another: samples and tokens; allocated,
 peak, reserved and device memory; the two MFUs; utilisation.
@@ -144,16 +142,15 @@ def page() -> str:
 def diagnosis_text(data: RunData) -> str:
     """Return Markdown without its heading; "" when no rule can say anything."""
     findings = diagnose(data)
-    contradictions, troubles, notes, healthy, unknown = (
+    troubles, notes, healthy, unknown = (
         [finding for finding in findings if finding.level == level]
-        for level in ("contradiction", "trouble", "note", "healthy", "unknown")
+        for level in ("trouble", "note", "healthy", "unknown")
     )
     if len(unknown) == len(RULES):
         return ""
     signs, reading = table(["sign", "evidence"], [[f.title, f.evidence] for f in healthy]), reading_text(data)
     return joined(
         verdict(findings) + "\n",
-        _to_look_at("Contradictions", contradictions),
         _to_look_at("Trouble", troubles),
         _to_look_at("Notes", notes),
         f"### Healthy\n\n{signs}" if signs else "",
@@ -163,21 +160,17 @@ def diagnosis_text(data: RunData) -> str:
 
 
 def verdict(findings: list[Finding]) -> str:
-    """Return a sentence on the whole; before it one on numbers that contradict one another."""
-    wrong = [finding.title for finding in findings if finding.level == "contradiction"]
-    first = f"**The numbers contradict one another** ({'; '.join(wrong)}): until that is explained, nothing that rests on them can be relied on. " if wrong else ""  # fmt: skip
+    """Return a sentence on the whole."""
     troubles = [finding.title for finding in findings if finding.level == "trouble"]
     notes = sum(finding.level == "note" for finding in findings)
     judged = sum(finding.level != "unknown" for finding in findings)
     beside = f", {notes} worth knowing" if notes else ""
-    if not troubles and wrong:
-        return f"{first}{judged} of {len(findings)} signs could be judged, none of them is one of trouble{beside}."
     if not troubles:
         return (
             f"**Healthy**: {judged} of {len(findings)} signs could be judged, none of them is one of trouble{beside}."
         )
     count = "1 sign" if len(troubles) == 1 else f"{len(troubles)} signs"
-    return f"{first}**{count} of trouble** ({'; '.join(troubles)}){beside}; {judged} of {len(findings)} signs could be judged. A sign is a reason to look, not a proof."
+    return f"**{count} of trouble** ({'; '.join(troubles)}){beside}; {judged} of {len(findings)} signs could be judged. A sign is a reason to look, not a proof."
 
 
 def _to_look_at(title: str, findings: list[Finding]) -> str:

@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.recipe.resolve import StepRows
 from pipeline.recipe.schema import Schedule
 from pipeline.report.run_data import RunData
 from pipeline.run_dir.columns import Columns
@@ -164,14 +163,6 @@ class Figures:
         """Return whether the weights were trained before the first step."""
         return bool(self.recipe("model.start_from") or self.recipe("run.fork_from"))
 
-    def tokens_at(self, steps: np.ndarray, batch: int) -> np.ndarray:
-        """Return row positions of the first so many steps of `batch` each, of which the first ones may have been smaller."""
-        schedule = self.schedule()
-        if schedule is None or not schedule.batch_warmup_steps:
-            return steps * batch
-        rows = StepRows(batch, schedule.batch_warmup_steps, schedule.batch_halvings)
-        return np.array([rows.before(int(step)) for step in steps], np.float64)
-
     def schedule(self) -> Schedule | None:
         """Return the recipe's schedule of groups, None when it does not say.
 
@@ -200,15 +191,15 @@ class Figures:
 
 
 LONG_ENOUGH_S = 600.0  # shorter runs: start-up, saves and evaluations are a large share of any, and cost little
-Level = Literal["healthy", "note", "trouble", "contradiction", "unknown"]
+Level = Literal["healthy", "note", "trouble", "unknown"]
 
 
 @dataclass(frozen=True)
 class Verdict:
     """A rule's judgement.
 
-    level: contradiction: two numbers cannot both be right; trouble asks for an investigation, a note is worth knowing,
-    unknown: the numbers that the rule needs are not there. evidence: numbers and steps, "" when unknown.
+    level: trouble asks for an investigation, a note is worth knowing, unknown: the numbers that the rule needs are not
+    there. evidence: numbers and steps, "" when unknown.
     """
 
     level: Level

@@ -29,7 +29,6 @@ from pipeline.report.diagnosis_finding import (
     rule,
     windows,
 )
-from pipeline.training.schedules import learning_rate_multiplier
 
 # Rules on learning: learning rate and loss.
 
@@ -38,48 +37,10 @@ FALL_FROM_SCRATCH = 0.05
 WINDOWS = 10
 RISE = 0.05
 RISES_NOTE, RISES_TROUBLE, RISES_ERRORS = 0.01, 0.02, 3  # of windows' medians, and beyond that many standard errors
-STALLED_FALL, STALL_STEPS, STALL_LOGGED = 0.01, 200, 30
-HIGH_RATE = 0.5  # of the peak: a loss that stands while the rate is still high has no schedule to explain it
-RATE_TOLERANCE = 0.006  # imported lines round the multiplier to two decimals
-RATE_RISES_AGAIN = 0.05
 LONG_WARMUP = 0.2
-COMPARED = 10_000  # logged multipliers of a long run: a moment
 
 
 # ---- learning rate ----
-
-
-@rule(
-    "learning rate follows its schedule",
-    needs="optim/lrm with optimizer.schedule in the recipe, or optim/lr: 5 logged values",
-    threshold=f"the multiplier is within {RATE_TOLERANCE} of the schedule's at every logged step (of a long run at {COMPARED:,}); without a schedule in the recipe: the rate does not rise by {RATE_RISES_AGAIN:.0%} of its peak after it fell",
-    reason="the schedule is a pure function of the step, so any difference is a mistake; imported lines give two decimals",
-    advice="Look for a resume that restarted the schedule, or a callback that sets rates.",
-)
-def learning_rate_follows(figures: Figures) -> Verdict | None:
-    multiplier, rate, steps = figures.series("optim/lrm"), figures.rate(), figures.data.max_steps()
-    schedule = figures.schedule()
-    if len(multiplier) >= 5 and schedule and steps:
-        compared = np.linspace(0, len(multiplier) - 1, min(len(multiplier), COMPARED)).round().astype(int)
-        multiplier = multiplier.where(compared)
-        wanted = np.array([learning_rate_multiplier(schedule, int(step) - 1, steps) for step in multiplier.steps])
-        away = np.abs(multiplier.values - wanted)
-        worst = int(away.argmax())
-        evidence = f"largest difference of the multiplier {away[worst]:.3g} (step {multiplier.steps[worst]:.0f}: {multiplier.values[worst]:.4g} where the schedule has {wanted[worst]:.4g})"
-        # What skipped steps hold back is the optimizer's count of updates, not a mistake.
-        if away[worst] <= RATE_TOLERANCE or figures.last("optim/skipped_steps"):
-            return Verdict("healthy", "the rate follows the recipe's schedule", evidence)
-        return Verdict("contradiction", "the learning rate is not the schedule's", evidence)
-    if len(rate) < 5 or rate.values.max() <= 0:
-        return None
-    # The lowest so far, from the first peak on: what is above it has risen again.
-    after = rate.where(np.arange(len(rate)) >= int(rate.values.argmax()))
-    again = after.values - np.minimum.accumulate(after.values)
-    worst = int(again.argmax())
-    evidence = f"peak {rate.values.max():.3g} at step {rate.steps[rate.values.argmax()]:.0f}, last {rate.values[-1]:.3g}; the recipe's schedule is not known, only the shape was judged"
-    if again[worst] > RATE_RISES_AGAIN * rate.values.max():
-        return Verdict("note", "the learning rate rises again", f"{evidence}; it rises again up to step {after.steps[worst]:.0f}")  # fmt: skip
-    return Verdict("healthy", "the rate rises once and falls once", evidence)
 
 
 @rule(
@@ -182,29 +143,6 @@ def loss_does_not_rise(figures: Figures) -> Verdict | None:
     )
 
 
-@rule(
-    "loss keeps falling",
-    needs=f"{STALL_LOGGED} logged train/loss over {STALL_STEPS} steps",
-    threshold=f"between the middle and the end the loss falls by {STALLED_FALL:.0%}; trouble when it does not while the rate is above {HIGH_RATE:.0%} of its peak, else a note",
-    reason="sound runs of ten thousand steps still lose 3 to 6 % in their second half; a loss that stands while the rate is high is explained by no schedule",
-    advice="If the rate is high, let it fall now or lower it; otherwise the model is as good as its size and data allow.",
-)
-def loss_keeps_falling(figures: Figures) -> Verdict | None:
-    loss = figures.loss()
-    if len(loss) < STALL_LOGGED or loss.steps[-1] - loss.steps[0] < STALL_STEPS - 1:
-        return None
-    level = windows(loss.values, WINDOWS)
-    middle, end = level[WINDOWS // 2 - 1], level[-1]
-    evidence = f"{middle:.4g} in the middle, {end:.4g} at the end"
-    if middle - end >= STALLED_FALL * abs(middle):
-        return Verdict("healthy", "the loss still fell in the second half", evidence)
-    rate = figures.rate()
-    second = rate.values[rate.steps >= loss.steps[len(loss) // 2]]
-    if second.size and median(second) > HIGH_RATE * rate.values.max():
-        return Verdict("trouble", "the loss stands still while the rate is high", evidence)
-    return Verdict("note", "the loss stands still", evidence)
-
-
 # Rules on held-out text: validation beside training.
 
 FEWEST_EVALUATIONS = 3  # two differ by chance and by the fall of the loss between them
@@ -214,7 +152,6 @@ GAP_NOTE, GAP_TROUBLE = 0.05, 0.15
 VALIDATION_SETTLED = 0.25
 BESIDE, BESIDE_SHARE = 3, 1 / 40  # training losses before an evaluation that are compared with it; of the logged ones
 BELOW_NOTE, BELOW_TROUBLE = 0.05, 0.10
-NO_GAP, PASSES = 0.02, 4
 LOWEST_BPB = 0.5
 FEW_BYTES = 10_000
 OVERLAP_TROUBLE = 0.01  # of the validation documents that were looked for
@@ -353,13 +290,11 @@ def gap_stays(figures: Figures) -> Verdict | None:
     needs="val/bpb, or val/loss with train/loss, or inputs.overlap in the manifest",
     threshold=(
         f"none of: validation documents in the training text (note; trouble from {OVERLAP_TROUBLE:.0%} of those looked for on); val/bpb ever below {LOWEST_BPB} where train/bpb of the first pass never was; beside a train/loss that falls and does not climb again: validation (bits per byte, in nats where the run has not both) at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
-        f"{BELOW_TROUBLE:.0%} (trouble) below training, of fewer than {ENOUGH_BYTES:,} bytes by the square root more; after {PASSES} passes over the text validation within {NO_GAP:.0%} of training "
-        "that fell on (note; trouble when the model has more parameters than different tokens)"
+        f"{BELOW_TROUBLE:.0%} (trouble) below training, of fewer than {ENOUGH_BYTES:,} bytes by the square root more"
     ),
     reason=(
         "documents known by heart take up to their share from val/bpb, and two runs often differ by no more than 1 %; "
-        "the largest published models need 0.6 to 0.7 bits per byte of unseen prose; unseen text is not easier than learnt text, "
-        "and who has read a text four times knows it better than a new one"
+        "the largest published models need 0.6 to 0.7 bits per byte of unseen prose; and unseen text is not easier than learnt text"
     ),
     advice="Search the training files for validation documents (duplicates, a glob that matches both) and hold out other text. Source code and templates may honestly be this predictable.",
 )
@@ -385,8 +320,6 @@ def is_no_leak(figures: Figures) -> Verdict | None:
         if below > BELOW_NOTE * wider:
             level = "trouble" if below > BELOW_TROUBLE * wider else "note"
             suspicions.append((level, f"{pairs.names[0]} {pairs.validation[-1]:.4g} is {below:.0%} below {pairs.names[1]} {pairs.training[-1]:.4g}"))  # fmt: skip
-    if pairs.steps.size and is_sound:
-        suspicions += _no_gap_after_passes(figures, pairs)
     if not suspicions:
         return Verdict("healthy", "nothing says that validation text was trained on", _beside(bpb, pairs, looked))
     is_trouble = any(level == "trouble" for level, _ in suspicions)
@@ -411,22 +344,6 @@ def _sample_factor(figures: Figures) -> float:
     """Return how many times as much a small validation differs by chance than one of ENOUGH_BYTES."""
     scored = figures.manifest("inputs.validation_bytes")
     return max(1.0, (ENOUGH_BYTES / max(scored.values())) ** 0.5) if scored else 1.0
-
-
-def _no_gap_after_passes(figures: Figures, pairs: Pairs) -> list[tuple[str, str]]:
-    before, loss = figures.passes(), figures.series(pairs.names[1])
-    passes = before.values[-1] if len(before) else 0
-    gap = (pairs.validation[-1] - pairs.training[-1]) / pairs.training[-1]
-    if passes < PASSES or abs(gap) > NO_GAP:
-        return []
-    second_pass = loss.values[loss.steps >= before.steps[before.values >= 1][0]]
-    if pairs.training[-1] > 0.9 * median(second_pass[: beside(loss)]):
-        return []  # nothing was learnt in the repeated passes, by heart or otherwise
-    tokens, parameters = figures.data.tokens() / passes, figures.manifest("plan.parameters")
-    text = f"{pairs.names[0]} {pairs.validation[-1]:.4g} is within {NO_GAP:.0%} of {pairs.names[1]} {pairs.training[-1]:.4g} after {passes:.0f} passes"
-    if isinstance(parameters, (int, float)) and parameters > tokens:
-        return [("trouble", f"{text} of {tokens:,.0f} tokens by {parameters:,.0f} parameters")]
-    return [("note", text)]
 
 
 def _beside(bpb: float | None, pairs: Pairs, looked: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Rules on the machine: step time, utilisation, waiting, memory."""
+"""Rules on the machine: step time, utilisation, waiting."""
 
 import numpy as np
 
@@ -19,8 +19,6 @@ DRIFT_NOTE, DRIFT_TROUBLE, DRIFT_WINDOWS = 0.10, 0.25, 5
 UTIL_NOTE, UTIL_TROUBLE = 90.0, 50.0
 MFU_NOTE, MFU_TROUBLE = 30.0, 10.0
 WAIT_NOTE, WAIT_TROUBLE = 0.03, 0.10
-GROWTH_NOTE, GROWTH_TROUBLE = 0.10, 0.20
-MEMORY_SETTLED = 0.2  # of the run: before it memory grows for good reasons
 
 
 def step_times(figures: Figures) -> Series:
@@ -111,31 +109,4 @@ def data_does_not_stall(figures: Figures) -> Verdict | None:
         trouble=WAIT_TROUBLE,
         titles=("the steps do not wait for data", "the steps wait for data"),
         evidence=f"{share:.1%} of the time in steps; worst {waits.values[worst]:.0%} at step {waits.steps[worst]:.0f}",
-    )
-
-
-@rule(
-    "memory does not grow",
-    needs=f"mem/allocated_gib or mem/host_rss_gib: {TIMED} logged values",
-    threshold=f"after the first fifth the medians of five windows do not all grow, or by less than {GROWTH_NOTE:.0%} (note) or {GROWTH_TROUBLE:.0%} (trouble) in all",
-    reason="caches fill and then stand; what grows through five windows goes on until memory is full",
-    advice="Look for tensors or texts that are kept from step to step (a callback's list, a loss that was not detached) and for caches without a limit.",
-)
-def memory_does_not_grow(figures: Figures) -> Verdict | None:
-    verdicts = []
-    for name in ("mem/allocated_gib", "mem/host_rss_gib"):
-        series = figures.timed(name)
-        if len(series) < TIMED:
-            continue
-        level = windows(series.values[int(MEMORY_SETTLED * len(series)) :], 5)
-        growth = level[-1] / level[0] - 1 if level[0] > 0 and (np.diff(level) > 0).all() else 0.0
-        verdicts.append((growth, f"{name} {level[0]:.3g} -> {level[-1]:.3g} GiB"))
-    if not verdicts:
-        return None
-    return graded(
-        max(growth for growth, _ in verdicts),
-        note=GROWTH_NOTE,
-        trouble=GROWTH_TROUBLE,
-        titles=("memory does not grow", "memory grows steadily"),
-        evidence=", ".join(text for _, text in verdicts),
     )

@@ -570,7 +570,7 @@ def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]
         ("a step", "s", data.fact("plan.probe.step_s"), step_s),
         ("time in steps, without first intervals' compilation", "s", plan.get("training_s"), in_steps),
         ("time in steps, all of it", "s", None, data.last("perf/total_s")),
-        ("wall time of all attempts, planned without preparing data", "s", data.fact("plan.duration_s.total.value"), wall_s(data)),
+        ("wall time of all attempts, planned without preparing data and benchmarks", "s", data.fact("plan.duration_s.total.value"), wall_s(data)),
         ("memory of a process, as probed", "GiB", plan.get("process_bytes"), host_b if device_b is None else device_b),
         ("memory of a process, by arithmetic", "GiB", data.fact("plan.memory_bytes.total"), host_b if device_b is None and "process" in data.fact("plan.memory_bytes", {}) else device_b),
         ("a checkpoint", "GiB", plan.get("checkpoint_bytes"), max(sealed, default=None)),
@@ -591,8 +591,6 @@ def _planned_how(data: RunData, plan: dict[str, Any]) -> str:
         )
     elif "duration_source" in plan:
         sentences.append(f"Hours were planned {plan['duration_source']}.")
-    elif "assumed_mfu" in plan:
-        sentences.append(f"Hours were planned at {plan['assumed_mfu']:.0%} of the peak, an assumption.")
     if span := data.fact("plan.duration_s.total"):
         sentences.append(f"The whole was to take from {_cell(span['low'], 's')} to {_cell(span['high'], 's')}.")
     if bpb := plan.get("val_bpb"):

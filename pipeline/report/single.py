@@ -187,7 +187,7 @@ def _notices(data: RunData) -> list[Notice]:
     findings = diagnose(data)
     levels = {finding.level for finding in findings}
     if levels - {"unknown"}:
-        level: Level = "bad" if "contradiction" in levels else "warn" if "trouble" in levels else "good"
+        level: Level = "warn" if "trouble" in levels else "good"
         found.append(Notice(level, verdict(findings)))
     else:
         found.append(Notice("note", "**Not judged**: there are too few numbers for any rule of the diagnosis."))
@@ -429,7 +429,7 @@ def write_report(data: RunData, folder: Path | None = None) -> Path:
         folder = data.run.report
         data.run.refuse_links(folder)
     panels = panels_of(data)
-    drawn = picture(panels, title=data.name) if panels else None
+    drawn = picture([("step", panel) for panel in panels], AXES, title=data.name) if panels else None
     try:
         place_picture(drawn, folder / "curves.png")
         write_text(folder / "report.md", markdown(data, picture=drawn is not None))

@@ -162,7 +162,7 @@ KEYS = (
     Key("plan.run_disk_bytes", "integer", "bytes", PLANNED, RECORD, "checkpoints and model at the fullest moment"),
     Key("plan.assumed_mfu", "number", "share of the peak", "no longer", RECORD, "what training_s of older runs stands on where nothing was measured"),
     Key("plan.training_s", "number", "seconds", PLANNED, RECORD, "in steps, without compilation, evaluations and saves"),
-    Key("plan.duration_s", "object", "", PLANNED, RECORD, "of the whole run without preparing its data (preflight/plan.py)"),
+    Key("plan.duration_s", "object", "", PLANNED, RECORD, "of the whole run without preparing its data and benchmarks (preflight/plan.py)"),
     Key("plan.duration_s.<part>", "object", "", PLANNED, RECORD, "total, start (and end), steps, evaluations, saves"),
     Key("plan.duration_s.<part>.<end>", "number", "seconds", PLANNED, RECORD, "low, value, high: from, expected, to"),
     Key("plan.duration_source", "text", "", PLANNED, RECORD, "what it is known from: a probe, arithmetic"),

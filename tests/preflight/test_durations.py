@@ -10,7 +10,6 @@ from pipeline.preflight.devices import ProductRates, device_without_torch, plann
 from pipeline.preflight.plan import (
     CPU_MFU,
     Probe,
-    Span,
     evaluation_tokens,
     evaluations_of,
     make_plan,
@@ -75,23 +74,8 @@ def test_evaluations_and_saves_are_in_the_time(plan_of):
     few, many = (plan_of(f"train.eval_steps={n}", scored_bytes=10**6).duration for n in (2400, 100))
     assert many.evaluations.value == pytest.approx(few.evaluations.value * 21 / 2)
     assert plan_of("train.save_strategy=no").duration.saves.high == 0 < few.saves.low
-    parts = (few.start, few.steps, few.evaluations, few.benchmarks, few.saves)
+    parts = (few.start, few.steps, few.evaluations, few.saves)
     assert few.total.value == pytest.approx(sum(p.value for p in parts))
-
-
-def test_core_and_chat_tasks_are_in_the_time_by_how_often_they_are_scored(plan_of):
-    assert plan_of().duration.benchmarks == Span(0, 0, 0)
-    core = [plan_of("evals.core.every_steps=600", *more).duration.benchmarks for more in ([], ["evals.core.max_s=1"])]
-    once = plan_of("evals.core.every_steps=2400").duration.benchmarks
-    assert core[0].value == pytest.approx(once.value * 4)
-    assert core[1].high == pytest.approx(4)
-    letters = ["evals.chat.every_steps=1200", "evals.chat.tasks=[mmlu]"]
-    written = ["evals.chat.every_steps=1200", "evals.chat.tasks=[gsm8k]"]
-    two, four = (plan_of(*letters, f"evals.chat.max_per_task={n}").duration.benchmarks for n in (100, 200))
-    assert four.value == pytest.approx(2 * two.value)
-    assert plan_of(*letters, "evals.chat.at_start=true").duration.benchmarks.value == pytest.approx(four.value * 1.5)
-    assert plan_of(*written).duration.benchmarks.value > four.value
-    assert plan_of(*written, "evals.chat.max_new_tokens=32").duration.benchmarks.value < plan_of(*written).duration.benchmarks.value  # fmt: skip
 
 
 def test_what_is_scored_is_known_from_the_data_once_they_are_open(plan_of):

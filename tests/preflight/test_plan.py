@@ -97,7 +97,7 @@ def test_what_is_unknown_is_printed_as_such_and_never_as_zero(tmp_path):
     unknown = replace(device_without_torch(), kind="cuda", name="NVIDIA Nonesuch", peak_flops=None)
     plan = make_plan(recipe, unknown, processes=1)
     assert plan.training_s is None
-    for label in ("time, without preparing data", "device hours", "cost (run.gpu_hour_cost)"):
+    for label in ("time, without preparing data and benchmarks", "device hours", "cost (run.gpu_hour_cost)"):
         assert line(plan_table([plan]), label) == "n/a"
     assert any(reason.startswith("time, since the peak of NVIDIA Nonesuch") for reason in why_unknown(plan))
 
@@ -108,7 +108,7 @@ def test_a_plan_in_epochs_of_text_that_lies_here_has_about_its_steps_and_time(te
     assert main([*given, "--probe", "0"]) == 0
     text = capsys.readouterr().out
     assert re.fullmatch(r"about \d+ of 4,096 tokens", line(text, "steps"))
-    assert ", expected" in line(text, "time, without preparing data")
+    assert ", expected" in line(text, "time, without preparing data and benchmarks")
     assert "the run has" in text  # fewer steps than train.save_steps
 
 

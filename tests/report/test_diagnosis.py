@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from pipeline.process.storage import lock
-from pipeline.report import diagnosis_invariants
 from pipeline.report.diagnosis import RULES, diagnose, diagnosis_text, page
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.report.made_runs import SCHEDULE, STARTED, falling, found, made_run, noisy, sound_run
@@ -46,14 +45,6 @@ def with_early_spikes(count, *, times=2.0):
     for i in range(count):
         loss[4 + 5 * i] *= times
     return sound_run(**{"train/loss": loss})
-
-
-def in_epochs(*, warmup, ran):
-    """A run of 100 steps in epochs whose rates warmed up over `ran` steps."""
-    rates = [min(1.0, (step + 1) / ran) for step in range(100)]
-    data = with_recipe(sound_run(100, **{"optim/lrm": rates}), train={"max_steps": None, "num_train_epochs": 2})
-    schedule = SCHEDULE | {"warmup_steps": warmup, "decay_fraction": 0.0}
-    return with_manifest(with_recipe(data, optimizer={"schedule": schedule}), inputs={"max_steps": 100})
 
 
 def imported_with_spike(*heights):
@@ -119,27 +110,6 @@ def dropping_nothing():
     return {"lost": {"padded": 0.0, "cut": 0.0, "too long": 0.0, "no target": 0.0}}
 
 
-def repeated(val, *, parameters=None, passes=5):
-    """Passes over the same text, the later ones of which take the training loss down to 2.03."""
-    data = sound_run(
-        **{
-            "train/loss": np.linspace(4.5, 2.0, N).tolist(),
-            "data/epoch": [1 + passes * step // N for step in range(1, N + 1)],
-            "val/loss": {300: 2.6, 400: val},
-            "val/bpb": None,
-        }
-    )
-    rows = [row | {"tokens": row["step"] * 2048} if "event" not in row else row for row in data.rows]
-    return with_manifest(replace(data, rows=rows), plan={"parameters": parameters} if parameters else {})
-
-
-def standing(fall, *, rate):
-    """A loss that falls fast, then by `fall` through the second half at that share of the peak rate."""
-    rates = [1.0] * 100 + [rate] * 300
-    loss = [*falling(150, end=3.1), *[3.1] * 50, *np.linspace(3.1, 3.1 * (1 - fall), 200)]
-    return sound_run(**{"train/loss": noisy(loss, share=0.001), "optim/lr": rates, "optim/lrm": None})
-
-
 def restarts(count):
     data = sound_run()
     again = [{"event": "attempt", "attempt": n + 2, "step": N, "time": 1.0} for n in range(count)]
@@ -154,10 +124,6 @@ def short(data, count):
     """The run as it stood after that many logged steps."""
     rows = [row for row in data.rows if "event" in row or row["step"] <= count]
     return replace(data, rows=rows, all_rows=rows)
-
-
-def growing(to):
-    return np.linspace(1.0, to, N).tolist()
 
 
 # By rule: runs just beyond each threshold and just within it, with the level that they must get.
@@ -221,15 +187,6 @@ CASES = {
         (sound_run(**{"data/bad_rows": {N: 3}}), "note"),  # of 3,200 rows
         (sound_run(**{"data/bad_rows": {N: 4}}), "trouble"),
     ],
-    "learning rate follows its schedule": [
-        (sound_run(**{"optim/lrm": {**dict.fromkeys(range(41, 100), 1.0), 100: 0.995}}), "healthy"),
-        (sound_run(**{"optim/lrm": {**dict.fromkeys(range(41, 100), 1.0), 100: 0.993}}), "contradiction"),
-        (in_epochs(warmup=40, ran=20), "healthy"),  # the default is at most a fifth of the run
-        (in_epochs(warmup=30, ran=20), "contradiction"),
-        (made_run({"optim/lr": [0.1, 1.0, 0.5, 0.2, 0.24, 0.1]}), "healthy"),
-        (made_run({"optim/lr": [0.1, 1.0, 0.5, 0.2, 0.26, 0.1]}), "note"),
-        (made_run({"optim/lr": [0.1, 1.0, 0.5, 0.2]}), "unknown"),
-    ],
     "run goes on beyond its warm-up": [
         (with_recipe(sound_run(), optimizer={"schedule": {"warmup_steps": N // 5}}), "healthy"),
         (with_recipe(sound_run(), optimizer={"schedule": {"warmup_steps": N // 5 + 1}}), "note"),
@@ -260,14 +217,6 @@ CASES = {
         (sound_run(**{"train/loss": noisy([*falling(N - 80), *[3.085] * 80], share=0.002)}), "note"),
         (sound_run(**{"train/loss": noisy([*falling(N - 60), *np.linspace(3.03, 3.05, 60)])}), "healthy"),
         (made_run({"train/loss": [5.0] * 14}), "unknown"),
-    ],
-    "loss keeps falling": [
-        (standing(0.012, rate=1.0), "healthy"),
-        (standing(0.008, rate=1.0), "trouble"),
-        (standing(0.008, rate=0.55), "trouble"),
-        (standing(0.008, rate=0.45), "note"),
-        (short(standing(0.0, rate=1.0), 199), "unknown"),
-        (made_run({"train/loss": [5.0] * 29}, steps=range(1, 581, 20)), "unknown"),
     ],
     "loss does not spike": [
         (with_spikes(0), "healthy"),
@@ -360,10 +309,6 @@ CASES = {
         (overlapping(19), "note"),
         (overlapping(20), "trouble"),
         (made_run({}, manifest={"inputs": {"overlap": {"documents": 40, "found": 7, "place": "b.jsonl:2"}}}), "trouble"),
-        (repeated(2.06), "note"),
-        (repeated(2.06, parameters=1_000_000), "trouble"),
-        (repeated(2.08, parameters=1_000_000), "healthy"),
-        (repeated(2.06, parameters=1_000_000, passes=3), "healthy"),
     ],
     "step time stays the same": [
         (sound_run(**{"perf/step_s": grown(0.09)}), "healthy"),
@@ -392,13 +337,6 @@ CASES = {
         (sound_run(**{"data/wait_frac": [0.09] * N}), "note"),
         (sound_run(**{"data/wait_frac": [0.0, 0.0] + [0.9] * 50 + [0.0] * (N - 52)}), "trouble"),
     ],
-    "memory does not grow": [
-        (sound_run(**{"mem/host_rss_gib": growing(1.14)}), "healthy"),
-        (sound_run(**{"mem/allocated_gib": growing(1.18)}), "note"),
-        (sound_run(**{"mem/host_rss_gib": growing(1.3)}), "note"),
-        (sound_run(**{"mem/host_rss_gib": growing(1.38)}), "trouble"),
-        (sound_run(**{"mem/host_rss_gib": [1.0] * 70 + [3.0] * 330}), "healthy"),  # it fills, and stands
-    ],
 }  # fmt: skip
 
 
@@ -409,19 +347,18 @@ def test_a_sign_is_named_just_beyond_its_threshold_and_not_just_within(name):
 
 
 def test_every_rule_is_tried_on_a_sick_and_on_a_sound_run():
-    # Those on the report's own input are tried in test_audit.py.
-    assert {rule.name for rule in RULES if rule not in vars(diagnosis_invariants).values()} == set(CASES)
+    assert {rule.name for rule in RULES} == set(CASES)
     for name, cases in CASES.items():
         levels = {level for _, level in cases}
         assert "healthy" in levels, name
-        assert levels & {"note", "trouble", "contradiction"}, name
+        assert levels & {"note", "trouble"}, name
 
 
 def test_a_sound_run_is_healthy_in_every_sign():
     assert {finding.rule: finding.level for finding in diagnose(sound_run())} == dict.fromkeys(
         [rule.name for rule in RULES], "healthy"
     )
-    assert diagnosis_text(sound_run()).startswith("**Healthy**: 36 of 36 signs could be judged, none of them is one")
+    assert diagnosis_text(sound_run()).startswith("**Healthy**: 24 of 24 signs could be judged, none of them is one")
 
 
 def test_the_evidence_for_lost_conversations_names_the_rows_that_would_hold_them():

@@ -61,11 +61,13 @@ def test_a_first_interval_is_left_out_of_every_attempt_and_void_rows_of_the_time
 
 
 def test_what_was_not_planned_or_not_found_has_no_ratio_and_a_run_without_a_plan_no_section(run):
-    run.update_manifest(plan={"device": "GPU", "steps": 80, "assumed_mfu": 0.4}, model={}, shape={"device": "CPU"})
+    run.update_manifest(
+        plan={"device": "GPU", "steps": 80, "duration_source": "as probed"}, model={}, shape={"device": "CPU"}
+    )
     text = outcome_text(read_run(str(run.path)))
     assert cells(text, "steps") == ["80", "40", "0.500"]
     assert cells(text, "a step") == ["-", "0.600 s", "-"]
-    assert "Hours were planned at 40% of the peak, an assumption." in text
+    assert "Hours were planned as probed." in text
     assert "The run is not at its end" in text
     assert "It was planned for GPU and last ran on CPU." in text
     run.update_manifest(plan={})

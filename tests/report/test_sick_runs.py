@@ -87,7 +87,7 @@ def test_a_healthy_run_is_called_healthy(runner):
 
 def test_a_rate_that_is_too_high_is_seen_in_the_loss(runner):
     findings = diagnosed(runner, "high-rate", optimizer={"type": "adamw", "rate_scale": 30.0})
-    in_the_loss = {"loss falls", "loss stays below its start", "loss does not rise", "loss keeps falling", "loss does not spike"}  # fmt: skip
+    in_the_loss = {"loss falls", "loss stays below its start", "loss does not rise", "loss does not spike"}  # fmt: skip
     assert troubles(findings) & in_the_loss
     assert troubles(findings) <= in_the_loss | {"gradient norm does not spike", "gradient norm stays bounded"}
 
@@ -120,7 +120,6 @@ def test_a_parameter_that_becomes_nan_is_named_with_its_step(runner):
 def test_a_callback_that_keeps_memory_and_slows_the_steps_is_seen_as_drift(runner):
     findings = diagnosed(runner, "leak", run={"callbacks": ["own_code:Hoard"]})
     assert "step time stays the same" in troubles(findings)
-    assert findings["memory does not grow"].level in ("trouble", "unknown")  # as far as memory is logged
 
 
 def test_validation_text_that_is_trained_on_is_seen_as_a_leak(runner):

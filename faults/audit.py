@@ -1,10 +1,13 @@
-"""Rules on the report's own input: numbers that follow from one another must agree before any of them is believed.
+"""The audit of a run's own numbers: `python -m faults.audit RUN [RUN ...]`.
 
-Arithmetic, not judgement: each holds in every run of this package, sound or sick. What another program logged is measured
-otherwise (docs/metrics.md), so of an import only what holds anywhere is asked.
+Numbers that follow from one another must agree before any of them is believed. Arithmetic, not judgement: each rule holds in
+every run of this package, sound or sick. What another program logged is measured otherwise (docs/metrics.md), so of an import
+only what holds anywhere is compared. It reads run directories, prints what contradicts and leaves with 1 if anything does.
 """
 
+import argparse
 import math
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VALIDATION
-from pipeline.recipe.resolve import MATRIX_GROUP
-from pipeline.report.diagnosis_finding import Figures, Series, Verdict, median, rule
-from pipeline.report.run_data import RunData, number
+from pipeline.recipe.resolve import MATRIX_GROUP, StepRows
+from pipeline.report.diagnosis_finding import Figures, Series, median
+from pipeline.report.run_data import RunData, number, read_run
 from pipeline.run_dir.rows import first_start
+from pipeline.training.schedules import learning_rate_multiplier
 
 EXACT = 1e-6  # relative: both numbers were made of the same ones
 STAND = 10  # times as long as ever before the data's position may stay where it is
@@ -27,6 +31,8 @@ BPB_AGAINST_TRAINING = 1.35  # as far as drawn text differs in bytes a token
 TIME_SHARE, TIME_S = 0.02, 2.0  # rows are written a moment after what they measure
 GOODPUT_SHARE = 0.02
 MOST_PADDED_ROWS = 256
+RATE_TOLERANCE = 0.006  # imported lines round the multiplier to two decimals
+COMPARED = 10_000  # logged multipliers of a long run: a moment
 PARAMETERS_SHARE = 0.01  # of a file's tensors: an architecture may keep buffers beside its parameters
 
 OF_THE_RUN = (
@@ -47,8 +53,6 @@ NARROW_TO_WIDE = (
     ("mem/allocated_gib", "mem/reserved_gib"),
     ("optim/grad_norm_median", "optim/grad_norm"),
 )
-
-CONTRADICTION = "Look at who wrote or changed these files, and at the code of this version: numbers of the run that stand on them mean nothing until this is explained."
 
 
 class Audit:
@@ -78,11 +82,6 @@ class Audit:
         text += f", where {why or 'it must be'} {_shown(wanted[first])}" if wanted is not None else why
         self.wrong.append(text + (f" (and at {wrong.size - 1:,} more of {len(steps):,})" if wrong.size > 1 else ""))
 
-    def verdict(self, sound: str, broken: str) -> Verdict | None:
-        if self.wrong:
-            return Verdict("contradiction", broken, "; ".join(self.wrong[:4]) + (f"; {len(self.wrong) - 4} more" if len(self.wrong) > 4 else ""))  # fmt: skip
-        return Verdict("healthy", sound, ", ".join(dict.fromkeys(self.compared))) if self.compared else None
-
 
 def _shown(value: float) -> str:
     return str(number(float(value), 6))
@@ -108,14 +107,20 @@ def column(data: RunData, name: str) -> Series:
 # ---- counts ----
 
 
-@rule(
-    "tokens are steps times the batch",
-    needs="tokens or data/samples, with data.batch_tokens",
-    threshold="`tokens` = step x data.batch_tokens in every row (less where optimizer.schedule.batch_warmup_steps begins with smaller batches); data/samples = tokens / data.row_tokens; data/tokens at most `tokens`; those of the sources add up to those of the run",
-    reason="both are the same count: who believes the one plans by the other",
-    advice=CONTRADICTION,
-)
-def tokens_are_counted(figures: Figures) -> Verdict | None:
+def tokens_at(figures: Figures, steps: np.ndarray, batch: int) -> np.ndarray:
+    """Return row positions of the first so many steps of `batch` each, of which the first ones may have been smaller."""
+    schedule = figures.schedule()
+    if schedule is None or not schedule.batch_warmup_steps:
+        return steps * batch
+    rows = StepRows(batch, schedule.batch_warmup_steps, schedule.batch_halvings)
+    return np.array([rows.before(int(step)) for step in steps], np.float64)
+
+
+def tokens_are_counted(figures: Figures) -> Audit | None:
+    """Compare `tokens` with step x data.batch_tokens (fewer where a batch warm-up begins with smaller batches).
+
+    data/samples is tokens / data.row_tokens, data/tokens at most `tokens`, and the sources add up to the run.
+    """
     batch = figures.manifest("inputs.batch_tokens") or figures.recipe("data.batch_tokens")
     width, own = figures.recipe("data.row_tokens"), figures.recipe("data.batch_tokens")
     if not is_ours(figures) or not isinstance(batch, int):
@@ -125,16 +130,16 @@ def tokens_are_counted(figures: Figures) -> Verdict | None:
         audit.wrong.append(f"data.batch_tokens is {own:,} in the recipe and {batch:,} in the manifest")
     tokens = column(figures.data, "tokens")
     audit.equal(
-        "tokens", tokens.steps, tokens.values, figures.tokens_at(tokens.steps, batch), why=f"step x {batch:,} is"
+        "tokens", tokens.steps, tokens.values, tokens_at(figures, tokens.steps, batch), why=f"step x {batch:,} is"
     )
     samples, targets = figures.series("data/samples"), figures.series("data/tokens")
     if width:
-        audit.equal("data/samples", samples.steps, samples.values, figures.tokens_at(samples.steps, batch) / width, why=f"step x {batch / width:g} rows is")  # fmt: skip
-    most = figures.tokens_at(targets.steps, batch)
+        audit.equal("data/samples", samples.steps, samples.values, tokens_at(figures, samples.steps, batch) / width, why=f"step x {batch / width:g} rows is")  # fmt: skip
+    most = tokens_at(figures, targets.steps, batch)
     audit.at("data/tokens", targets.steps, targets.values, targets.values <= most, wanted=most, why="the rows hold")
     for count in ("tokens", "samples", "documents"):
         _sources_add_up(audit, figures, count)
-    return audit.verdict("tokens and rows are steps times the batch", "tokens, rows and steps do not agree")
+    return audit
 
 
 def _sources_add_up(audit: Audit, figures: Figures, count: str) -> None:
@@ -151,14 +156,8 @@ def _sources_add_up(audit: Audit, figures: Figures, count: str) -> None:
     audit.equal(f"the sum of data/source/*/{count}", steps, summed, whole.values[np.isin(whole.steps, steps)], why=f"data/{count} is")  # fmt: skip
 
 
-@rule(
-    "counters only grow",
-    needs="a count of the run, such as tokens or perf/total_s",
-    threshold="no count of the run ever falls, none of a start within it; the rows' steps, attempts and times go on",
-    reason="what was made stays made; a count that falls is of another run, or of rows that were mixed",
-    advice=CONTRADICTION,
-)
-def counters_grow(figures: Figures) -> Verdict | None:
+def counters_grow(figures: Figures) -> Audit | None:
+    """Check that no count of the run ever falls, none of a start within it, nor the rows' steps, attempts and times."""
     audit, data = Audit(), figures.data
     sources = [name for name in data.columns.names() if name.startswith("data/source/")]
     for name in (*OF_THE_RUN, *sources):
@@ -174,7 +173,7 @@ def counters_grow(figures: Figures) -> Verdict | None:
         rows = data.columns.column("step")[0]
         spikes = [row for row, _ in data.columns.events("spike")]  # told when their interval is logged
         _grows(audit, "step of the rows", column(data, "step").where(~np.isin(rows, spikes)))
-    return audit.verdict("every count grows", "a count falls")
+    return audit
 
 
 def _grows(audit: Audit, name: str, series: Series, *, back: float = 0.0) -> None:
@@ -183,14 +182,11 @@ def _grows(audit: Audit, name: str, series: Series, *, back: float = 0.0) -> Non
         audit.at(name, series.steps[1:], values, values >= before - back, wanted=before, why="before it was")
 
 
-@rule(
-    "the data moves on",
-    needs="data/samples or the position (data/epoch, data/pq, data/rg) at 3 steps",
-    threshold=f"data/samples and data/tokens grow from row to row; the pass over a single source never goes back, and the position does not stand {STAND} times as long as ever before (of those of {STANDS} changes and more)",
-    reason="a step that takes no new rows trains on the old ones again, which no loss tells apart from learning",
-    advice="Look at the loader after the last resume, and at the data's shards: do the rows of the steps differ?",
-)
-def data_moves(figures: Figures) -> Verdict | None:
+def data_moves(figures: Figures) -> Audit | None:
+    """Check that rows and targets grow from row to row and that the position does not stay where it is.
+
+    A step that takes no new rows trains on the old ones again, which no loss tells apart from learning.
+    """
     audit = Audit()
     for name in ("data/samples", "data/tokens"):
         series = figures.series(name)
@@ -199,7 +195,7 @@ def data_moves(figures: Figures) -> Verdict | None:
             audit.at(name, series.steps[1:], values, values > before, wanted=before, why="before it was")
     if is_ours(figures):
         _position(audit, figures)
-    return audit.verdict("the data moves on", "the data does not move on")
+    return audit
 
 
 def _position(audit: Audit, figures: Figures) -> None:
@@ -223,14 +219,11 @@ def _position(audit: Audit, figures: Figures) -> None:
 # ---- rates and losses ----
 
 
-@rule(
-    "every rate is its peak times the schedule",
-    needs="optim/lr/<group> with optimizer.groups in the recipe, or optim/lr with train.learning_rate, and optim/lrm",
-    threshold="rate of each group = optimizer.groups.<group>.learning_rate x optimizer.rate_scale x optim/lrm (left out: a group with a decay_fraction of its own); of Trainer's own optimizers train.learning_rate x optim/lrm; optim/lr is the first group's",
-    reason="the logged rate is what the optimizer used: another one than the recipe's is another experiment",
-    advice="Look for a callback or an optimizer of one's own that sets rates, and for a recipe.yaml that was changed after the run.",
-)
-def rates_are_the_recipes(figures: Figures) -> Verdict | None:
+def rates_are_the_recipes(figures: Figures) -> Audit | None:
+    """Compare each rate with its peak times the schedule: the recipe's rate x optimizer.rate_scale x optim/lrm.
+
+    Left out is a group with a decay_fraction of its own. optim/lr is one of the groups' rates.
+    """
     kind, audit = figures.recipe("optimizer.type"), Audit()
     if not is_ours(figures):
         return None
@@ -252,20 +245,32 @@ def rates_are_the_recipes(figures: Figures) -> Verdict | None:
         if own and len(first):
             agrees = np.any([np.isclose(first.values, values, rtol=EXACT) for values in own], axis=0)
             audit.at("optim/lr", first.steps, first.values, agrees, why=", which is no group's rate")
-    return audit.verdict("every rate is the recipe's", "a rate is not the recipe's")
+    return audit
 
 
-@rule(
-    "bits per byte follow the loss",
-    needs="val/bpb (in SFT sft/assistant_bpb) with val/loss at 2 evaluations, or with train/bpb",
-    threshold=(
-        f"val/bpb / val/loss within {BPB_DRIFT[VAL_BPB]:.0%} of its median over the evaluations (in SFT {BPB_DRIFT[SFT_BPB]:.0%}: the end of each answer is in the loss alone, and no base model knows it: from the first step on); "
-        f"where validation is drawn from the training sources, within a factor of {BPB_AGAINST_TRAINING:g} of train/bpb / train/loss"
-    ),
-    reason="both are sums over the same targets: their ratio is tokens a byte, a constant of text and tokenizer",
-    advice=CONTRADICTION,
-)
-def bpb_follows_loss(figures: Figures) -> Verdict | None:
+def rate_follows_its_schedule(figures: Figures) -> Audit | None:
+    """Compare optim/lrm with the recipe's schedule at every logged step (of a long run at COMPARED of them).
+
+    What skipped steps hold back is the optimizer's count of updates, not a mistake.
+    """
+    multiplier, steps, schedule = figures.series("optim/lrm"), figures.data.max_steps(), figures.schedule()
+    if len(multiplier) < 5 or not schedule or not steps or figures.last("optim/skipped_steps"):
+        return None
+    compared = np.linspace(0, len(multiplier) - 1, min(len(multiplier), COMPARED)).round().astype(int)
+    multiplier = multiplier.where(compared)
+    wanted = np.array([learning_rate_multiplier(schedule, int(step) - 1, steps) for step in multiplier.steps])
+    agrees = np.abs(multiplier.values - wanted) <= RATE_TOLERANCE
+    audit = Audit()
+    audit.at("optim/lrm", multiplier.steps, multiplier.values, agrees, wanted=wanted, why="the schedule has")
+    return audit
+
+
+def bpb_follows_loss(figures: Figures) -> Audit | None:
+    """Compare val/bpb / val/loss with its median: both are sums over the same targets, so it is tokens a byte.
+
+    In SFT the end of each answer is in the loss alone, and no base model knows it: from the first step on. Where validation
+    is drawn from the training sources, the ratio is near that of training.
+    """
     audit = Audit()
     if not is_ours(figures):
         return None
@@ -281,17 +286,11 @@ def bpb_follows_loss(figures: Figures) -> Verdict | None:
             audit.compared.append(f"{name} / val/loss beside {training} / train/loss")
             if of_training > 0 and not 1 / BPB_AGAINST_TRAINING <= level / of_training <= BPB_AGAINST_TRAINING:
                 audit.wrong.append(f"{name} / val/loss is {level:.4g} and {training} / train/loss {of_training:.4g}, of text from the same sources")  # fmt: skip
-    return audit.verdict("bits per byte and loss agree", "bits per byte do not agree with the loss")
+    return audit
 
 
-@rule(
-    "derived numbers agree with their parts",
-    needs="train/perplexity, perf/tok_per_s, perf/tflops_per_gpu, ckpt/age_steps, or any share",
-    threshold="perplexity = exp(loss); the smoothed loss lies within the losses so far; tokens a second x step time = the batch; FLOP/s a token and the peak behind MFU stay the same within a start; a norm above the limit was clipped; shares lie from 0 to 1, memory allocated below its peak, what cannot be negative is not",
-    reason="each is computed from the others in the row: where they differ, one of them was not measured",
-    advice=CONTRADICTION,
-)
-def derived_numbers_agree(figures: Figures) -> Verdict | None:
+def derived_numbers_agree(figures: Figures) -> Audit | None:
+    """Compare each derived number with its parts: perplexity, smoothed loss, speed, FLOPs, clipping, shares."""
     audit = Audit()
     for name in SHARES + PERCENT:
         series, most = figures.series(name), 1.0 if name in SHARES else 100.0
@@ -301,13 +300,13 @@ def derived_numbers_agree(figures: Figures) -> Verdict | None:
         series = figures.series(name)
         audit.at(name, series.steps, series.values, series.values >= 0, why=", below 0")
     if not is_ours(figures):
-        return audit.verdict("shares and sums are possible ones", "a number cannot be")
+        return audit
     _of_a_step(audit, figures)
     _speed(audit, figures)
     for narrow, wide in NARROW_TO_WIDE:
         steps, inner, outer = both(figures, narrow, wide)
         audit.at(narrow, steps, inner, inner <= outer * 1.001, wanted=outer, why=f"{wide} is")
-    return audit.verdict("derived numbers agree with their parts", "numbers of a row contradict one another")
+    return audit
 
 
 def _of_a_step(audit: Audit, figures: Figures) -> None:
@@ -339,7 +338,7 @@ def _speed(audit: Audit, figures: Figures) -> None:
     steps, rate, step_s = both(figures, "perf/tok_per_s", "perf/step_s")
     if isinstance(batch, int):
         since = np.concatenate([[0], steps[:-1]])
-        whole = figures.tokens_at(steps, batch) - figures.tokens_at(since, batch) == (steps - since) * batch
+        whole = tokens_at(figures, steps, batch) - tokens_at(figures, since, batch) == (steps - since) * batch
         audit.equal("perf/tok_per_s x perf/step_s", steps[whole], (rate * step_s)[whole], batch, share=1e-4, why="data.batch_tokens is")  # fmt: skip
     steps, share, wait_s = both(figures, "data/wait_frac", "data/wait_s")
     if np.array_equal(steps, figures.series("perf/step_s").steps):
@@ -367,20 +366,17 @@ def _speed(audit: Audit, figures: Figures) -> None:
 # ---- time ----
 
 
-@rule(
-    "times add up",
-    needs="perf/total_s with perf/step_s, or with the rows' times",
-    threshold=f"perf/total_s grows by the steps' own time from row to row; with evaluations and saves it is at most {TIME_SHARE:.0%} and {TIME_S:g} s more than the clock went on in each attempt; goodput is perf/total_s over the time since the first start, within {GOODPUT_SHARE:.0%}",
-    reason="time is spent once: what the parts say beyond the whole was not measured",
-    advice="Look whether the machine's clock was set while the run went on; else " + CONTRADICTION[0].lower() + CONTRADICTION[1:],
-)  # fmt: skip
-def times_add_up(figures: Figures) -> Verdict | None:
+def times_add_up(figures: Figures) -> Audit | None:
+    """Compare perf/total_s with the steps' own time, the clock and goodput: time is spent once.
+
+    A machine whose clock was set while the run trained fails here, too.
+    """
     if not is_ours(figures):
         return None
     audit = Audit()
     _intervals(audit, figures)
     _clock(audit, figures)
-    return audit.verdict("the times add up", "the times do not add up")
+    return audit
 
 
 def _intervals(audit: Audit, figures: Figures) -> None:
@@ -425,14 +421,8 @@ def _clock(audit: Audit, figures: Figures) -> None:
 # ---- manifest ----
 
 
-@rule(
-    "parameters are the model's own",
-    needs="model.parameters in the manifest, with plan.parameters or model/",
-    threshold=f"the plan's parameters are the built model's; the finished model's files hold as many, within {PARAMETERS_SHARE:.0%} or rows that only pad the vocabulary",
-    reason="horizon, FLOPs, MFU and memory stand on this count",
-    advice="A model whose size the recipe does not tell is counted on its modules (docs/recipes.md): report the type. A model/ of another run: put the right one back.",
-)
-def parameters_are_the_models(figures: Figures) -> Verdict | None:
+def parameters_are_the_models(figures: Figures) -> Audit | None:
+    """Compare the plan's parameters with the built model's, and those with the finished model's files."""
     audit, built, planned = Audit(), figures.manifest("model.parameters"), figures.manifest("plan.parameters")
     if not isinstance(built, int):
         return None
@@ -453,7 +443,7 @@ def parameters_are_the_models(figures: Figures) -> Verdict | None:
             audit.wrong.append(f"model/ holds {saved:,} numbers, the model that was trained had {built:,} parameters")
     if planned is None and saved is None:
         return None
-    return audit.verdict("the parameters are the model's own", "parameters do not agree")
+    return audit
 
 
 def _saved_shapes(folder: Path) -> list[list[int]] | None:
@@ -469,14 +459,8 @@ def _saved_shapes(folder: Path) -> list[list[int]] | None:
     return shapes if files else None
 
 
-@rule(
-    "the manifest agrees with the rows",
-    needs="results, inputs.max_steps, attempts or status in the manifest, with a logged step",
-    threshold="a finished run's results are the rows' last values and its last step is there; no row lies beyond the planned steps, of no more attempts than were begun; no checkpoint lies beyond the rows by more than train.logging_steps",
-    reason="rows that were cut off, or are of another run, look like a run that went well up to there",
-    advice="Look for another copy of metrics.jsonl; a run directory is copied whole or not at all.",
-)
-def manifest_agrees(figures: Figures) -> Verdict | None:
+def manifest_agrees(figures: Figures) -> Audit | None:
+    """Compare the manifest with the rows: results, last step, planned steps, attempts, checkpoints."""
     data, audit = figures.data, Audit()
     planned, results = data.max_steps(), data.manifest.get("results") or {}
     step = int(column(data, "step").values.max(initial=0))  # also of a row without numbers of a step
@@ -500,7 +484,7 @@ def manifest_agrees(figures: Figures) -> Verdict | None:
         audit.compared.append("checkpoints")
         if max(sealed) > step + every:
             audit.wrong.append(f"a checkpoint is of step {max(sealed):,}, and the last row of step {step:,}")
-    return audit.verdict("the manifest agrees with the rows", "the manifest does not agree with the rows")
+    return audit
 
 
 def _results_differ(data: RunData, results: dict[str, Any], step: int) -> Iterable[str]:
@@ -513,3 +497,44 @@ def _results_differ(data: RunData, results: dict[str, Any], step: int) -> Iterab
             yield f"{name} ended at {_shown(value)} by the manifest, and no row has it"
         elif abs(found - value) > EXACT * abs(value):
             yield f"{name} ended at {_shown(value)} by the manifest and at {_shown(found)} by the rows"
+
+
+# ---- the program ----
+
+RULES = {
+    "tokens are steps times the batch": tokens_are_counted,
+    "counters only grow": counters_grow,
+    "the data moves on": data_moves,
+    "every rate is its peak times the schedule": rates_are_the_recipes,
+    "learning rate follows its schedule": rate_follows_its_schedule,
+    "bits per byte follow the loss": bpb_follows_loss,
+    "derived numbers agree with their parts": derived_numbers_agree,
+    "times add up": times_add_up,
+    "parameters are the model's own": parameters_are_the_models,
+    "the manifest agrees with the rows": manifest_agrees,
+}
+
+
+def audit(data: RunData) -> dict[str, Audit]:
+    """Return what each rule compared; a rule without its numbers is left out."""
+    figures = Figures(data)
+    found = {name: compare(figures) for name, compare in RULES.items()}
+    return {name: of_rule for name, of_rule in found.items() if of_rule and (of_rule.compared or of_rule.wrong)}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m faults.audit", description=__doc__)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories")
+    contradictions = 0
+    for name in parser.parse_args(argv).runs:
+        found = audit(read_run(name))
+        wrong = [f"{rule}: {text}" for rule, of_rule in found.items() for text in of_rule.wrong]
+        contradictions += len(wrong)
+        print(f"{name}: {len(found)} of {len(RULES)} rules could be tried, {len(wrong)} contradictions")
+        for text in wrong:
+            print(f"  {text}")
+    return int(contradictions > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
