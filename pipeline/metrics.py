@@ -425,10 +425,9 @@ def _value(value: Any) -> str:
 WINDOW = 128  # values that are remembered
 ENOUGH = 20  # before that nothing is called unusual: losses fall fast in the beginning
 DEVIATIONS = 6.0
-EARLY, AROUND = (
-    1.5,
-    3,
-)  # times the values around it, so many on either side: of the first values only a single one tells
+HIGH_NORM = 2.0  # times the usual gradient norm: lower ones, which clipping bounds, harm nothing
+# Times the values around it, so many on either side: of the first values only a single one tells.
+EARLY, AROUND = 1.5, 3
 
 
 class RecentValues(deque[float]):

@@ -42,6 +42,7 @@ from pipeline.preflight.plan import (  # fmt: skip
     compute_of_step,
     gibibytes,
     gigabytes,
+    keep,
     make_plan,
     measure,
     scored_at_most,
@@ -400,6 +401,7 @@ def _probe(plan: Plan, given: list[str], *, seconds: float) -> None:
     except NotMeasured as reason:
         print(f"probe: nothing was measured, since {reason}")
         return
+    keep(probe, plan.recipe, plan.device, processes=plan.processes)
     plan = replace(plan, probe=probe)
     print(probe_line(plan))
     if plan.duration is not None:

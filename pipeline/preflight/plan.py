@@ -4,6 +4,7 @@ Plain arithmetic without network, GPU or weights; without torch too, unless mode
 is None, and printed as n/a.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from pipeline.hardware import (
     device_info,
     model_shards,
     physical_cores,
+    usable_cores,
 )
 from pipeline.preflight.devices import product_rates
 from pipeline.preflight.memory import (
@@ -43,6 +46,7 @@ from pipeline.preflight.memory import (
 )
 from pipeline.process import commands
 from pipeline.process.errors import RecipeError
+from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
 from pipeline.recipe.counted_sizes import CountedSizes
@@ -50,8 +54,10 @@ from pipeline.recipe.resolve import (
     KEY,
     horizon_steps,
     is_auto,
+    isolates_documents,
     micro_batch,
     micro_steps,
+    must_match,
     rows_per_step,
     start_folder,
     step_rows,
@@ -70,10 +76,13 @@ if TYPE_CHECKING:
 # Steps measured on this machine before the run: seconds a step, and the most memory that a process took.
 #
 # Child processes make real steps of the recipe's model, at its micro-batch and with its optimizer, on rows of random tokens
-# (run/probing.py): what a row says does not change its time. The training's own start measures nothing.
+# (run/probing.py): what a row says does not change its time. The result lies in the cache under all that it depends on.
+# There the next plan of such a run finds it, that of the training's own start too, which measures nothing itself.
 
 PROBE_START_S = 180.0  # for imports, the model, and the first step with its compilation
 CPU_SHARE = 0.5  # of a CPU's free memory that a probe may take by arithmetic: more would push others out
+# Beginnings of keys of train: that neither time nor memory of a step depends on, and of those told apart (the micro-batch).
+WITHOUT = ("max_steps", "num_train_epochs", "seed", "logging_", "eval_", "save_", "per_device_", "learning_rate", "warmup_", "ddp_timeout")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,40 @@ def measure(argv: list[str], device: DeviceInfo, *, processes: int, seconds: flo
         lines = (stderr.strip() or out.strip() or f"status {child.returncode}").splitlines()
         raise NotMeasured(f"its process ended with: {lines[-1]}")
     return Probe(**json.loads(results[-1]))
+
+
+def keep(probe: Probe, recipe: Recipe, device: DeviceInfo, *, processes: int) -> None:
+    """For the plans to come."""
+    write_sealed_json(_probe_place(recipe, device, processes=processes), asdict(probe))
+
+
+def kept(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Probe | None:
+    """Return what was measured last, on such a machine, of such steps. The micro-batch of the recipe must be a number by now."""
+    try:
+        return Probe(**read_sealed_json(_probe_place(recipe, device, processes=processes)))
+    except (OSError, ValueError, TypeError, PackageNotFoundError):
+        return None
+
+
+def _probe_place(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Path:
+    settings = {
+        name: value
+        for name, value in must_match(recipe).items()
+        if name.startswith(("model.", "optimizer.")) and not name.startswith("optimizer.schedule.")
+    }
+    settings |= {f"train.{n}": value for n, value in recipe.train.items() if not n.startswith(WITHOUT)}
+    settings |= {
+        KEY: micro_batch(recipe),
+        "attention": recipe.model.attn_implementation,
+        "vocab_size": recipe.tokenizer.vocab_size,
+        "row_tokens": recipe.data.row_tokens,
+        "batch_tokens": recipe.data.batch_tokens,
+        "isolated": isolates_documents(recipe),
+        "machine": [device.name, usable_cores(), processes],
+        "versions": [version("torch"), version("transformers")],
+    }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return cache_dir(recipe.data.cache_dir) / "probes" / f"{digest}.json"
 
 
 # Expected duration of a run: by a probe of its steps, else a range by arithmetic.
@@ -463,6 +506,7 @@ def make_plan(
         shards_bytes=None if rows is None else rows * row_bytes(recipe, recipe.tokenizer.vocab_size),
         evaluation_tokens=evaluation_tokens(recipe, scored_bytes),
         compiled=compiled,
+        probe=kept(recipe, device, processes=processes),
         sizes_unknown=sizes_unknown,
     )
 

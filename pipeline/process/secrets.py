@@ -184,6 +184,18 @@ def release_output() -> None:
             stream.release() if isinstance(stream, _RedactedStream) else stream.flush()
 
 
+def _before_open_secret(text: str, end: int) -> int:
+    """Return where a secret of several lines begins that the text up to `end` ends in the middle of; else `end`."""
+    key = text.rfind("-----BEGIN ")
+    if 0 <= key < end < key + LONGEST_KEY and "-----END " not in text[key:end]:
+        return key
+    for value in _values():
+        for line in re.finditer("\n", value):
+            if text.endswith(value[: line.end()], 0, end):
+                return end - line.end()
+    return end
+
+
 class _Line(threading.local):
     """The text that a thread has written since its last end of a line."""
 
@@ -193,7 +205,7 @@ class _Line(threading.local):
 class _RedactedStream:
     """A text stream that writes printed_text(redacted(text)); everything else is the stream's own.
 
-    A line (a private key) is written when it ends, or at a flush, so that a secret in two writes is found.
+    A line (a secret of several lines) is written when it ends, or at a flush, so that a secret in two writes is found.
 
     Nobody may be there to read: a terminal that was closed or a `tee` that was interrupted is the run's reason to save and
     leave, and must not keep it from that.
@@ -206,9 +218,7 @@ class _RedactedStream:
     def write(self, text: str) -> int:
         whole = self._line.text + text
         end = max(whole.rfind("\n"), whole.rfind("\r")) + 1
-        key = whole.rfind("-----BEGIN ")
-        if 0 <= key < end < key + LONGEST_KEY and "-----END " not in whole[key:end]:
-            end = key
+        end = _before_open_secret(whole, end)
         self._line.text = whole[end:]
         self._show(whole[:end])
         return len(text)

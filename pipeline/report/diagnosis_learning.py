@@ -5,7 +5,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.data.losses import ENOUGH_BYTES
-from pipeline.metrics import AROUND, DEVIATIONS, EARLY, ENOUGH, SFT_BPB, VAL_BPB, VALIDATION, WINDOW, RecentValues
+from pipeline.metrics import (
+    AROUND,
+    DEVIATIONS,
+    EARLY,
+    ENOUGH,
+    HIGH_NORM,
+    SFT_BPB,
+    VAL_BPB,
+    VALIDATION,
+    WINDOW,
+    RecentValues,
+)
 from pipeline.process.commands import program
 from pipeline.report.diagnosis_finding import (
     Figures,
@@ -349,7 +360,6 @@ def _beside(bpb: float | None, pairs: Pairs, looked: int | None) -> str:
 # Rules on stability: spikes, gradient norm, clipping, numbers that are not finite.
 
 MANY_SPIKES, SPIKES_SHARE = 3, 0.001
-HIGH_NORM = 2.0  # times the usual one: lower ones, which clipping bounds, harm nothing
 GROWTH_NOTE, GROWTH_TROUBLE, GRADIENT_COLLAPSE = 2.5, 4.0, 100.0
 NORM_WINDOWS = 10  # of 8 values at least
 CLIPPED_OFTEN, CLIPPED_STEPS = 0.5, 10

@@ -51,7 +51,8 @@ def probed(model: Any) -> Iterator[torch.Tensor]:
     """Yield ids to try the model with, while it evaluates and attends as a CPU can: without dropout and flash kernels."""
     training, attention = model.training, model.config._attn_implementation
     model.eval()
-    model.config._attn_implementation = "eager"
+    if attention != "sdpa":
+        model.config._attn_implementation = "eager"
     try:
         with torch.no_grad():
             yield torch.arange(NUM_IDS)[None] % model.config.get_text_config().vocab_size
@@ -83,7 +84,7 @@ def sees_ahead(model: Any) -> bool:
     with probed(model) as ids:
         other = ids.clone()
         other[0, -1] = ids[0, 0]
-        before, after = (model(input_ids=row).logits[0, :-1].float() for row in (ids, other))
+        before, after = (model(input_ids=row, use_cache=False).logits[0, :-1].float() for row in (ids, other))
     return not torch.allclose(before, after, rtol=1e-3, atol=1e-3)
 
 

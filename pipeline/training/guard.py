@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from pipeline.metrics import AROUND, ENOUGH, RecentValues
+from pipeline.metrics import AROUND, ENOUGH, HIGH_NORM, RecentValues
 from pipeline.model.build import first_nonfinite
 from pipeline.process.errors import DataError, DivergedError, HangError, first_line
 from pipeline.process.progress import write
@@ -180,7 +180,7 @@ class StepGuard:
                     for ago, early in self.recent[name].early_spikes():
                         self._record(trainer, "spike", step=step - ago, name=name, **early)
         found.sort(key=lambda spike: spike["step"])
-        text = ""
+        shown = []
         for spike in found:
             self._record(trainer, "spike", **spike)
             text = "step {step}: {name} is {value:.4g}, usually {highest_usual:.4g} at most".format_map(spike)
@@ -191,10 +191,11 @@ class StepGuard:
                 )
                 error.facts = spike
                 raise error
-        if found and trainer.is_world_process_zero():
-            write(
-                f"spike: {text} ({len(found)} since the last log). A single one is harmless while the loss goes on falling"
-            )
+            # Small ones of the norm are many and harmless; the report counts them.
+            if spike["name"] == "train/loss" or spike["value"] >= HIGH_NORM * spike["usual"]:
+                shown.append(text)
+        if shown and trainer.is_world_process_zero():
+            write(f"spike: {'; '.join(shown[:3])}. A single one is harmless while the loss goes on falling")
 
     def _leave_out(
         self,

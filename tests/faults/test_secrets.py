@@ -227,13 +227,11 @@ def _printed(*writes: str, flush: bool = False) -> str:
 @pytest.mark.parametrize(
     "secret", [HF_TOKEN, "opensesame", "sk-" + "z9_" * 12, "AKIA" + "ABCD" * 4, "two\nlines-of-it"]
 )
-@pytest.mark.parametrize("flush", [False, True])
-def test_a_secret_in_two_writes_is_hidden(environ, secret, flush):
+def test_a_secret_in_two_writes_is_hidden(environ, secret):
     environ(HF_TOKEN=HF_TOKEN, SSHPASS="opensesame", PEM_KEY="two\nlines-of-it")
     for at in range(len(secret) + 1):
-        written = _printed(f"token={secret[:at]}", f"{secret[at:]}\n", flush=flush)
-        shown = secret[:at] if flush and at < 4 else ""  # a prompt that ends in so few characters is shown
-        assert written == f"token={shown}[secret]\n", at
+        written = _printed(f"token={secret[:at]}", f"{secret[at:]}\n")
+        assert written == "token=[secret]\n", at
     assert _printed("key ", *secret, " was refused\n") == "key [secret] was refused\n"
     assert _printed("url https://me:", "hunter22", "@example.org\n") == "url https[secret]example.org\n"
 

@@ -36,6 +36,15 @@ def test_a_step_that_the_loss_scaler_skipped_is_no_spike_and_leaves_the_usual_va
     }
 
 
+def test_only_high_norms_and_losses_are_printed(tmp_path, capsys):
+    guard = StepGuard(RunDirectory(tmp_path), Monitor())
+    for name, values in {"optim/grad_norm": [1.0] * ENOUGH + [1.5, 2.5], "train/loss": [2.0] * ENOUGH + [2.5]}.items():
+        guard.report_spikes(trainer_at(len(values)), {name: values})
+    printed = capsys.readouterr().out
+    assert [word in printed for word in ("grad_norm is 1.5", "grad_norm is 2.5", "loss is 2.5")] == [False, True, True]
+    assert len(read_rows(guard.run.metrics)) == 3
+
+
 def spiking_series():
     noise = torch.rand(200, generator=torch.Generator().manual_seed(0)).tolist()
     norms = [0.3 + 0.02 * n for n in noise]
