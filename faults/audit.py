@@ -530,7 +530,7 @@ def main(argv: list[str]) -> int:
         found = audit(read_run(name))
         wrong = [f"{rule}: {text}" for rule, of_rule in found.items() for text in of_rule.wrong]
         contradictions += len(wrong)
-        print(f"{name}: {len(found)} of {len(RULES)} rules could be tried, {len(wrong)} contradictions")
+        print(f"{name}: {len(found)} of {len(RULES)} rules could be tried; contradictions: {len(wrong)}")
         for text in wrong:
             print(f"  {text}")
     return int(contradictions > 0)

@@ -58,7 +58,7 @@ BREAKAGES = (
     # Tokenizer
     Breakage("control tokens count as bytes of text", "lengths_V[i] = 0 if added[i].special else len(added[i].content.encode())", "lengths_V[i] = len(added[i].content.encode())", "test_control_tokens_and_ids_that_do_not_exist_have_no_bytes"),
     Breakage("text that spells a control token is trained as it is", "(escape(text) for text in texts)", "(text for text in texts)", "test_a_text_full_of_control_strings_grows_no_id_of_that_name"),
-    Breakage("a message of a user can write a control token", 'return self._control.sub(f"{OPEN}\\\\g<0>{CLOSE}", value)', "return value", "test_no_content_yields_a_control_id"),
+    Breakage("a message of a user can write a control token", 'return self._control.sub(f"{OPEN}\\\\g<0>{CLOSE}", text)', "return text", "test_no_content_yields_a_control_id"),
     # Data
     Breakage("a source that ended is begun anew instead of going on", "return sources, self.bases[sources] + block", "return sources, block", "test_a_source_that_ends_is_dropped_repeated_or_stops_the_run"),
     Breakage("positions go on over the beginning of a document", "return at - np.maximum.accumulate(np.where(starts_BT, at, 0), axis=1)", "return at - np.zeros_like(starts_BT, dtype=np.int64)", "test_isolated_documents_restart_their_positions_at_every_bos"),

@@ -471,7 +471,7 @@ def _items(task: ChatTask, file: SourceFile) -> tuple[list[ChatItem], list[str]]
     path = file.local_path()
     items, bad = [], []
     try:
-        for name, value in _rows(path, file.label):
+        for name, value in _rows(path):
             try:
                 if isinstance(value, BadRow):
                     raise ValueError(value.reason)
@@ -490,7 +490,7 @@ def _items(task: ChatTask, file: SourceFile) -> tuple[list[ChatItem], list[str]]
     return items, shown + ([f"{path}: {len(bad) - SHOWN} more rows like these"] if len(bad) > SHOWN else [])
 
 
-def _rows(path: Path, label: str) -> Iterator[tuple[str, Any]]:
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     if kind_of(path.name) == "txt":
         with open_bytes(path) as file:
             yield from _about_words(line.decode("utf-8", "replace").strip() for line in file)

@@ -237,13 +237,13 @@ def _verdict(runs: Sequence[RunData]) -> str:
     by_run = _majors(runs)
     if any(len(majors) > 1 for majors in by_run.values()):
         return ""
-    if not any(by_run.values()):
+    majors = {name: found[0] for name, found in by_run.items() if found}
+    if not majors:
         return "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, precision and kernels, hardware and seed are the same, as far as they are known.\n"
-    shown = {name: majors[0] for name, majors in by_run.items() if majors}
-    shown = {name: major for name, major in shown.items() if major != "seed"} or shown
-    listed = "; ".join(f"{cell(name)}: {major}" for name, major in shown.items())
+    others = {name: major for name, major in majors.items() if major != "seed"}
+    listed = "; ".join(f"{cell(name)}: {major}" for name, major in (others or majors).items())
     line = f"One major variable differs from {cell(runs[0].name)} ({listed})"
-    if not any(set(majors) - {"seed"} for majors in by_run.values()):
+    if not others:
         return f"{line}: how far the figures lie apart is what another seed does.\n"
     if all(len(group) > 1 for group in repeats(runs)):
         return f"{line}: what the figures show beyond the noise of the seed is its effect.\n"
@@ -264,11 +264,8 @@ def _source(source: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     return {"fingerprint": source["fingerprint"][:16], **taken}
 
 
-def _short(value: Any) -> Any:
-    if value is None:
-        return None
-    text = str(value)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+def _short(value: Any) -> str | None:
+    return None if value is None else shortened(str(value), LONGEST)
 
 
 # Whether a difference in bits per byte, or in a benchmark's mean, is more than another seed would make.
@@ -392,11 +389,6 @@ METRICS = (
 Places = dict[str, tuple[np.ndarray, np.ndarray]]  # by axis: steps, and where each is
 
 
-def drawn(runs: Sequence[RunData]) -> Sequence[RunData]:
-    """Return the runs whose curves can be distinguished."""
-    return runs[:LOOKS]
-
-
 def drawn_text(runs: Sequence[RunData]) -> str:
     """Return which runs have no curves; "" where all have."""
     if len(runs) <= LOOKS:
@@ -413,7 +405,7 @@ def loss_of_all(runs: Sequence[RunData]) -> str | None:
 
 def comparison_panels(runs: Sequence[RunData]) -> tuple[list[Panel], dict[str, str]]:
     """Return the panels of what at least two runs have, or any run of the training loss; and the labels of their x axes."""
-    runs = drawn(runs)
+    runs = runs[:LOOKS]  # of more, curves could not be distinguished
     loss = loss_of_all(runs)
     title = METRICS[0][0] if loss == "train/loss_ema" else "Training loss"
     kinds: list[tuple[str, str, str | None, bool]] = [(title, "nats per token", loss, False)]

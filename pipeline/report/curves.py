@@ -225,22 +225,13 @@ COMPARED_AXES = {
 }
 
 
-def curves_of(
-    runs: Sequence[RunData], x: str = "tokens", name: str | None = None
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return {legend: (x, y)} of the metric over one of AXES, ascending; a run that cannot tell both is left out.
-
-    name: default the training loss under the name that each run has it by. The legend carries dtype and hardware.
-    """
-    found = {}
-    for label, data in zip(legends(runs), runs, strict=True):
-        at, places = positions(data, x)
-        steps, values = data.curve(name or data.loss_name())
-        _, placed, measured = np.intersect1d(at, steps, return_indices=True)
-        if len(measured):
-            order = np.argsort(places[placed], kind="stable")
-            found[label] = places[placed][order], values[measured][order]
-    return found
+def curve_over(data: RunData, x: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return (places, values) of the metric over one of COMPARED_AXES, ascending; empty for a run that cannot tell both."""
+    at, places = positions(data, x)
+    steps, values = data.curve(name)
+    _, placed, measured = np.intersect1d(at, steps, return_indices=True)
+    order = np.argsort(places[placed], kind="stable")
+    return places[placed][order], values[measured][order]
 
 
 def positions(data: RunData, x: str) -> tuple[np.ndarray, np.ndarray]:
@@ -304,7 +295,8 @@ def one_protocol(runs: Sequence[RunData], name: str) -> bool:
 
 def table_of(runs: Sequence[RunData], x: str, name: str) -> str:
     """Return the table; "" when fewer than two of the runs have the metric on a common stretch of the axis."""
-    curves = {data.name: c for data in runs for c in curves_of([data], x, name).values() if len(c[0]) > 1}
+    curves = {data.name: curve_over(data, x, name) for data in runs}
+    curves = {run: curve for run, curve in curves.items() if len(curve[0]) > 1}
     if len(curves) < 2:
         return ""
     start, end = max(xs[0] for xs, _ in curves.values()), min(xs[-1] for xs, _ in curves.values())

@@ -261,7 +261,7 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         table = import_built_in("data.losses:table")
         with open(directory.console, "a", encoding="utf-8") as log:  # by now all that the run read is prepared
             log.write(f"{table(trainer.rows.plan)}\n")
-        _look_back(recipe, run, trainer)
+        _look_back(run.directory)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
@@ -277,9 +277,8 @@ def _peak_memory(trainer: TandemTrainer) -> dict[str, int]:
     return found | ({"device": trainer.log_row.memory.peak()} if trainer.args.device.type == "cuda" else {})
 
 
-def _look_back(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
+def _look_back(directory: RunDirectory) -> None:
     """Write the report. An error of it is printed: the run is whole without it."""
-    directory = run.directory
     with waiting("writing the report", after_s=1.0):
         problem = write_report(directory)
     if problem:

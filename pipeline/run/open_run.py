@@ -265,7 +265,7 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
     step = (step_of(checkpoint) or 0) if checkpoint else 0
     if checkpoint is None and directory.has_saved():
         if recipe.run.resume != "never":
-            raise _all_checkpoints_lost(recipe, directory)
+            raise _all_checkpoints_lost(directory)
         directory.start_anew()
     if isinstance(recipe.run.resume, int) and step > recipe.run.resume:
         print(
@@ -277,7 +277,7 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
     return checkpoint
 
 
-def _all_checkpoints_lost(recipe: Recipe, directory: RunDirectory) -> DataError:
+def _all_checkpoints_lost(directory: RunDirectory) -> DataError:
     """Return the error of a run that has trained and cannot go on: only the user may throw that away."""
     aside = sorted(path.name for path in directory.quarantine.glob("*"))
     lies = f"{directory.quarantine} holds {', '.join(aside)}" if aside else f"{directory.quarantine} is empty"

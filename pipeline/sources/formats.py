@@ -127,7 +127,7 @@ def _calls_in(value: Any, place: int) -> list[dict]:
     return [{"type": "function", "function": call} for call in calls]
 
 
-def plain_messages(value: Any, *, tools: list[dict] | None = None, invented: bool = False) -> Messages:
+def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bool = False) -> Messages:
     """Return the messages with only the keys that a chat template reads. Raises ValueError with the reason when they are none.
 
     Keys that are None or an empty list are left out, also the content of a message that only calls or reasons: a parquet
@@ -137,8 +137,6 @@ def plain_messages(value: Any, *, tools: list[dict] | None = None, invented: boo
     stand for a key that is not there (TableRow).
     Raises UntrainableConversation where only the order or an empty text is in the way.
     """
-    if not isinstance(value, list):
-        raise ValueError(f"the messages are {_kind(value)}, not a list")
     messages = Messages()
     messages.tools = tools
     functions = {tool["function"]["name"]: tool["function"] for tool in tools or []}
@@ -599,14 +597,10 @@ def _text(value: Any) -> str:
 def _whole_characters(item: str | Messages | None) -> str | Messages | None:
     """Return the item. Raises ValueError for half of a character, as a JSON escape can make it: no UTF-8 can hold it, and no
     tokenizer can read it."""
-    texts = [item] if isinstance(item, str) else []
-    if isinstance(item, Messages):
-        texts = [value for message in item for value in message.values() if isinstance(value, str)]
-        calls = [item.tools, *(message.get("tool_calls") for message in item)]
-        texts += [json.dumps(value, ensure_ascii=False, default=str) for value in calls if value]
-    for text in texts:
-        if (at := lone_surrogate(text)) is not None:
-            raise ValueError(f"holds half of a surrogate pair (U+{ord(text[at]):04X}), which is no character")
+    whole = [item, getattr(item, "tools", None)]
+    text = item if isinstance(item, str) else json.dumps(whole, ensure_ascii=False, default=str)
+    if (at := lone_surrogate(text)) is not None:
+        raise ValueError(f"holds half of a surrogate pair (U+{ord(text[at]):04X}), which is no character")
     return item
 
 

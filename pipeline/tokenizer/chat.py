@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.process.errors import DataError
 from pipeline.process.user_code import import_built_in
+from pipeline.sources.formats import REASONING
 from pipeline.tokenizer.encode import WORD_JOINER, control_ids, control_strings, escape, tool_marks, with_texts
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ RESPONSE_TEMPLATE = {
     "start_anchor": "<|assistant|>",
     "fields": {"content": {"close": ["<|end|>", "<|bos|>"], "content": "text", "content_args": {"strip": False}}},
 }
-
-# Data and templates know an answer's reasoning by one of these names: a template is shown it under each.
-REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 # Tokenizers that are in use: how their template is rendered, with what that depends on.
 _own_templates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -60,8 +58,9 @@ def shown(messages: list[dict]) -> list[dict]:
         kept = {key: value for key, value in message.items() if value is not None and key != "weight"}
         if not kept.get("tool_calls"):
             kept.pop("tool_calls", None)  # templates ask whether there is the key
-        reasoning = next((kept[key] for key in REASONING_KEYS if kept.get(key)), None)
-        found.append(kept if reasoning is None else kept | dict.fromkeys(REASONING_KEYS, reasoning))
+        reasoning = next((kept[key] for key in REASONING if kept.get(key)), None)
+        # Data and templates know it by one of these names: a template is shown it under each.
+        found.append(kept if reasoning is None else kept | dict.fromkeys(REASONING, reasoning))
     return found
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from unicodedata import normalize
 
-from pipeline.tokenizer.chat import REASONING_KEYS, unrendered
+from pipeline.sources.formats import REASONING
+from pipeline.tokenizer.chat import unrendered
 from pipeline.tokenizer.encode import WORD_JOINER, plain_backend
 
 KINDS = {"content": "text of answers", "reasoning": "reasoning", "think": "reasoning in answers", "calls": "tool calls"}
@@ -58,7 +59,7 @@ def marked_texts(message: dict) -> Iterator[tuple[str, str]]:
 
     Kinds: content, reasoning (under its own key), think (within the content), calls.
     """
-    yield "reasoning", next((message[key] for key in REASONING_KEYS if message.get(key)), "")
+    yield "reasoning", next((message[key] for key in REASONING if message.get(key)), "")
     thought, _, said = (message.get("content") or "").rpartition("</think>")
     for text in thought.split("<think>"):
         yield "think", text

@@ -10,7 +10,7 @@ import yaml
 from pipeline.process.storage import write_text
 from pipeline.report.__main__ import main
 from pipeline.report.comparison import changes, comparison, differing_majors, repeats, verdict
-from pipeline.report.curves import curves_of, flops_per_token
+from pipeline.report.curves import curve_over, flops_per_token, legends
 from pipeline.report.imported_logs import read_runs
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.rows import append_row
@@ -123,13 +123,13 @@ def test_more_than_one_major_variable_is_warned_of_and_one_is_not(tmp_path):
 
 def test_curves_lie_on_steps_tokens_minutes_and_flops_under_legends_with_dtype_and_hardware(tmp_path):
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", batch=2000, step_s=3.0)]
-    legend = "b (bfloat16, 8 x NVIDIA H100 80GB HBM3)"
+    assert legends(runs)[1] == "b (bfloat16, 8 x NVIDIA H100 80GB HBM3)"
     assert flops_per_token(runs[1]) == pytest.approx(6e6)
     for x, last in (("step", 40), ("tokens", 80_000), ("time", 2.0), ("flops", 80_000 * 6e6)):
-        xs, ys = curves_of(runs, x)[legend]
+        xs, ys = curve_over(runs[1], x, "train/loss")
         assert (xs[-1], ys[-1]) == (pytest.approx(last), pytest.approx(5.0))
         assert len(xs) == len(ys) == 40
-    xs, ys = curves_of(runs, "tokens", "val/bpb")[legend]
+    xs, ys = curve_over(runs[1], "tokens", "val/bpb")
     assert (xs.tolist(), ys.tolist()) == ([0, 80_000], [2.0, 1.0])
 
 

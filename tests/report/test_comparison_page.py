@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.report.comparison import comparison_panels, write_comparison
-from pipeline.report.curves import LOOKS, curves_of, legends, look
+from pipeline.report.curves import LOOKS, curve_over, legends, look
 from pipeline.report.imported_logs import read_runs
 from pipeline.report.page import PAGE_BYTES
 from pipeline.run_dir.columns import Columns
@@ -117,7 +117,7 @@ def test_a_curve_of_the_page_lies_where_the_comparison_puts_it_and_keeps_its_low
     curve = panels[0].curves[1]
     assert curve.y.min() == -7
     for axis, unit in {"step": 1, "tokens": 1, "time": 1, "flops": 1e21}.items():
-        xs, ys = curves_of(runs, axis)[legends(runs)[1]]
+        xs, ys = curve_over(runs[1], axis, "train/loss")
         drawn = np.isin(ys, curve.y)
         assert curve.x[axis] * unit == pytest.approx(xs[drawn])
         assert (curve.y == ys[drawn]).all()
