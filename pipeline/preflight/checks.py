@@ -578,6 +578,8 @@ def _weights(recipe: Recipe) -> None:
             raise DataError(
                 f"{where}: {folder} is damaged ({'; '.join(damaged)}). Copy it again, or start from another checkpoint of that run."
             )
+    elif (folder / "adapter_config.json").is_file():
+        raise InputMissingError(f"{where}: {folder} is an adapter (LoRA), no whole model. Merge it (docs/build_on.md).")
     elif not any(p.suffix == ".safetensors" or p.name.startswith("pytorch_model") for p in folder.iterdir()):
         raise InputMissingError(
             f"{where}: {folder} holds no weights (*.safetensors or pytorch_model*.bin). Name a folder that save_pretrained wrote, or a run."

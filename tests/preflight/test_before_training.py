@@ -230,6 +230,8 @@ def test_weights_that_are_damaged_or_absent_are_named_before_the_data_are_prepar
     (tmp_path / "bare" / "model.safetensors").unlink()
     bare = read_recipe([recipe_file(tokenizer={"vocab_size": None}), f"model.start_from={tmp_path}/bare"])
     assert "holds no weights" in problems_of(bare, InputMissingError)
+    (tmp_path / "bare" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert "is an adapter (LoRA), no whole model" in problems_of(bare, InputMissingError)
 
 
 def test_the_weights_that_a_run_starts_from_are_hashed_again_only_when_they_changed(
