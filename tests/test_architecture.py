@@ -21,7 +21,7 @@ ENTRIES = ["pretrain", "sft", "chat", "launch", "sweep"]  # they import every ro
 ORDER = ROOMS + ENTRIES
 MOST_LINES = 1000
 # What a training loads of ours, in functions too: lower them as the core shrinks.
-MOST_REACHED = {"modules": 72, "lines": 21_420}
+MOST_REACHED = {"modules": 72, "lines": 21_440}
 # What runs beside or after it, or is loaded by what is looked up by name (process/user_code.py), which is never reached either.
 NEVER_REACHED = ("chat", "hub", "launch", "report", "sweep.py", "data/packing.py", "data/prepare.py", "data/preview.py", "data/workers.py", "evals/sandbox.py", "preflight/memory.py", "run_dir/columns.py")  # fmt: skip
 

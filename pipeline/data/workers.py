@@ -179,7 +179,7 @@ def _with_end(documents: list, end: int, settings: dict) -> list:
 
     Not behind a document that fills its last row without: in a row of its own the end would teach to write nothing.
     """
-    whole = settings["row_tokens"] if settings["packing"] == "cut_and_fit" else 0
+    whole = settings["row_tokens"] if settings["packing"] in ("cut_and_fit", "one_text") else 0
     ended = []
     for document in documents:
         fills_rows = len(document) % whole == 0 if whole else len(document) == 0

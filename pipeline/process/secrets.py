@@ -32,10 +32,10 @@ PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
     "AWS access key": ((b"AKIA", b"ASIA"), rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
     "Google API key": ((b"AIza",), rb"\bAIza[0-9A-Za-z_\-]{35}\b"),
     "OpenAI-style key": ((b"sk-",), rb"\bsk-(?:[A-Za-z0-9]{20,}|[A-Za-z0-9_\-]{32,})"),
-    "Slack token": ((b"xox", b"xapp-"), rb"\b(?:xox[a-z](?:\.xox[a-z])?|xapp)-[A-Za-z0-9\-]{20,}"),
+    "Slack token": ((b"xox", b"xapp-"), rb"\b(?:xox[a-z](?:\.xox[a-z])?|xapp-[0-9])-[A-Za-z0-9\-]{20,}"),
     "GitLab token": ((b"glpat-", b"gldt-", b"glrt-"), rb"\bgl(?:pat|dt|rt)-[A-Za-z0-9_\-]{20,}"),
     "Docker token": ((b"dckr_pat_", b"dckr_oat_"), rb"\bdckr_[po]at_[A-Za-z0-9_\-]{20,}"),
-    "PyPI token": ((b"pypi-",), rb"\bpypi-[A-Za-z0-9_\-]{32,}"),
+    "PyPI token": ((b"pypi-AgE",), rb"\bpypi-AgE[A-Za-z0-9_\-]{32,}"),
     "npm token": ((b"npm_",), rb"\bnpm_[A-Za-z0-9]{36}\b"),
     "NVIDIA key": ((b"nvapi-",), rb"\bnvapi-[A-Za-z0-9_\-]{32,}"),
     "private key": (
@@ -46,7 +46,7 @@ PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
     # Alone before the @: longer than a user's name, or letters and digits mixed.
     "token in a URL": (
         (b"://",),
-        rb"(?:(?<=http)|(?<=https))://(?:[^\s/:@\"'?#]{20,256}|(?=[A-Za-z_\-]*[0-9])[A-Za-z0-9_\-]{12,})@(?=[a-zA-Z0-9\[])",
+        rb"(?:(?<=http)|(?<=https))://(?:[^\s/:@\"'?#]{20,256}|(?=[A-Za-z_\-]*[0-9])[A-Za-z0-9_]{16,})@(?=[a-zA-Z0-9\[])",
     ),
     "signature in a URL": (
         (
@@ -61,7 +61,7 @@ PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
             b"password=",
         ),
         rb"(?:(?<=[?&;])|(?<=[?&;]AWS)|(?<=[?&;]access_)|(?<=[?&;]private_)|(?<=[?&;]X-Amz-)|(?<=[?&;]X-Amz-Security-)|(?<=[?&;]X-Goog-))"
-        rb"(?:sig|[sS]ignature|[tT]oken|AccessKeyId|api_?key|password)=[^\s&\"'#<>]{6,}",
+        rb"(?:sig|[sS]ignature|[tT]oken|AccessKeyId|api_?key|password)=(?=[^\s&]*[0-9])[^\s&\"'#<>{}$]{8,}",
     ),
 }
 _COMPILED = {kind: (begins, re.compile(pattern)) for kind, (begins, pattern) in PATTERNS.items()}

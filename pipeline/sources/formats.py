@@ -19,6 +19,15 @@ REASONING = ("reasoning_content", "reasoning", "thinking")  # of an assistant's 
 # Of a message: OpenAI's, axolotl's two, ms-swift's, LLaMA-Factory's.
 LEARNT = ("weight", "train", "training", "loss", "loss_weight")
 LEARNT_PARTS = ("train_detail", "training_detail")  # of axolotl
+PARTS = (
+    "text",
+    "input_text",
+    "output_text",
+    "summary_text",
+    "thinking",
+    "reasoning",
+    "tool_call",
+)  # of a content, that are read
 PARTS_ARE_MARKED = "message {} marks parts of its text as trained, and only whole messages can be"
 TOOLS = ("tools", "functions")  # columns of definitions
 # Other names of the roles, as ShareGPT files and those after its model have them (LLaMA-Factory, axolotl, FastChat).
@@ -77,6 +86,8 @@ def messages_of(value: Any, *, tools: list[dict] | None = None, invented: bool =
                 calls = _calls_in(message["content"], place)
                 # Calls in turns of their own are of one message, with what the assistant says before them.
                 if isinstance(before, dict) and before["role"] == "assistant":
+                    if _is_learnt(message, place) != _is_learnt(before, place):
+                        raise ValueError(PARTS_ARE_MARKED.format(place))
                     before["tool_calls"] = [*(before.get("tool_calls") or []), *calls]
                     continue
                 message |= {"role": "assistant", "content": None, "tool_calls": calls}
@@ -145,7 +156,7 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
             raise ValueError(f"message {place} is {_kind(message)}, not a mapping of role and content")
         plain = {key: message[key] for key in KEPT if message.get(key) is not None and message[key] != []}
         reasoning: dict[str, str] = {}
-        if plain.get("role") == "tool" and isinstance(plain.get("content"), dict):
+        if plain.get("role") == "tool" and _is_json(plain.get("content")):
             plain["content"] = json.dumps(_without_nulls(plain["content"], deep=invented), ensure_ascii=False)
         if "content" in plain:
             text, thought, calls = _parts_of(plain["content"], f"the content of message {place}", place)
@@ -158,7 +169,9 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
             if isinstance(call, dict) and call.get("name") and "tool_calls" not in plain:
                 plain["tool_calls"] = [{"type": "function", "function": call}]
             for key in REASONING:
-                text = _parts_of(message.get(key) or "", f"the {key} of message {place}", place)[0]
+                if not isinstance(message.get(key), str | list):  # a switch of thinking is none
+                    continue
+                text = _parts_of(message[key], f"the {key} of message {place}", place)[0]
                 reasoning = reasoning or ({key: text} if text.strip() else {})
             plain |= reasoning
             if not _is_learnt(message, place):
@@ -173,6 +186,12 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
     if reason:
         raise UntrainableConversation(reason)
     return messages
+
+
+def _is_json(content: Any) -> bool:
+    """Return whether a tool's result is a value of its own, not text or parts of text."""
+    items: list[Any] = content if isinstance(content, list) else [content]
+    return bool(items) and all(isinstance(item, dict) and not {"type", "text", "value"} & item.keys() for item in items)
 
 
 def _parts_of(value: Any, what: str, place: int) -> tuple[str, str, list[dict]]:
@@ -191,8 +210,11 @@ def _parts_of(value: Any, what: str, place: int) -> tuple[str, str, list[dict]]:
         if not all(part[key] for key in LEARNT if part.get(key) is not None):
             raise ValueError(PARTS_ARE_MARKED.format(place))
         kind = str(part.get("type") or "text")
-        inside = part.get(kind) or part.get("text") or part.get("value") or ""
-        if kind in ("text", "input_text", "output_text"):
+        names = [name for name in (kind, "text", "value", "content") if name in part]
+        inside = next((part[name] for name in names if part[name]), "")
+        if kind in PARTS and not names:
+            raise ValueError(f"{what} has a part of {', '.join(map(str, part))}, which is no text")
+        if kind in ("text", "input_text", "output_text", "summary_text"):
             texts.append(_parts_of(inside, what, place)[0])
         elif kind in ("thinking", "reasoning"):
             thoughts.append(_parts_of(inside, what, place)[0])
@@ -253,7 +275,8 @@ def _allows_null(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return False
     kinds = schema.get("type")
-    options = schema.get("anyOf") or schema.get("oneOf") or []
+    options = schema.get("anyOf") or schema.get("oneOf")
+    options = options if isinstance(options, list) else []
     return kinds == "null" or "null" in (kinds or []) or bool(schema.get("nullable")) or any(map(_allows_null, options))
 
 
@@ -516,6 +539,8 @@ def is_newly_read(rows: list[Any], form: Format) -> bool:
     for row in rows:
         if isinstance(row, TableRow) and set(form.read_columns or row) & set(row.json):
             return True
+        if form.kind == "chat" and isinstance(row, dict) and any(row.get(name) for name in TOOLS):
+            return True
         if form.kind == "chat" and isinstance(row, dict | list) and NEWLY_READ & set(_inner_keys(row)):
             return True
     return False
@@ -598,7 +623,10 @@ def _whole_characters(item: str | Messages | None) -> str | Messages | None:
     """Return the item. Raises ValueError for half of a character, as a JSON escape can make it: no UTF-8 can hold it, and no
     tokenizer can read it."""
     whole = [item, getattr(item, "tools", None)]
-    text = item if isinstance(item, str) else json.dumps(whole, ensure_ascii=False, default=str)
+    try:
+        text = item if isinstance(item, str) else json.dumps(whole, ensure_ascii=False, default=str, skipkeys=True)
+    except RecursionError:
+        raise ValueError("holds values within one another without end") from None
     if (at := lone_surrogate(text)) is not None:
         raise ValueError(f"holds half of a surrogate pair (U+{ord(text[at]):04X}), which is no character")
     return item

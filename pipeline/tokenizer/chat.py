@@ -112,10 +112,10 @@ def _render_alone(tokenizer: Any, messages: list[dict], tools: list[dict] | None
     encoding = tokenizer(text, add_special_tokens=False)
     trained = [False] * len(encoding.input_ids)
     for start, end in learned_spans(messages, spans):
-        for place in range(start, end):
-            token = encoding.char_to_token(place)
-            if token is not None:
-                trained[token] = True
+        # As transformers marks them: a character may be several tokens, of which its place gives the first alone.
+        first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
+        if first is not None and last is not None:
+            trained[first : last + 1] = [True] * (last + 1 - first)
     return encoding.input_ids, trained
 
 

@@ -223,8 +223,8 @@ class OwnTemplate:
         """Return the spans without those of messages of weight 0."""
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         learnt = [messages[number].get("weight") != 0 for number in answers]
-        if len(spans) == len(answers) or all(learnt):
-            return learned_spans(messages, spans)
+        if all(learnt):
+            return spans
         starts = [self._start(messages[:number], tools, text) for number in answers]
         if None in starts:
             return learned_spans(messages, spans)

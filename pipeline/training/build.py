@@ -79,15 +79,6 @@ def divides_by_num_items(model: Any) -> bool:
     return bool((output.loss - expected).abs() <= 1e-3 * expected)
 
 
-def sees_ahead(model: Any) -> bool:
-    """Return whether a token changes what the model says before it, as in PaliGemma, which reads a whole prompt at once."""
-    with probed(model) as ids:
-        other = ids.clone()
-        other[0, -1] = ids[0, 0]
-        before, after = (model(input_ids=row, use_cache=False).logits[0, :-1].float() for row in (ids, other))
-    return not torch.allclose(before, after, rtol=1e-3, atol=1e-3)
-
-
 class KeepEnds(TrainerCallback):
     """Keeps the ids that end a generation: Trainer adds the tokenizer's eos, which may be a new token that no text has."""
 
@@ -212,11 +203,6 @@ def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
             f"{where}: {kind} does not give the summed loss of shift_labels over num_items_in_batch, so the loss would depend on micro-batch and "
             "processes, or be that of other tokens. Let forward take **kwargs and hand them to self.loss_function, as transformers' own models do."
         )
-    if sees_ahead(model):
-        raise RecipeError(
-            f"{where}: {kind} reads a text with what comes after each token, so it would be trained on what it is to say. "
-            "Take a model that reads from left to right."
-        )
     rows = max(
         recipe.evals.bpb.batch_rows or recipe.train["per_device_eval_batch_size"],  # of evaluations, always isolated
         micro_batch(recipe) if isolates_documents(recipe) else 1,
@@ -246,8 +232,7 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
                 f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
             ) from error
         model.config.get_text_config().use_cache = False  # Trainer does so of a model of text alone
-        for line in model.notes:
-            on_rank_0(partial(print, line))
+        on_rank_0(lambda: [print(line) for line in model.notes])  # one call: ranks may have other notes
         check_sizes(recipe, model.config)
         where = f"{recipe.where('model.start_from')}: {start}"
         refuse_nonfinite(model.state_dict(), where=where, instead="Start from other weights.")

@@ -24,6 +24,7 @@ LENGTHS = (19, 23)  # tokens of the two texts: longer than a convolution, and no
 SEEN, MOVED = 3e-5, 1e-3
 BLANK = 1e-4  # of the logits: the blocks of a new model may write nothing yet
 STD = 0.1
+MASKED = 1e30
 SCAN_CHUNK = 16
 
 
@@ -67,8 +68,8 @@ def _found(model: Any, row_tokens: int) -> Found | None:
     ids = torch.randint(vocab_size // 8, vocab_size // 2, (3, first + second), generator=generator)
     ids[1, first:] = ids[0, first:]  # the same second text behind another first one
     ids[2, :first] = ids[0, :first]  # another second text behind the same first one
-    alone = model(input_ids=ids[:1, first:]).logits[0].float()
-    together = model(input_ids=ids).logits.float()
+    alone = _logits(model(input_ids=ids[:1, first:]))[0]
+    together = _logits(model(input_ids=ids))
     if _largest(together[0, :first] - together[2, :first]) > SEEN * _largest(alone):
         return "looks_ahead"
     effect = _largest(together[0, first:] - alone)
@@ -76,12 +77,18 @@ def _found(model: Any, row_tokens: int) -> Found | None:
         return None
     restarting = torch.cat([torch.arange(first), torch.arange(second)]).expand(3, -1)
     try:
-        packed = model(input_ids=ids, position_ids=restarting).logits.float()
+        packed = _logits(model(input_ids=ids, position_ids=restarting))
     except Exception:  # it takes no positions, or none that begin again: a class of transformers or of the user's
         return "leaks"
     seen = _largest(packed[0, first:] - packed[1, first:])
     moved = _largest(packed[0, first:] - alone)
-    return "leaks" if seen > SEEN * effect or moved > MOVED * effect else "isolates"
+    return "isolates" if seen <= SEEN * effect and moved <= MOVED * effect else "leaks"  # NaN is no proof
+
+
+def _logits(output: Any) -> torch.Tensor:
+    """Return the logits, 0 where a model masks them: with -inf or the lowest number."""
+    logits = output.logits.float()
+    return logits.masked_fill(logits < -MASKED, 0.0)
 
 
 def _largest(difference: torch.Tensor) -> float:

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.model.build import ModelOptionsError, load_weights, read_tensors, save_model
 from pipeline.model.load import load_model
-from pipeline.training.build import sees_ahead
 from pipeline.training.checkpoint import ModelFiles
+from pipeline.training.isolation import try_isolation
 
 TEXT = {
     "hidden_size": 32,
@@ -285,5 +285,5 @@ def test_a_model_that_sees_what_comes_is_found_out():
     torch.manual_seed(0)
     text = TEXT | {"model_type": "gemma", "head_dim": 16}
     config = tf.PaliGemmaConfig(text_config=text, vision_config=CLIP | {"projection_dim": 32}, image_token_index=100)
-    assert sees_ahead(tf.PaliGemmaForConditionalGeneration(config))
-    assert not sees_ahead(tf.LlamaForCausalLM(tf.LlamaConfig(**TEXT)))
+    assert try_isolation(tf.PaliGemmaForConditionalGeneration(config)) == "looks_ahead"
+    assert try_isolation(tf.LlamaForCausalLM(tf.LlamaConfig(**TEXT))) == "isolates"

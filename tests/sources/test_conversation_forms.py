@@ -341,3 +341,38 @@ def test_newly_read_rows_have_their_own_key_but_in_runs_begun(row, tmp_path):
 def test_plain_conversations_keep_their_key(tmp_path):
     write(tmp_path, [{"messages": [USER, ANSWER], "tools": []}] * 4)
     assert reading(recipe(tmp_path, files="a.jsonl")) == "messages(messages)"
+
+
+def test_a_part_without_text_is_no_empty_text():
+    asked = {"role": "user", "content": [{"type": "text", "content": "hello"}]}
+    assert messages_of([asked, {"role": "assistant", "content": "hi"}])[0]["content"] == "hello"
+    with pytest.raises(ValueError, match="which is no text"):
+        messages_of([{"role": "user", "content": [{"type": "text", "words": "hello"}]}])
+
+
+def test_a_tool_that_gives_a_list_is_its_json():
+    talk = [{"role": "user", "content": "?"}, call({"city": "Oslo"})]
+    talk += [{"role": "tool", "content": [{"temp": 3}, {"temp": 4}]}, {"role": "assistant", "content": "Cold."}]
+    assert messages_of(talk)[2]["content"] == '[{"temp": 3}, {"temp": 4}]'
+
+
+def test_a_switch_of_thinking_is_no_reasoning():
+    answer = {"role": "assistant", "content": "hi", "thinking": True}
+    assert "thinking" not in messages_of([{"role": "user", "content": "?"}, answer])[1]
+
+
+def test_a_turn_of_calls_with_another_mark_is_refused():
+    said = {"from": "gpt", "value": "I look.", "weight": 1}
+    turn = {"from": "function_call", "value": '{"name": "a", "arguments": {}}', "weight": 0}
+    with pytest.raises(ValueError, match="only whole messages"):
+        messages_of([{"from": "human", "value": "?"}, said, turn])
+
+
+def test_tools_as_text_make_another_reading(tmp_path):
+    plain = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "hi"}]}
+    keys = []
+    for name, rows in (("plain", [plain] * 3), ("tools", [plain | {"tools": json.dumps([{"name": "a"}])}] * 3)):
+        write(tmp_path, rows, name=f"{name}.jsonl")
+        given = recipe(tmp_path, files=str(tmp_path / f"{name}.jsonl"), messages_column="messages")
+        keys.append(open_sources(given, kind="chat")[0][0].once.format.identity())
+    assert keys[0] != keys[1]

@@ -265,3 +265,15 @@ def test_what_the_built_in_template_leaves_out_is_known(tokenizer):
     assert render(tokenizer, messages, tools=tools) == render(tokenizer, messages)
     assert prompt_ids(tokenizer, messages[:1], tools=tools) == prompt_ids(tokenizer, messages[:1])
     assert unrendered(tokenizer).keys() == {"tools", "reasoning"}
+
+
+@pytest.mark.parametrize("answer", ["\u4f60\u597d\u4e16\u754c", "a \U0001f600 b", "\u00e9\u00e8"])
+def test_tools_and_weights_leave_the_mask_of_other_scripts_alone(tokenizer, answer):
+    talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    weighted = [talk[0], {**talk[1], "weight": 0}, *talk]
+    plain = render(tokenizer, talk)
+    assert render(tokenizer, talk, tools=tools) == plain
+    assert render_batch(tokenizer, [talk, weighted])[0] == plain
+    ids, trained = render(tokenizer, weighted)
+    assert (ids[-sum(plain[1]) :], sum(trained)) == (plain[0][-sum(plain[1]) :], sum(plain[1]))

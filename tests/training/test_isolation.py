@@ -221,3 +221,17 @@ def test_the_plan_counts_the_padding_and_the_steps_of_rows_of_one_conversation_e
     assert "rows: texts that share one see each other in a BloomForCausalLM" in said
     assert re.search(r"each row holds one conversation, and [2-5]\d % of the positions are padding", said)
     assert "about 24 of 1,024 tokens" in said  # 192 conversations that are not held out, 8 rows a step
+
+
+@pytest.mark.parametrize("masked", [float("-inf"), torch.finfo(torch.float32).min, float("nan")])
+def test_masked_logits_hide_no_leak(masked):
+    model = model_of("bloom")
+    forward = model.forward
+
+    def with_masked(*given, **named):
+        output = forward(*given, **named)
+        output.logits[..., :3] = masked
+        return output
+
+    model.forward = with_masked
+    assert try_isolation(model) == "leaks"
