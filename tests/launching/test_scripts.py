@@ -31,7 +31,6 @@ def clone(tmp_path):
     shutil.copytree(ROOT / "pipeline" / "launch", folder / "pipeline" / "launch")
     for name in ("run_pretrain.sh", "run_sft.sh", "run_tests.sh", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "pipeline" / "artifacts", folder / "pipeline" / "artifacts")
     for name in ("__init__.py", "hardware.py"):
         shutil.copy(ROOT / "pipeline" / name, folder / "pipeline")
     (folder / "pipeline" / "sft.py").write_text("import sys\nprint('entry got', *sys.argv[1:])\n")
