@@ -152,8 +152,8 @@ class StepGuard:
         if not spikes:
             return
         rows = import_built_in("training.causes:rows_of")(trainer, trainer.state.global_step)
-        told = "{name} is {value:.4g}, above {highest_usual:.4g}, the highest usual"
-        reason = " and ".join(map(told.format_map, spikes))
+        message = "{name} is {value:.4g}, above {highest_usual:.4g}, the highest usual"
+        reason = " and ".join(map(message.format_map, spikes))
         advice = f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
         events = [s | {"rows": rows} for s in spikes]
         self._leave_out(trainer, model, "spike", reason=reason, advice=advice, skip=True, events=events)

@@ -1,4 +1,4 @@
-"""Whether texts that share a row see each other in a model: tried on two short ones before rows are made, and what follows."""
+"""Try on two short texts whether a model lets the texts of a row see each other, before rows are made, and act on it."""
 
 import copy
 from typing import Any, Literal
