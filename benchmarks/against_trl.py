@@ -138,7 +138,7 @@ def train_with_trl(options: argparse.Namespace, start: Path, result: Path) -> No
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
-    from pipeline.hardware import decide_bf16, device_info
+    from pipeline.hardware.device import decide_bf16, device_info
 
     data = load_dataset("json", data_files=options.chat, split="train").select_columns(["messages"])
     tokenizer = AutoTokenizer.from_pretrained(start)

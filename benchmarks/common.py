@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from pipeline.hardware import device_info
+from pipeline.hardware.device import device_info
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if device_info().kind == "cuda" else "cpu"

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from common import ROOT, arguments, compared, show
 
+from pipeline.data.decontamination import Matches, Watchlist
 from pipeline.data.prepare import prepare_now
-from pipeline.evals.decontamination import Matches, Watchlist
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train

@@ -24,7 +24,8 @@ from transformers import AutoTokenizer
 
 from pipeline.evals.core import score_core
 from pipeline.evals.core_bundle import open_bundle
-from pipeline.hardware import keep_freed_memory, set_threads
+from pipeline.hardware.processor import keep_freed_memory
+from pipeline.hardware.rates import set_threads
 from pipeline.model.load import load_model
 
 

@@ -17,7 +17,7 @@ import torch
 
 from pipeline.evals.bpb import bits_per_byte
 from pipeline.evals.texts import read_texts
-from pipeline.hardware import decide_bf16
+from pipeline.hardware.device import decide_bf16
 from pipeline.model.build import build_model
 from pipeline.recipe.reader import read_recipe
 from pipeline.recipe.sizes import model_fields

@@ -18,7 +18,7 @@ from typing import Any
 
 from common import DEVICE, ROOT, arguments, show
 
-from pipeline.hardware import device_info
+from pipeline.hardware.device import device_info
 from pipeline.preflight.plan import Plan, Span, make_plan
 from pipeline.recipe import read_recipe
 from pipeline.recipe.resolve import resolve_start, start_folder

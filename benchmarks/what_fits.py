@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pipeline.preflight.devices import planned_device  # noqa: E402
+from pipeline.hardware.accelerators import planned_device  # noqa: E402
 from pipeline.preflight.memory import usable_bytes  # noqa: E402
 from pipeline.preflight.plan import Plan, make_plan  # noqa: E402
 from pipeline.recipe import read_recipe  # noqa: E402

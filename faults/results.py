@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.hardware import cpu_name, usable_cores
+from pipeline.hardware.processor import cpu_name, usable_cores
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "reliability.md"

@@ -13,7 +13,6 @@ from pipeline.callbacks.stopping import StopSignals
 from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.evals.tasks import OtherRankFailed, append_entry, entry_of, in_precision
 from pipeline.process.progress import progress
-from pipeline.process.user_code import import_built_in
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import forward_only, on_every_rank, on_rank_0, preserved_rng
@@ -161,7 +160,9 @@ class Benchmarks(StepCallback):
         the text of the run."""
         if not self.trainer.is_world_process_zero():
             return None
-        return import_built_in("evals.contamination:record_findings")(self.run, self.trainer.rows.plan, self.benchmarks)
+        from pipeline.evals.contamination import record_findings
+
+        return record_findings(self.run, self.trainer.rows.plan, self.benchmarks)
 
     def _report_failure(self, name: str, step: int, error: Exception) -> None:
         """Report on the rank that failed, else on the first one."""

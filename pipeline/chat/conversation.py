@@ -127,7 +127,8 @@ def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
     from transformers.utils import logging
 
     from pipeline.evals.subject import find_subject, load
-    from pipeline.hardware import device_info, initialize_vector_functions
+    from pipeline.hardware.device import device_info
+    from pipeline.hardware.processor import initialize_vector_functions
 
     place, _, revision = (name, "", "") if Path(name).exists() else name.partition("@")
     subject = find_subject(place, trust_code=trust_code)

@@ -11,7 +11,6 @@ from pipeline.process.commands import program, whole_number
 from pipeline.process.errors import RecipeError
 from pipeline.process.network import SHARDS_FORMS, takes_shards
 from pipeline.process.progress import Bar, short_count
-from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
 
@@ -127,7 +126,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if recipe.data.num_proc:
         os.environ.setdefault("RAYON_NUM_THREADS", str(recipe.data.num_proc))
 
-    from pipeline.data.losses import table, warning_lines
+    from pipeline.data.losses import padding_notes, table, warning_lines
     from pipeline.data.prepare import prepare_now, prepare_part, prune, publish
     from pipeline.data.preview import shown_rows
     from pipeline.data.rows import TrainingRows, ValidationRows
@@ -140,7 +139,9 @@ def _prepare(arguments: argparse.Namespace) -> None:
             print(f"data: {source.name}: {source.recognised}")
     tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
     if not becomes_tandem(recipe):
-        recipe = import_built_in("training.isolation:rows_of_recipe")(recipe, tokenizer)
+        from pipeline.training.isolation import rows_of_recipe
+
+        recipe = rows_of_recipe(recipe, tokenizer)
     if arguments.part:
         with Bar("data: encoding", unit="tokens") as bar:
             to_come = prepare_part(
@@ -179,7 +180,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
         if untrained is not None:
             print(f"data: {name}: {100 * (1 - untrained):.2f} % of the answers' characters are trained (by a sample)")
     if recipe.data.one_text_rows:
-        print(*import_built_in("training.isolation:padding_notes")(rows.plan, rows.shares()), sep="\n")
+        print(*padding_notes(rows.plan, rows.shares()), sep="\n")
     print(f"data: {rows.total_rows():,} rows, {rows.total_steps():,} steps, in {preparation.plan['cache_dir']}")
     for line in shown_rows(rows, tokenizer, count=arguments.show or 0, colour=sys.stdout.isatty()):
         print(line)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.data.preparation import streams_of
+from pipeline.data.preparation import ONE_TEXT, streams_of
 from pipeline.data.stream import LOST, SAMPLE_FILE, Fit, Loss, Stream, epochs_of, losses_of, rows_seen, shares_lost
 from pipeline.process.commands import program
 from pipeline.process.errors import DataError
@@ -355,3 +355,14 @@ def size_text(scored: dict[str, int]) -> str:
     """Say that so many bytes (scored_bytes) are few."""
     name, count = max(scored.items(), key=lambda pair: pair[1])
     return f"{name} is over {count:,} bytes, fewer than {ENOUGH_BYTES:,}: differences between runs and steps are mostly chance."
+
+
+def padding_notes(plan: dict, shares: dict[str, dict]) -> list[str]:
+    """Return how much of rows of one text each is padding. shares: of TrainingRows."""
+    if plan["train"]["sequences"][0]["settings"].get("packing") != ONE_TEXT:
+        return []
+    rows = sum(share["rows"] for share in shares.values())
+    padded = sum(share["rows"] * share["lost"].get("padded", 0.0) for share in shares.values()) / max(1, rows)
+    return [
+        f"note: {100 * padded:.0f} % of the positions of these rows are padding: data.row_tokens nearer to the texts' lengths wastes less"
+    ]

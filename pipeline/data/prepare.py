@@ -65,7 +65,7 @@ from pipeline.data.workers import (
     processes_for,
     remove_encoded,
 )
-from pipeline.hardware import keep_freed_memory
+from pipeline.hardware.processor import keep_freed_memory
 from pipeline.metrics import digest
 from pipeline.process.commands import end_with, yield_to_training
 from pipeline.process.errors import DamagedFileError, DataError, InputMissingError, ServiceError, TandemError, of_panic
@@ -83,7 +83,6 @@ from pipeline.process.storage import (
     write_json,
     write_sealed_json,
 )
-from pipeline.process.user_code import import_built_in
 from pipeline.sources.hub_files import retried
 
 # Prepared shards in a store or a dataset of the Hub: `--publish` sends them, data.shards_from takes them instead of making them.
@@ -296,9 +295,11 @@ class Workshop:
         self.streams = streams_of(plan)
         self.writers: dict[Path, SequenceWriter] = {}
         self.published = PublishedShards(plan["shards_from"]) if plan["shards_from"] else None
-        self.watchlist = (
-            import_built_in("evals.decontamination:Watchlist").load(plan["watchlist"]) if plan["watchlist"] else None
-        )
+        self.watchlist = None
+        if plan["watchlist"]:
+            from pipeline.data.decontamination import Watchlist
+
+            self.watchlist = Watchlist.load(plan["watchlist"])
 
     def writer(self, role: str, source: int, from_shard: int | None = None) -> SequenceWriter:
         about = self.plan[role]["sequences"][source]

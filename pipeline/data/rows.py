@@ -33,7 +33,6 @@ from pipeline.data.stream import (
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, Protocol, digest
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
-from pipeline.process.user_code import import_built_in
 from pipeline.sources.verify import grouped
 from pipeline.tokenizer.encode import LEAST_COVERAGE, byte_lengths, is_byte_level, keeps_every_text
 
@@ -237,7 +236,9 @@ class TrainingRows:
             )
         if not rows.total_rows():
             rows.raise_if_too_bad()  # says why each row could not be read
-            why = import_built_in("data.losses:nothing_left")(rows.losses())
+            from pipeline.data.losses import nothing_left
+
+            why = nothing_left(rows.losses())
             raise DataError(f"data.sources ({names}): nothing is left to train on. {why}")
         if rows.total_steps() < 1:
             raise DataError(
@@ -596,7 +597,9 @@ class ValidationRows:
         self.preparation.wait_until(stream.is_sealed, what="the validation rows")
         if not stream.mixture.total_rows:
             names = ", ".join(about["name"] for about in self.plan[role]["sequences"])
-            why = import_built_in("data.losses:nothing_left")(losses_of(self.plan, role, stream))
+            from pipeline.data.losses import nothing_left
+
+            why = nothing_left(losses_of(self.plan, role, stream))
             raise DataError(
                 f"data.validation ({names}): what is held out gives no row to score. {why} Or name other files in data.validation."
             )
@@ -626,7 +629,9 @@ def held_out_coverage(tokenizer: Any, sources: list[Any]) -> float:
     if keeps_every_text(tokenizer):
         return 1.0
     texts = (text for source in sources for text in first_texts(source, num_bytes=LOOKED_AT_BYTES))
-    return import_built_in("tokenizer.coverage:coverage")(tokenizer, texts)
+    from pipeline.tokenizer.coverage import coverage
+
+    return coverage(tokenizer, texts)
 
 
 def first_texts(source: Any, *, num_bytes: int, role: str | None = None) -> Iterator[str]:

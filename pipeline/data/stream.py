@@ -51,7 +51,7 @@ def seal_path(folder: Path, number: int) -> Path:
 
 
 def seen_path(folder: Path, number: int, watchlist_id: str) -> Path:
-    """Return where the matches of a watch-list (evals/decontamination.py) in a shard's text lie, once it was searched."""
+    """Return where the matches of a watch-list (data/decontamination.py) in a shard's text lie, once it was searched."""
     return folder / f"seen-{number:05d}-{watchlist_id}.safetensors"
 
 

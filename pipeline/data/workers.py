@@ -29,12 +29,11 @@ import numpy as np
 
 from pipeline.data.losses import fit_conversation
 from pipeline.data.stream import NO_TEXT, NUMPY_TYPES, tensors_in
-from pipeline.hardware import available_bytes, usable_cores
+from pipeline.hardware.processor import available_bytes, usable_cores
 from pipeline.process import commands
 from pipeline.process.errors import DataError, RecipeError, ServiceError, TandemError, of_panic
 from pipeline.process.network import keep_retries_in
 from pipeline.process.storage import write_bytes
-from pipeline.process.user_code import import_built_in
 from pipeline.sources.raw_rows import BLOCK_ROWS, kind_of
 from pipeline.tokenizer.chat import render, rendered_talks
 from pipeline.tokenizer.encode import encode_documents
@@ -158,7 +157,8 @@ def _encode_documents(block: Any, source: Any, tokenizer: Any, settings: dict, n
     ids: list[np.ndarray] = []
     more: dict[str, np.ndarray] = {}
     if settings.get("target_bytes"):
-        span_byte_lengths = import_built_in("tokenizer.coverage:span_byte_lengths")
+        from pipeline.tokenizer.coverage import span_byte_lengths
+
         spans = [span_byte_lengths(tokenizer, document.text) for document in block.items]
         ids = [np.array(found) for found, _ in spans]
         lengths = [found for _, found in spans]

@@ -140,7 +140,8 @@ def main(argv: list[str]) -> int:
     command.open_inputs()  # before the model: what is wrong with them is reported at once
 
     from pipeline.evals.tasks import entry_of
-    from pipeline.hardware import device_info, initialize_vector_functions
+    from pipeline.hardware.device import device_info
+    from pipeline.hardware.processor import initialize_vector_functions
 
     device = device_info()
     initialize_vector_functions()
@@ -169,7 +170,7 @@ def main(argv: list[str]) -> int:
 def join_ranks(*, on_cpu: bool) -> dict[str, Any]:
     """Return device, rank and world_size of this process, joined to the others that accelerate started."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        from pipeline.hardware import device_info
+        from pipeline.hardware.device import device_info
 
         return {"device": device_info().kind, "rank": 0, "world_size": 1}
     from accelerate import PartialState

@@ -28,7 +28,7 @@ from pipeline.evals.sandbox import Isolation, choose_isolation, run_programs
 from pipeline.evals.subject import code_of_command
 from pipeline.evals.tasks import broadcast_bool, gathered_over_ranks
 from pipeline.generation.texts import continuations, positions
-from pipeline.hardware import usable_cores
+from pipeline.hardware.processor import usable_cores
 from pipeline.metrics import Protocol, digest
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError, RecipeError

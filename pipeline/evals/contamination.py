@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pipeline.model.build  # noqa: F401 - transformers warns of a tokenizer beside a model that it does not know
+from pipeline.data.decontamination import Matches, Watchlist, flags_of, id_of_file, without_contaminated
 from pipeline.data.prepare import prepare_now
 from pipeline.evals.chat_tasks import ChatItem, LoadedTask
 from pipeline.evals.core_bundle import TASKS, Bundle, CoreTask
-from pipeline.evals.decontamination import Matches, Watchlist, flags_of, id_of_file, without_contaminated
 from pipeline.evals.subject import find_subject
 from pipeline.process.errors import DataError, InputMissingError, TandemError
 from pipeline.process.storage import cache_dir, cache_of_run, file_lock, read_json, write_json

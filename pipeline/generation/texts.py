@@ -10,7 +10,6 @@ import torch
 
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
-from pipeline.process.user_code import import_built_in
 from pipeline.tokenizer.chat import prompt_ids
 from pipeline.tokenizer.encode import document_start, encode_documents
 
@@ -107,13 +106,20 @@ def stream_together(
     longest = max(map(len, prompts))
     if limit is not None and longest > limit:
         raise ValueError(f"{longest} ids are more than the model's {limit} positions")
-    tool_calls = import_built_in("generation.tools:ToolCalls") if calculator else None
+
+    def new_calls() -> "ToolCalls | None":
+        if not calculator:
+            return None
+        from pipeline.generation.tools import ToolCalls
+
+        return ToolCalls(tokenizer)
+
     rows = [
         _Row(
             place=place,
             room=max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids)),
             generator=generator_of(seed),
-            calls=tool_calls(tokenizer) if tool_calls else None,
+            calls=new_calls(),
         )
         for place, (ids, seed) in enumerate(zip(prompts, seeds, strict=True))
     ]

@@ -41,7 +41,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from pipeline.preflight.devices import visible_gpus
+from pipeline.hardware.accelerators import visible_gpus
 from pipeline.process.commands import whole_number
 from pipeline.process.errors import HangError, Interrupted, Preempted, RecipeError, TandemError
 from pipeline.process.storage import read_json, write_json

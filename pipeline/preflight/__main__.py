@@ -12,7 +12,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pipeline.hardware import DeviceInfo, available_bytes, batch_ranks, leave_accelerators
+from pipeline.hardware.accelerators import DeviceInfo, device_without_torch, leave_accelerators, planned_device
+from pipeline.hardware.device import batch_ranks
+from pipeline.hardware.processor import available_bytes
 from pipeline.metrics import SFT_BPB, VAL_BPB_DOCUMENTS
 from pipeline.preflight.capacity import find_notes, find_problems, memory_doubt
 from pipeline.preflight.checks import (
@@ -25,7 +27,6 @@ from pipeline.preflight.checks import (
     service_findings,
     trainer_problems,
 )
-from pipeline.preflight.devices import device_without_torch, planned_device
 from pipeline.preflight.memory import (
     DEVICE_SHARE,
     FP32,

@@ -8,7 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from pipeline.hardware import batch_ranks, has_memory_files, parallelism_size, tensor_parallel_size
+from pipeline.hardware.device import batch_ranks, parallelism_size, tensor_parallel_size
+from pipeline.hardware.processor import has_memory_files
 from pipeline.preflight.checks import nearest_existing, raised, run_folder
 from pipeline.preflight.memory import DEVICE_SHARE, queued_bytes
 from pipeline.preflight.plan import Plan, gibibytes, gigabytes, make_plan

@@ -12,13 +12,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.hardware import (
-    DeviceInfo,
-    can_compile,
-    cpu_can_compile,
-    decide_bf16,
-    device_info,
-)
+from pipeline.hardware.accelerators import DeviceInfo
+from pipeline.hardware.device import can_compile, decide_bf16, device_info
+from pipeline.hardware.processor import cpu_can_compile
 from pipeline.process.errors import (
     CannotWriteError,
     DataError,
@@ -28,7 +24,7 @@ from pipeline.process.errors import (
     refuse,
 )
 from pipeline.process.storage import NOT_WRITABLE, cache_dir, can_be_used, is_cache
-from pipeline.process.user_code import import_attribute, import_built_in
+from pipeline.process.user_code import import_attribute
 from pipeline.recipe import Recipe
 from pipeline.recipe.located_yaml import show
 from pipeline.recipe.reader import warmup_of
@@ -62,7 +58,9 @@ def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     """fp16, tf32, fp8, torch.compile and attention kernels against the device of this process."""
     found = [*_formats(recipe, device), *_float8(recipe, device), *raised(_compiler, recipe, device)]
     if recipe.model.attn_implementation not in (None, "eager", "sdpa"):
-        found += raised(import_built_in("preflight.kernels:refuse_attention"), recipe, device)
+        from pipeline.preflight.kernels import refuse_attention
+
+        found += raised(refuse_attention, recipe, device)
     return found
 
 
@@ -82,7 +80,9 @@ def _has_tf32(device: DeviceInfo) -> bool:
 
 def _float8(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]:
     if recipe.train.get("fp8"):
-        yield from import_built_in("preflight.kernels:float8_problems")(recipe, device)
+        from pipeline.preflight.kernels import float8_problems
+
+        yield from float8_problems(recipe, device)
     elif os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
         message = "accelerate's config file has mixed_precision: fp8 and the recipe does not, whose choice it is. Write train.fp8: true beside bf16: true, or mixed_precision: bf16 there."
         yield RecipeError(f"{recipe.where('train.fp8')}: {message}")
@@ -128,7 +128,9 @@ def choose_attention(
     if asked in ("eager", "sdpa") or (asked and (device.kind != "cuda" or sizes is None)):
         return asked, AS_ASKED
     if asked:
-        worked, found = import_built_in("preflight.kernels:try_attention")(asked, recipe, sizes, trial)
+        from pipeline.preflight.kernels import try_attention
+
+        worked, found = try_attention(asked, recipe, sizes, trial)
         if worked:
             return asked, f"{AS_ASKED}; {found}"
         raise RecipeError(
@@ -147,7 +149,9 @@ def choose_attention(
         return "sdpa", f"{hidden}, by a dense mask: flex_attention has no backward pass on {device.kind}"
     if not can_compile():
         return "sdpa", f"{hidden}, by a dense mask: flex_attention needs a compiler, and Triton is not here"
-    worked, found = import_built_in("preflight.kernels:try_attention")("flex_attention", recipe, sizes, trial)
+    from pipeline.preflight.kernels import try_attention
+
+    worked, found = try_attention("flex_attention", recipe, sizes, trial)
     if worked:
         return "flex_attention", f"{hidden}, whose hidden blocks it skips; {found}"
     return "sdpa", f"{hidden}, by a dense mask: flex_attention does not work here ({found})"
@@ -271,21 +275,24 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
 
     A run that has finished needs nothing any more: it is not checked.
     """
+    from pipeline.preflight.plan import make_plan
     from pipeline.training.distributed import on_rank_0, refuse_unshared
 
-    plan = import_built_in("preflight.plan:make_plan")(recipe, device_info(), processes=processes)
+    plan = make_plan(recipe, device_info(), processes=processes)
     recipe = plan.recipe  # with the planned micro-batch, where it is auto
 
     def decide() -> tuple[str | None, str] | None:
         if "finished" in RunDirectory(run_folder(recipe)).read_manifest():
             return None
+        from pipeline.preflight.capacity import find_notes, find_problems
+
         problems = [
             *machine_problems(plan),
-            *import_built_in("preflight.capacity:find_problems")(plan, on_this_machine=True),
+            *find_problems(plan, on_this_machine=True),
             *trainer_problems(recipe),
             *named_code_problems(recipe),
         ]
-        notes = import_built_in("preflight.capacity:find_notes")(plan)
+        notes = find_notes(plan)
         for more_problems, more_notes in (reading_findings(recipe), service_findings(recipe)):
             problems, notes = problems + more_problems, notes + more_notes
         refuse(problems)
@@ -318,11 +325,16 @@ def machine_problems(plan: "Plan") -> list[TandemError]:
 def benchmarks_of(recipe: Recipe) -> list[Any]:
     """Return the benchmarks with a cadence (evals.core.every_steps, evals.chat.every_steps), whose files are fetched now and read
     through. Raises what their files raise."""
-    cadences = {
-        "evals.core:CoreBenchmark": recipe.evals.core.every_steps,
-        "evals.chat:ChatBenchmark": recipe.evals.chat.every_steps,
-    }
-    return [import_built_in(name)(recipe) for name, every_steps in cadences.items() if every_steps is not None]
+    benchmarks: list[Any] = []
+    if recipe.evals.core.every_steps is not None:
+        from pipeline.evals.core import CoreBenchmark
+
+        benchmarks.append(CoreBenchmark(recipe))
+    if recipe.evals.chat.every_steps is not None:
+        from pipeline.evals.chat import ChatBenchmark
+
+        benchmarks.append(ChatBenchmark(recipe))
+    return benchmarks
 
 
 def _start(plan: "Plan") -> None:
@@ -420,7 +432,9 @@ def _callback(recipe: Recipe, name: str) -> None:
 
 def _tasks(recipe: Recipe) -> None:
     if tasks := recipe.evals.tasks:
-        import_built_in("evals.tasks:load_tasks")(tasks, folder=recipe.code, where=recipe.where("evals.tasks"))
+        from pipeline.evals.tasks import load_tasks
+
+        load_tasks(tasks, folder=recipe.code, where=recipe.where("evals.tasks"))
 
 
 def _factory(recipe: Recipe, key: str, name: str) -> None:
@@ -465,12 +479,21 @@ def _model(recipe: Recipe) -> None:
 
 def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     """Return (problems, notes) of the services that the recipe asks for: the Hub and trackers."""
-    asked = {
-        "hub.pull:write_findings": recipe.hub.id is not None,
-        "callbacks.trackers:tracker_findings": bool(recipe.monitor.trackers),
-    }
-    found = [import_built_in(name)(recipe) for name, wanted in asked.items() if wanted]
-    return [problem for problems, _ in found for problem in problems], [note for _, notes in found for note in notes]
+    problems: list[TandemError] = []
+    notes: list[str] = []
+    if recipe.hub.id is not None:
+        from pipeline.hub.pull import write_findings
+
+        hub_problems, hub_notes = write_findings(recipe)
+        problems += hub_problems
+        notes += hub_notes
+    if recipe.monitor.trackers:
+        from pipeline.callbacks.trackers import tracker_findings
+
+        tracker_problems, tracker_notes = tracker_findings(recipe)
+        problems += tracker_problems
+        notes += tracker_notes
+    return problems, notes
 
 
 # What the run will read: its sources, its tokenizer, the weights that it starts from, all opened before step 1.
@@ -505,7 +528,9 @@ def _sources(recipe: Recipe) -> list[str]:
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     if goes_on:  # it was said before the first step
         return []
-    note = import_built_in("evals.decontamination:overlap_of")(train, validation).note()
+    from pipeline.data.decontamination import overlap_of
+
+    note = overlap_of(train, validation).note()
     return [f"{recipe.where('data.validation')}: {note}"] if note else []
 
 

@@ -7,7 +7,8 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeline.hardware import DeviceInfo, decide_bf16, decide_compile
+from pipeline.hardware.accelerators import DeviceInfo
+from pipeline.hardware.device import decide_bf16, decide_compile
 from pipeline.preflight.checks import drops_attention
 from pipeline.process.errors import InputMissingError, RecipeError, TandemError
 from pipeline.recipe import Recipe

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from pipeline.hardware import DeviceInfo, available_bytes, batch_ranks, model_shards
+from pipeline.hardware.accelerators import DeviceInfo
+from pipeline.hardware.device import batch_ranks, model_shards
+from pipeline.hardware.processor import available_bytes
 from pipeline.recipe import Recipe
 from pipeline.recipe.counted_sizes import CountedSizes
 from pipeline.recipe.resolve import micro_batch, rows_per_step
@@ -28,7 +30,7 @@ LOSS_CHUNK_ELEMENTS, CPU_LOSS_CHUNK_ELEMENTS, LOSS_BYTES = 2**25, 2**23, 3 * FP3
 # Resident memory of a training process on a CPU beside its tensors: Python with all that a stage imports, threads, and the
 # products' own buffers; and what torch.compile adds. Measured with torch 2.13 and transformers 5.23 (docs/log.md, 2026-11-23).
 PROCESS_BYTES, COMPILER_BYTES = 520 << 20, 120 << 20
-# A CPU's process keeps what it has freed (hardware.py: keep_freed_memory), in pieces that the next tensors do not fill.
+# A CPU's process keeps what it has freed (hardware/processor.py: keep_freed_memory), in pieces that the next tensors do not fill.
 KEPT_FREED = 1.15
 # Of a pair of positions and a head, where attention is made of plain products: its weights in fp32, to which a copy in 16 bits comes.
 EAGER_BYTES = 4

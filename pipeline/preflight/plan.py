@@ -18,18 +18,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.hardware import (
-    DeviceInfo,
-    available_bytes,
-    batch_ranks,
-    bfloat16_is_faster,
-    cpu_can_compile,
-    device_info,
-    model_shards,
-    physical_cores,
-    usable_cores,
-)
-from pipeline.preflight.devices import product_rates
+from pipeline.hardware.accelerators import DeviceInfo
+from pipeline.hardware.device import batch_ranks, device_info, model_shards
+from pipeline.hardware.processor import available_bytes, cpu_can_compile, physical_cores, usable_cores
+from pipeline.hardware.rates import bfloat16_is_faster, product_rates
 from pipeline.preflight.memory import (
     FP32,
     Memory,
@@ -47,7 +39,6 @@ from pipeline.preflight.memory import (
 from pipeline.process import commands
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
-from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
 from pipeline.recipe.counted_sizes import CountedSizes
 from pipeline.recipe.resolve import (
@@ -396,7 +387,9 @@ class Plan:
         runs = Path(self.recipe.run.directory)
         if not any(runs.glob(fit_file(runs, "*").name)):
             return None
-        return import_built_in("report.curves:expected_bpb")(self.recipe, self.sizes, tokens=self.tokens)
+        from pipeline.report.curves import expected_bpb
+
+        return expected_bpb(self.recipe, self.sizes, tokens=self.tokens)
 
     @property
     def device_hours(self) -> Span | None:

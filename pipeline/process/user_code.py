@@ -111,16 +111,6 @@ def _add_imports(module_name: str, file: Path, folder: str, files: set[Path]) ->
                 _add_imports(".".join(parents[:end]), other, folder, files)
 
 
-def import_built_in(name: str) -> Any:
-    """Return the object of this program that `room.module:attr` names, imported when it is asked for.
-
-    For parts that are not a training's core: what is around it (the plan, warnings about the data), and what a recipe, the machine or an
-    error asks for. tests/test_architecture.py holds that a training imports them in no other way, and that every name is there.
-    """
-    module_name, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(f"pipeline.{module_name}"), attribute)
-
-
 def allow_model_code(config: dict[str, Any], path: str, *, known: bool, code: CodeFolder, where: str = "") -> bool:
     """Return what transformers gets as trust_remote_code for a model: whether its own code files are to be run.
 

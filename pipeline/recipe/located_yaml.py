@@ -23,7 +23,6 @@ import yaml
 from pipeline.process.errors import DamagedFileError, InputMissingError, RecipeError
 from pipeline.process.secrets import looks_secret
 from pipeline.process.storage import open_regular
-from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import alternatives, annotation_of
 
 # Mistakes of a recipe, collected so that the user sees all of them at once.
@@ -161,11 +160,11 @@ def load_mapping(path: str | Path, *, most_values: int = MOST_VALUES) -> dict[st
             return value
         reason = "it holds no keys with values"
     except yaml.YAMLError as error:
-        reason = (
-            import_built_in("recipe.mistakes:explain_yaml")(error)
-            if isinstance(error, yaml.MarkedYAMLError)
-            else " ".join(str(error).split())
-        )
+        reason = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError):
+            from pipeline.recipe.mistakes import explain_yaml
+
+            reason = explain_yaml(error)
     raise DamagedFileError(
         f"{path}: is no YAML as it was written ({reason.partition('. ')[0].rstrip('.')}). Put it back from a copy."
     )
@@ -227,7 +226,9 @@ def compose(text: str, file: str, problems: Problems, *, where: str | None = Non
         at_end = "end of stream" in (error.problem or "")
         mark = (at_end and error.context_mark) or error.problem_mark
         place = where or f"{file}:{mark.line + 1}" if mark else file
-        raise RecipeError(f"{place}: {import_built_in('recipe.mistakes:explain_yaml')(error)}") from None
+        from pipeline.recipe.mistakes import explain_yaml
+
+        raise RecipeError(f"{place}: {explain_yaml(error)}") from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         byte = error.character - 0xDC00  # as Python reads a byte that is no UTF-8
@@ -326,7 +327,9 @@ def recipe_of(argv: list[str]) -> str:
     if argv and not argv[0].startswith("-") and ("=" not in argv[0] or argv[0].endswith((".yaml", ".yml"))):
         return argv[0]
     given = f" before {argv[0].split('=')[0]}" if argv else ""
-    if argv and (named := import_built_in("recipe.mistakes:recipe_option")(argv)):
+    from pipeline.recipe.mistakes import recipe_option
+
+    if argv and (named := recipe_option(argv)):
         raise RecipeError(f"{COMMAND_LINE}: {named}")
     raise RecipeError(
         f"{COMMAND_LINE}: no recipe is named{given}. Write the path of a .yaml file first, then section.key=value."
@@ -349,7 +352,9 @@ def find_recipe(name: str, *, folder: str | Path = "") -> str:
     given = Path(folder, name)
     if given.exists():  # a folder, which read_file speaks of
         return str(given)
-    hint = import_built_in("recipe.mistakes:recipe_hint")(given, bare=bare)
+    from pipeline.recipe.mistakes import recipe_hint
+
+    hint = recipe_hint(given, bare=bare)
     raise InputMissingError(f"{given}: there is no such recipe.{hint}")
 
 
@@ -362,7 +367,9 @@ def read_overrides(texts: list[str], problems: Problems) -> dict[str, str]:
         if text.startswith("-"):
             if rest and "=" not in text and "=" not in rest[0] and not rest[0].startswith("-"):
                 text = f"{text}={rest.pop(0)}"
-            problems.add(COMMAND_LINE, import_built_in("recipe.mistakes:wrong_option")(text))
+            from pipeline.recipe.mistakes import wrong_option
+
+            problems.add(COMMAND_LINE, wrong_option(text))
             continue
         name, equals, value = text.partition("=")
         if name.count(".") > MOST_PARTS:

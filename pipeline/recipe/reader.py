@@ -5,7 +5,6 @@ from typing import Any
 
 import yaml
 
-from pipeline.process.user_code import import_built_in
 from pipeline.recipe.located_yaml import (
     FLOAT,
     INTEGER,
@@ -440,7 +439,9 @@ def _typed(tree: Item, problems: Problems) -> Recipe:
         if name.startswith("x-"):
             continue  # a place for anchors
         if name not in sections:
-            problems.add(f"{item.where}: {name}", import_built_in("recipe.mistakes:unknown_key")(name))
+            from pipeline.recipe.mistakes import unknown_key
+
+            problems.add(f"{item.where}: {name}", unknown_key(name))
         elif name == "train":
             recipe.train = read_train(item, convert)
         else:
@@ -474,10 +475,14 @@ def read_train(item: Item, convert: Converter) -> dict[str, Any]:
         path, place = f"train.{name}", f"{child.where}: train.{name}"
         argument = ARGUMENTS.get(name)
         if argument is None:
-            convert.problems.add(place, import_built_in("recipe.mistakes:unknown_key")(path))
+            from pipeline.recipe.mistakes import unknown_key
+
+            convert.problems.add(place, unknown_key(path))
             continue
         if not argument.accepted:
-            convert.problems.add(place, import_built_in("recipe.mistakes:why_not_accepted")(name))
+            from pipeline.recipe.mistakes import why_not_accepted
+
+            convert.problems.add(place, why_not_accepted(name))
             continue
         convert.places[path] = child.where
         if child.value is None and name in DERIVED:
@@ -535,7 +540,9 @@ def _options(item: Item, convert: Converter) -> dict[str, Any]:
                 f"{child.where}: {path}", f"is no option. It is set by {NOT_OPTIONS[name]}. Set it there."
             )
         elif name not in TANDEM_OPTIONS:
-            convert.problems.add(f"{child.where}: {path}", import_built_in("recipe.mistakes:unknown_key")(path))
+            from pipeline.recipe.mistakes import unknown_key
+
+            convert.problems.add(f"{child.where}: {path}", unknown_key(path))
         else:
             convert.places[path] = child.where
             value = convert.value(TANDEM_OPTIONS[name], child, path, {})

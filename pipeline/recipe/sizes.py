@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -125,7 +124,9 @@ def model_fields(
     model = recipe.model
     ids = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
     if model.type not in GPT2_NAMES and ":" not in model.type:
-        return import_built_in("recipe.counted_sizes:config_fields")(recipe, {"vocab_size": vocab_size, **ids})
+        from pipeline.recipe.counted_sizes import config_fields
+
+        return config_fields(recipe, {"vocab_size": vocab_size, **ids})
     sizes = {name: getattr(model, name) for name in LLAMA_NAMES if getattr(model, name) is not None}
     if model.type == "gpt2":
         sizes.pop("n_kv_head", None)
@@ -271,20 +272,22 @@ def _counted(recipe: Recipe, vocab_size: int) -> "CountedSizes":
     if model.start_config is not None:
         from transformers import AutoConfig
 
+        from pipeline.recipe.counted_sizes import sizes_of_config
+
         given = {name: value for name, value in model.start_config.items() if name != "model_type"}
-        return import_built_in("recipe.counted_sizes:sizes_of_config")(
-            AutoConfig.for_model(model.start_config["model_type"], **given), rows
-        )
+        return sizes_of_config(AutoConfig.for_model(model.start_config["model_type"], **given), rows)
     fields = model_fields(recipe, vocab_size=vocab_size, bos_token_id=0, eos_token_id=0, pad_token_id=0)
-    return import_built_in("recipe.counted_sizes:sizes_of_fields")(
-        model.type, fields, rows, code=recipe.code, where=recipe.where("model.type")
-    )
+    from pipeline.recipe.counted_sizes import sizes_of_fields
+
+    return sizes_of_fields(model.type, fields, rows, code=recipe.code, where=recipe.where("model.type"))
 
 
 def sizes_from_config(config: Any, row_tokens: int) -> "Sizes | CountedSizes":
     """Return sizes of the causal language model of a transformers config. Raises ValueError when none can be built of it."""
     if config.model_type not in BY_ARITHMETIC:
-        return import_built_in("recipe.counted_sizes:sizes_of_config")(config, row_tokens)
+        from pipeline.recipe.counted_sizes import sizes_of_config
+
+        return sizes_of_config(config, row_tokens)
     sizes = {ours: getattr(config, ours, getattr(config, theirs, None)) for ours, theirs in LLAMA_NAMES.items()}
     return _sizes(vars(config) | sizes, config.model_type, row_tokens)
 
@@ -294,7 +297,9 @@ def sizes_from_model(model: Any, row_tokens: int) -> "Sizes | CountedSizes":
     model = getattr(model, "_orig_mod", model)  # as torch.compile wraps it
     if model.config.model_type in BY_ARITHMETIC:
         return sizes_from_config(model.config, row_tokens)
-    return import_built_in("recipe.counted_sizes:sizes_of_model")(model, row_tokens)
+    from pipeline.recipe.counted_sizes import sizes_of_model
+
+    return sizes_of_model(model, row_tokens)
 
 
 def _sizes(options: dict[str, Any], model_type: str, row_tokens: int) -> Sizes:

@@ -9,7 +9,6 @@ from glob import has_magic
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pipeline.process.network import BUCKET_FOLDER, SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
-from pipeline.process.user_code import import_built_in
 from pipeline.recipe.located_yaml import Item, Problems, show
 from pipeline.recipe.schema import OwnTask, Recipe, Source, alternatives
 
@@ -44,14 +43,18 @@ class Converter:
         if item.value is None:
             return cls()
         if not isinstance(item.value, dict):
-            self.problems.add(f"{item.where}: {name}", import_built_in("recipe.mistakes:not_keys")(item))
+            from pipeline.recipe.mistakes import not_keys
+
+            self.problems.add(f"{item.where}: {name}", not_keys(item))
             return cls()
         known = {f.name: (f, annotation) for f, annotation in keys_of(cls)}
         values = {}
         for key, child in item.value.items():
             path = f"{name}.{key}" if name else key
             if key not in known:
-                self.problems.add(f"{child.where}: {path}", import_built_in("recipe.mistakes:unknown_key")(path))
+                from pipeline.recipe.mistakes import unknown_key
+
+                self.problems.add(f"{child.where}: {path}", unknown_key(path))
                 continue
             self.places[path] = child.where
             f, annotation = known[key]
@@ -68,7 +71,9 @@ class Converter:
         if item.value is None:
             if type(None) in options:
                 return None
-            self.problems.add(f"{item.where}: {path}", import_built_in("recipe.mistakes:wrong_type")(annotation, item))
+            from pipeline.recipe.mistakes import wrong_type
+
+            self.problems.add(f"{item.where}: {path}", wrong_type(annotation, item))
             return MISSING
         if isinstance(item.value, list) and any(get_origin(o) is list for o in options):
             inner = next(get_args(o)[0] for o in options if get_origin(o) is list)
@@ -80,7 +85,9 @@ class Converter:
             value = self._scalar(option, item)
             if value is not MISSING:
                 return value if self._in_limits(value, item, path, limits) else MISSING
-        self.problems.add(f"{item.where}: {path}", import_built_in("recipe.mistakes:wrong_type")(annotation, item))
+        from pipeline.recipe.mistakes import wrong_type
+
+        self.problems.add(f"{item.where}: {path}", wrong_type(annotation, item))
         return MISSING
 
     def _scalar(self, option: Any, item: Item) -> Any:
@@ -233,7 +240,9 @@ def _run(recipe: Recipe, problems: Problems) -> None:
             problems.add(recipe.where("run.fork_from"), f"names {parent}, which is this run. Give it another run.name.")
     if run.hardware is not None:
         try:
-            import_built_in("preflight.devices:parse_hardware")(run.hardware)
+            from pipeline.hardware.accelerators import parse_hardware
+
+            parse_hardware(run.hardware)
         except ValueError as error:
             problems.add(recipe.where("run.hardware"), str(error))
 

@@ -9,14 +9,14 @@ from safetensors import SafetensorError, safe_open
 
 from pipeline.data.preparation import Preparation, batch_warmup, start_preparation
 from pipeline.data.rows import TrainingRows, ValidationRows, held_out_coverage
-from pipeline.hardware import decide_bf16
+from pipeline.hardware.device import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.preflight.checks import benchmarks_of, cadence_notes
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
 from pipeline.process.storage import cache_dir
-from pipeline.process.user_code import import_built_in, ran
+from pipeline.process.user_code import ran
 from pipeline.recipe import Recipe
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.reader import check_warmup
@@ -96,9 +96,11 @@ def open_rows(
 
     def start() -> dict:
         benchmarks, cache = benchmarks_of(recipe), cache_dir(recipe.data.cache_dir)
-        watchlist = (
-            import_built_in("evals.contamination:save_watchlist")(benchmarks, cache=cache) if benchmarks else None
-        )
+        watchlist = None
+        if benchmarks:
+            from pipeline.evals.contamination import save_watchlist
+
+            watchlist = save_watchlist(benchmarks, cache=cache)
         here = run.directory.path
         started.append(
             start_preparation(recipe, tokenizer, sources=sources, from_step=run.step, watchlist=watchlist, run=here)
@@ -115,14 +117,17 @@ def open_rows(
     if in_epochs:
         recipe = resolve_warmup(recipe)
     if run.forks:
-        import_built_in("recipe.parents:refuse_without_steps")(recipe, run.step)
+        from pipeline.recipe.parents import refuse_without_steps
+
+        refuse_without_steps(recipe, run.step)
     validation = ValidationRows.open(preparation)
 
     def print_notes() -> None:
+        from pipeline.data.losses import padding_notes, warning_lines
+
         notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
         if recipe.data.one_text_rows:
-            notes += import_built_in("training.isolation:padding_notes")(rows.plan, rows.shares())
-        warning_lines = import_built_in("data.losses:warning_lines")
+            notes += padding_notes(rows.plan, rows.shares())
         warnings = warning_lines(
             recipe, rows, validation, sources=sources[0], tokenizer=tokenizer, has_begun=run.step > 0
         )
@@ -136,7 +141,9 @@ def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
     """Return how much of the training text was prepared before anybody looked for the benchmarks' items in it, and what to do."""
     if not plan["watchlist"]:
         return []
-    unchecked, shards = import_built_in("evals.contamination:unchecked_text")(plan)
+    from pipeline.evals.contamination import unchecked_text
+
+    unchecked, shards = unchecked_text(plan)
     if not unchecked:
         return []
     return [
@@ -193,7 +200,9 @@ def record_inputs(
         if len(shares) > 1:
             print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
         if not validation.keeps_text:
-            lost = import_built_in("tokenizer.coverage:lost_text")(validation.coverage)
+            from pipeline.tokenizer.coverage import lost_text
+
+            lost = lost_text(validation.coverage)
             print(f"note: there are no bits per byte of data.validation, only val/loss: {lost}.")
         return validation.coverage
 
@@ -219,7 +228,9 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
     """Looked for before the first step (run/data.py) and kept from then on; nothing where nothing is held out."""
     if begun:
         return {"overlap": begun["overlap"]} if "overlap" in begun else {}
-    overlap = import_built_in("evals.decontamination:overlap_of")(*sources)
+    from pipeline.data.decontamination import overlap_of
+
+    overlap = overlap_of(*sources)
     known = {name: value for name, value in asdict(overlap).items() if value is not None}
     return {"overlap": known} if overlap.documents else {}
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from pipeline.hardware import device_info, model_replicas, peak_bytes, process_start, tensor_parallel_size
+from pipeline.hardware.device import device_info, model_replicas, tensor_parallel_size
+from pipeline.hardware.processor import peak_bytes, process_start
 from pipeline.metrics import BEST_BY, is_evaluation, metric_of
 from pipeline.process.commands import command, stage_command
 from pipeline.process.progress import seconds_text, waiting
-from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import is_auto
 from pipeline.recipe.sizes import sizes_from_model
@@ -228,7 +228,9 @@ def record_plan(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
 def plan_of(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Any:
     args = trainer.args
     shape = {"micro_batch": args.per_device_train_batch_size, "processes": args.world_size}
-    return import_built_in("preflight.plan:plan_of_run")(recipe, run.directory, **shape)
+    from pipeline.preflight.plan import plan_of_run
+
+    return plan_of_run(recipe, run.directory, **shape)
 
 
 def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing: Any) -> None:
@@ -237,7 +239,9 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = model.state_dict()
     if trainer.is_sharded:
-        weights = import_built_in("training.sharding:whole_on_rank_0")(weights)
+        from pipeline.training.sharding import whole_on_rank_0
+
+        weights = whole_on_rank_0(weights)
     if trainer.is_world_process_zero():
         with waiting("writing the model", after_s=1.0):
             write_finished_model(
@@ -256,9 +260,13 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
             peak_memory_bytes=_peak_memory(trainer),
         )
         may_grow = trainer.args.device.type == "cuda" and not is_auto(recipe)
-        if may_grow and (hint := import_built_in("preflight.plan:memory_hint")(recipe, trainer)):
-            print(f"note: {hint}")
-        table = import_built_in("data.losses:table")
+        if may_grow:
+            from pipeline.preflight.plan import memory_hint
+
+            if hint := memory_hint(recipe, trainer):
+                print(f"note: {hint}")
+        from pipeline.data.losses import table
+
         with open(directory.console, "a", encoding="utf-8") as log:  # by now all that the run read is prepared
             log.write(f"{table(trainer.rows.plan)}\n")
         _look_back(run.directory)

@@ -17,19 +17,10 @@ from typing import Any
 import torch
 import yaml
 
-from pipeline.hardware import (
-    batch_ranks,
-    bfloat16_is_faster,
-    cpu_name,
-    decide_for_all_ranks,
-    device_info,
-    keep_freed_memory,
-    leave_accelerators,
-    process_start,
-    set_threads,
-    tensor_parallel_size,
-    use_deterministic_kernels,
-)
+from pipeline.hardware.accelerators import leave_accelerators
+from pipeline.hardware.device import batch_ranks, device_info, tensor_parallel_size
+from pipeline.hardware.processor import cpu_name, keep_freed_memory, process_start, use_deterministic_kernels
+from pipeline.hardware.rates import bfloat16_is_faster, decide_for_all_ranks, set_threads
 from pipeline.process.errors import (
     CannotWriteError,
     DamagedFileError,
@@ -39,7 +30,6 @@ from pipeline.process.errors import (
 )
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import cache_dir, is_writable, remove_file, write_text
-from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.recipe.resolve import (
@@ -91,10 +81,14 @@ def restore_run(recipe: Recipe) -> Recipe:
 
     def restore() -> bool:
         if recipe.hub.strategy == "checkpoint":
-            import_built_in("hub.pull:restore_from_hub")(recipe, directory)
+            from pipeline.hub.pull import restore_from_hub
+
+            restore_from_hub(recipe, directory)
         if recipe.run.mirror:
-            import_built_in("run.mirror:restore_from_mirror")(recipe, directory)
-            return import_built_in("run.mirror:restore_base_from_mirror")(recipe, directory)
+            from pipeline.run.mirror import restore_base_from_mirror, restore_from_mirror
+
+            restore_from_mirror(recipe, directory)
+            return restore_base_from_mirror(recipe, directory)
         return False
 
     return read_recipe(recipe.arguments, stage=recipe.stage) if on_rank_0(restore) else recipe
@@ -133,13 +127,19 @@ def _open(recipe: Recipe) -> OpenRun:
             f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the recipe or run.name."
         )
         return OpenRun(directory, None, manifest["attempts"], finished=True)
-    parent_of = import_built_in("recipe.parents:parent_of") if recipe.run.fork_from is not None else None
-    parent = parent_of(recipe) if parent_of and not by_step(directory.checkpoints) else None
+    forks = recipe.run.fork_from is not None
+    parent = None
+    if forks and not by_step(directory.checkpoints):
+        from pipeline.recipe.parents import parent_of
+
+        parent = parent_of(recipe)
     directory.hold()
     record_failures_in(directory)
     remove_file(directory.failure)
     checkpoint = _choose_checkpoint(recipe, directory)
-    if checkpoint is None and parent_of:
+    if checkpoint is None and forks:
+        from pipeline.recipe.parents import parent_of
+
         checkpoint, facts = parent or parent_of(recipe)  # again when its own were damaged, every one
         directory.update_manifest(forked_from=facts)
     return _record_attempt(recipe, directory, manifest, checkpoint, begun=begun)
@@ -215,8 +215,11 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
     found = differences(saved, now)
     if found:
         lines = "\n  ".join(found)
-        can_fork = import_built_in("recipe.parents:can_fork")(found)
-        with_state = f", and with it run.fork_from={directory.name} to start from that one's state" if can_fork else ""
+        from pipeline.recipe.parents import can_fork
+
+        with_state = ""
+        if can_fork(found):
+            with_state = f", and with it run.fork_from={directory.name} to start from that one's state"
         raise RecipeError(
             f"{recipe.path}: {directory.path} holds a run whose recipe differs in keys that cannot change, and going on would mix two runs:\n  {lines}\n"
             f"Give this one another run.name{with_state}."

@@ -22,7 +22,8 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 from pipeline.data.rows import on_device
 from pipeline.evals.bpb import per_token_nll
-from pipeline.hardware import batch_ranks, device_info, peak_bytes
+from pipeline.hardware.device import batch_ranks, device_info
+from pipeline.hardware.processor import peak_bytes
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.preflight.checks import choose_attention
 from pipeline.preflight.memory import CPU_POSITIONS, CPU_SHARE, options

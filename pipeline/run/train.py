@@ -3,6 +3,7 @@
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback
 
@@ -13,7 +14,7 @@ from pipeline.generation.texts import complete
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.preflight.checks import benchmarks_of, check_before_training
 from pipeline.process.network import limit_silence
-from pipeline.process.user_code import guarded, import_attribute, import_built_in
+from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import is_auto
 from pipeline.run.data import keep_inputs, open_rows, record_inputs
@@ -46,7 +47,16 @@ def train(recipe: Recipe, signals: Signals) -> int:
     recipe = resolve_open_values(recipe, processes)
     recipe = check_before_training(recipe, processes=processes)
     run = open_run(recipe)
-    drain = import_built_in("run.mirror:Mirroring")(recipe, run.directory).drain if recipe.run.mirror else lambda: None
+    mirror = None
+    if recipe.run.mirror:
+        from pipeline.run.mirror import Mirroring
+
+        mirror = Mirroring(recipe, run.directory)
+
+    def drain() -> None:
+        if mirror is not None:
+            mirror.drain()
+
     if run.finished:
         drain()
         return 0
@@ -56,7 +66,9 @@ def train(recipe: Recipe, signals: Signals) -> int:
     tokenizer = load_or_train(recipe, sources, validation=held_out)
     model = build_from_recipe(recipe, tokenizer)
     if not isinstance(model, TandemForCausalLM):  # held by tests/contracts: a row may hold several texts
-        recipe = import_built_in("training.isolation:resolve_rows")(recipe, model, step=run.step)
+        from pipeline.training.isolation import resolve_rows
+
+        recipe = resolve_rows(recipe, model, step=run.step)
     recipe, rows, validation = open_rows(recipe, tokenizer, (sources, held_out), run)
     record_inputs(recipe, run, tokenizer=tokenizer, sources=(sources, held_out), rows=rows, validation=validation)
 
@@ -72,16 +84,18 @@ def train(recipe: Recipe, signals: Signals) -> int:
         eval_on_start=evaluation_is_due(recipe, run),
     )
     if is_auto(recipe):
-        recipe = import_built_in("run.probing:resolve_micro_batch")(recipe, run, trainer)
+        from pipeline.run.probing import resolve_micro_batch
+
+        recipe = resolve_micro_batch(recipe, run, trainer)
     say_shape(run, trainer)
     record_plan(recipe, run, trainer)
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
 
-    publishing = (
-        import_built_in("run_dir.hub_queue:Publishing")(recipe.hub, run.directory, start_step=run.step)
-        if recipe.hub.id is not None
-        else None
-    )
+    publishing = None
+    if recipe.hub.id is not None:
+        from pipeline.run_dir.hub_queue import Publishing
+
+        publishing = Publishing(recipe.hub, run.directory, start_step=run.step)
     trainer.resume(run.checkpoint)
     signals.raise_if_stopped(step=trainer.state.global_step, first=drain)
     finish_run(recipe, run, trainer, publishing)
@@ -93,25 +107,30 @@ def add_callbacks(
     trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, stop: StopSignals
 ) -> None:
     """Add everything that watches the run, in the order in which it acts; what writes files acts on rank 0 only."""
-    known = {"attempt": attempt, "start_step": start_step, "tokens_at": trainer.meter.tokens_at}
-    trackers = (
-        import_built_in("callbacks.trackers:trackers_of")(recipe, run, **known) if recipe.monitor.trackers else []
-    )
-    profile = recipe.monitor.profile_steps
+    trackers: list[Any] = []
+    if recipe.monitor.trackers:
+        from pipeline.callbacks.trackers import trackers_of
+
+        trackers = trackers_of(recipe, run, attempt=attempt, start_step=start_step, tokens_at=trainer.meter.tokens_at)
+    profiler: list[TrainerCallback] = []
+    if profile := recipe.monitor.profile_steps:
+        from pipeline.callbacks.profiler import ProfileSteps
+
+        profiler.append(ProfileSteps(run, *profile, meter=trainer.meter))
     wanted = benchmarks_of(recipe)
     for benchmark in wanted:
         benchmark.require_ready(trainer.processing_class)
-    benchmarks = (
-        [import_built_in("callbacks.benchmarks:Benchmarks")(trainer, run, wanted, attempt=attempt, stop=stop)]
-        if wanted
-        else []
-    )
+    benchmarks: list[TrainerCallback] = []
+    if wanted:
+        from pipeline.callbacks.benchmarks import Benchmarks
+
+        benchmarks.append(Benchmarks(trainer, run, wanted, attempt=attempt, stop=stop))
     samples = recipe.samples
     trainer.remove_callback(PrinterCallback)
     for callback in (
         HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, trainer=trainer),
         Machine(trainer, run, attempt=attempt, gpu_hz=recipe.monitor.gpu_hz),
-        *([import_built_in("callbacks.profiler:ProfileSteps")(run, *profile, meter=trainer.meter)] if profile else []),
+        *profiler,
         MetricsFile(run, attempt=attempt, meter=trainer.meter),
         Console(run.console),
         Compiling(Path(kernels) if (kernels := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) else None),

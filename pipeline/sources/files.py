@@ -14,7 +14,6 @@ from typing import Any, Literal
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.network import is_address
 from pipeline.process.storage import cache_dir
-from pipeline.process.user_code import import_built_in
 from pipeline.sources.raw_rows import is_data, kind_of
 
 LOG = logging.getLogger(__name__)
@@ -108,7 +107,9 @@ def local_files(
     if not patterns:
         raise RecipeError(f"{where}.files is an empty list, so there is nothing to read. Write a path or a glob.")
     if any(map(is_address, patterns)):
-        return import_built_in("sources.stores:stored_files")(patterns, where=where, cache=cache or cache_dir())
+        from pipeline.sources.stores import stored_files
+
+        return stored_files(patterns, where=where, cache=cache or cache_dir())
     bases = bases_of(folder)
     missing, found = [], {}
     for pattern in patterns:
@@ -148,8 +149,9 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
         candidate = base / expanded
         if candidate.is_dir():
             if split != "train" and not is_saved(candidate):
-                files_of = import_built_in("sources.splits:split_files")
-                return files_of(candidate, config=None, split=split, name=str(candidate), where=where), ""
+                from pipeline.sources.splits import split_files
+
+                return split_files(candidate, config=None, split=split, name=str(candidate), where=where), ""
             inside = _readable_files(candidate, split, where)
             if inside:
                 return inside, ""
@@ -187,7 +189,9 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
         if "run_manifest.json" in names:
             folders.clear()  # of a run that was started in the folder of its data: its records are no texts
         elif is_saved(Path(parent)):
-            found += import_built_in("sources.splits:saved_files")(Path(parent), split=split, where=where)
+            from pipeline.sources.splits import saved_files
+
+            found += saved_files(Path(parent), split=split, where=where)
             folders.clear()
         else:
             folders[:] = [name for name in folders if not name.startswith((".", "__"))]

@@ -24,7 +24,6 @@ from pipeline.process.errors import (
 )
 from pipeline.process.network import wait_or_raise
 from pipeline.process.storage import cache_dir
-from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import Recipe, with_values
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import Format, UntrainableConversation, format_of, is_newly_read
@@ -438,12 +437,12 @@ class _Opening:
         if spec.id is None:
             return local_files(spec.files, where=where, folder=self.folder, split=spec.split, cache=self.cache)
         if source.is_built_in:
-            return import_built_in("sources.quickstart:built_in_files")(
-                spec, kind=self.kind, where=where, cache=self.cache
-            )
-        source.revision, files = import_built_in("sources.hub_files:dataset_files")(
-            spec, where=where, cache=self.cache, folder=self.folder
-        )
+            from pipeline.sources.quickstart import built_in_files
+
+            return built_in_files(spec, kind=self.kind, where=where, cache=self.cache)
+        from pipeline.sources.hub_files import dataset_files
+
+        source.revision, files = dataset_files(spec, where=where, cache=self.cache, folder=self.folder)
         return files
 
     def held_out(self, train: list[OpenSource]) -> list[OpenSource]:
@@ -498,10 +497,14 @@ class _Opening:
         if given and self.kind == "text" and source.files[0].path is None:
             return form, name  # It need not be fetched for this.
         where = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
-        rows = import_built_in("sources.recognition:looked_at_rows")(source.files)
+        from pipeline.sources.recognition import looked_at_rows
+
+        rows = looked_at_rows(source.files)
         found: Recognised | None = None
         if not given:
-            found = import_built_in("sources.recognition:recognise")(rows, kind=self.kind)
+            from pipeline.sources.recognition import recognise
+
+            found = recognise(rows, kind=self.kind)
         if found and not found.format:
             self.problems.append(DataError(f"{where} {found.refusal}"))
             self.refused.add(id(spec))
@@ -572,7 +575,9 @@ class _Opening:
             if ends is None:
                 self.hub_is_silent = True  # It would let every further file wait.
                 return Findings()  # Looked at when it is fetched (OpenSource.read).
-            findings = import_built_in("sources.hub_files:head_findings")(
+            from pipeline.sources.hub_files import head_findings
+
+            findings = head_findings(
                 f"{source.spec.id}/{file.label}", ends, source.format, column_key=source.column_key
             )
             if not findings.problems:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.process.errors import DataError
-from pipeline.process.user_code import import_built_in
 from pipeline.sources.formats import REASONING
 from pipeline.tokenizer.encode import WORD_JOINER, control_ids, control_strings, escape, tool_marks, with_texts
 
@@ -206,8 +205,14 @@ def own_template(tokenizer) -> "OwnTemplate | None":
     known, own = _own_templates.get(tokenizer, (None, None))
     if known != key:
         if tokenizer.chat_template != built_in_template(control_strings(tokenizer)):
-            import_built_in("tokenizer.own_template:bound_templates")()
-        own = None if _escapes(tokenizer) else import_built_in("tokenizer.own_template:OwnTemplate")(tokenizer)
+            from pipeline.tokenizer.own_template import bound_templates
+
+            bound_templates()
+        own = None
+        if not _escapes(tokenizer):
+            from pipeline.tokenizer.own_template import OwnTemplate
+
+            own = OwnTemplate(tokenizer)
         _own_templates[tokenizer] = (key, own)
     return own
 

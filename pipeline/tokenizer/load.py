@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.process.errors import InputMissingError, RecipeError, ServiceError, first_line
 from pipeline.process.storage import refuse_unreadable_files
-from pipeline.process.user_code import import_built_in
 from pipeline.tokenizer.chat import (
     RESPONSE_TEMPLATE,
     built_in_template,
@@ -157,7 +156,9 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
     from transformers import AutoTokenizer
 
     # Whoever renders with it, as lm_eval and our letters do.
-    import_built_in("tokenizer.own_template:bound_templates")()
+    from pipeline.tokenizer.own_template import bound_templates
+
+    bound_templates()
     try:
         # False, not left open: beside a model with its own code transformers would ask on the terminal, and wait.
         tokenizer = AutoTokenizer.from_pretrained(folder or path, revision=revision, trust_remote_code=False)
@@ -233,7 +234,9 @@ def load_or_train(recipe, sources: list, *, validation: list | None = None, besi
     """
     if recipe.tokenizer.path:
         return load_ready(recipe)
-    return import_built_in("tokenizer.train:trained_tokenizer")(recipe, sources, validation=validation, beside=beside)
+    from pipeline.tokenizer.train import trained_tokenizer
+
+    return trained_tokenizer(recipe, sources, validation=validation, beside=beside)
 
 
 def identity(tokenizer) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.hardware import peak_bytes
+from pipeline.hardware.processor import peak_bytes
 from pipeline.process.errors import DataError
 from pipeline.tokenizer.chat import GENERATION, learned_spans, refusal_of, shown
 from pipeline.tokenizer.encode import control_strings, plain_backend, with_texts

@@ -13,7 +13,7 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from pipeline.data.preparation import document_end_of
 from pipeline.evals.bpb import compiled_nll, score_validation
-from pipeline.hardware import (
+from pipeline.hardware.device import (
     batch_rank,
     batch_ranks,
     compute_format,
@@ -27,7 +27,7 @@ from pipeline.model.groups import store_embeddings
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.process.errors import InputMissingError, RecipeError, first_line
 from pipeline.process.storage import read_json, remove_folder
-from pipeline.process.user_code import guarded, import_attribute, import_built_in
+from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import check_sizes, isolates_documents, micro_batch, micro_steps, tokens_at
 from pipeline.recipe.schema import training_arguments
@@ -168,7 +168,9 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
             )
         store_embeddings(model, getattr(torch, recipe.model.embedding_dtype))
     if recipe.train.get("fp8"):
-        import_built_in("training.sharding:refuse_without_fp8")(model, recipe.where("train.fp8"))
+        from pipeline.training.sharding import refuse_without_fp8
+
+        refuse_without_fp8(model, recipe.where("train.fp8"))
     return model
 
 
@@ -223,10 +225,18 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     start, attention = recipe.model.start_from, recipe.model.chosen_attention or recipe.model.attn_implementation
     seed = int(recipe.train.get("seed", 42))
     if start:
+        from pipeline.evals.subject import open_model
+
         try:
             where = recipe.where("model.start_from")
-            settings = {"dtype": torch.float32, "attn_implementation": attention, "text_type": _begun_type(recipe)}
-            model = import_built_in("evals.subject:open_model")(start, code=recipe.code, where=where, **settings)
+            model = open_model(
+                start,
+                code=recipe.code,
+                where=where,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                text_type=_begun_type(recipe),
+            )
         except OSError as error:
             raise InputMissingError(
                 f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
@@ -347,19 +357,25 @@ def build_trainer(
     tasks = {}
     if recipe.evals.tasks:
         where = f"{recipe.path}: evals.tasks"
-        tasks = import_built_in("evals.tasks:load_tasks")(recipe.evals.tasks, folder=recipe.code, where=where)
+        from pipeline.evals.tasks import load_tasks
+
+        tasks = load_tasks(recipe.evals.tasks, folder=recipe.code, where=where)
 
     def evaluate(model: torch.nn.Module, watched: Callable) -> dict[str, float]:
         numbers = score(model, watched=watched)
         if tasks:
-            numbers |= import_built_in("evals.tasks:score_tasks")(tasks, model, tokenizer, watched=watched)
+            from pipeline.evals.tasks import score_tasks
+
+            numbers |= score_tasks(tasks, model, tokenizer, watched=watched)
         return numbers
 
     look_for_lomo_once()
     if shards_model():
         options = {name: recipe.train.get(f"torch_compile_{name}") for name in ("backend", "mode")}
         given = {k: v for k, v in options.items() if v} if compiled else None
-        import_built_in("training.sharding:shard_model")(model, compile_options=given)
+        from pipeline.training.sharding import shard_model
+
+        shard_model(model, compile_options=given)
         args.torch_compile = compiled
     trainer = TandemTrainer(
         model=model,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeline.data.rows import on_device, rows_of_micro_batch
-from pipeline.hardware import batch_rank
+from pipeline.hardware.device import batch_rank
 from pipeline.model.build import first_nonfinite
 from pipeline.process.errors import OutOfMemoryError, first_line
 from pipeline.recipe.resolve import KEY

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import TrainerState
 
 from pipeline.data.rows import IGNORED
-from pipeline.hardware import has_memory_files
+from pipeline.hardware.processor import has_memory_files
 from pipeline.metrics import BEST_BY
 from pipeline.model.build import cut_like, load_weights, read_tensors, saved_form, saved_weights
 from pipeline.monitor.heartbeat import beat

@@ -21,7 +21,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from pipeline.process.errors import CannotWriteError, HangError, TandemError
 from pipeline.process.storage import remove_file
-from pipeline.process.user_code import import_built_in
 from pipeline.run_dir.failures import has_reported_error
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -273,5 +272,7 @@ def forward_only(model: nn.Module) -> AbstractContextManager[None]:
     if any(
         isinstance(module, FSDPModule) or type(module).__module__.startswith("torchao.") for module in model.modules()
     ):
-        return import_built_in("training.sharding:between_steps")(model)
+        from pipeline.training.sharding import between_steps
+
+        return between_steps(model)
     return nullcontext()

@@ -17,7 +17,6 @@ from pipeline.metrics import AROUND, ENOUGH, HIGH_NORM, RecentValues
 from pipeline.model.build import first_nonfinite
 from pipeline.process.errors import DataError, DivergedError, HangError, first_line
 from pipeline.process.progress import write
-from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import Monitor
 from pipeline.run_dir.failures import is_out_of_memory
 from pipeline.run_dir.run_directory import RunDirectory
@@ -128,7 +127,9 @@ class StepGuard:
         return (numbers / ranks).tolist()
 
     def _check_nonfinite(self, trainer: "TandemTrainer", model: torch.nn.Module, norm: float) -> None:
-        cause = import_built_in("training.causes:find_cause")(trainer, model, self.losses, norm)
+        from pipeline.training.causes import find_cause
+
+        cause = find_cause(trainer, model, self.losses, norm)
         scaled = self.scaler_skips_in_a_row >= MAX_SCALER_SKIPS
         skip = self.monitor.on_nonfinite == "skip" and not cause.is_parameter and not scaled
         if cause.is_parameter:
@@ -151,7 +152,9 @@ class StepGuard:
         spikes = list(filter(None, map(self._spike, WATCHED, numbers)))
         if not spikes:
             return
-        rows = import_built_in("training.causes:rows_of")(trainer, trainer.state.global_step)
+        from pipeline.training.causes import rows_of
+
+        rows = rows_of(trainer, trainer.state.global_step)
         message = "{name} is {value:.4g}, above {highest_usual:.4g}, the highest usual"
         reason = " and ".join(map(message.format_map, spikes))
         advice = f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
@@ -331,7 +334,9 @@ def explained_errors(trainer: "TandemTrainer") -> Iterator[None]:
         if is_out_of_memory(error):
             # The activations go before the lookup: on a CPU its import needs the memory that they hold.
             traceback.clear_frames(error.__traceback__)
-            explained: Exception = import_built_in("training.causes:out_of_memory")(trainer, error)
+            from pipeline.training.causes import out_of_memory
+
+            explained: Exception = out_of_memory(trainer, error)
         elif gone := trainer.ranks.found_gone():
             explained = trainer.ranks.lost(gone, trainer.run, step=trainer.state.global_step)
         elif trainer.ranks.on_other_hosts() and _is_of_connection(error):

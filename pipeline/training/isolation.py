@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import torch
 
-from pipeline.data.preparation import ONE_TEXT
 from pipeline.metrics import VAL_BPB_DOCUMENTS
 from pipeline.model.build import PLAIN_HEADS
 from pipeline.process.errors import InputMissingError, RecipeError
@@ -132,17 +131,6 @@ def resolve_rows(recipe: Recipe, model: Any, *, step: int = 0) -> Recipe:
         line = f"rows: texts that share one see each other in {kind} (tried on two), so each {rows} holds one {text}, padded"
     on_rank_0(lambda: print(line, flush=True))
     return recipe
-
-
-def padding_notes(plan: dict, shares: dict[str, dict]) -> list[str]:
-    """Return how much of rows of one text each is padding. shares: of TrainingRows."""
-    if plan["train"]["sequences"][0]["settings"].get("packing") != ONE_TEXT:
-        return []
-    rows = sum(share["rows"] for share in shares.values())
-    padded = sum(share["rows"] * share["lost"].get("padded", 0.0) for share in shares.values()) / max(1, rows)
-    return [
-        f"note: {100 * padded:.0f} % of the positions of these rows are padding: data.row_tokens nearer to the texts' lengths wastes less"
-    ]
 
 
 def rows_of_recipe(recipe: Recipe, tokenizer: Any) -> Recipe:

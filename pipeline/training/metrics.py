@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
 from pipeline.data.rows import Consumed
-from pipeline.hardware import model_replicas, process_start
+from pipeline.hardware.device import model_replicas
+from pipeline.hardware.processor import process_start
 from pipeline.metrics import is_validation
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.network import retries

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from transformers.pytorch_utils import Conv1D
 
-from pipeline.hardware import bf16_is_fast, decide_bf16
+from pipeline.hardware.device import bf16_is_fast, decide_bf16
 from pipeline.model.groups import parameter_group
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import guarded, import_attribute

@@ -20,7 +20,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter
 from transformers.distributed import DistributedConfig
 
-from pipeline.hardware import model_replicas, tensor_parallel_size
+from pipeline.hardware.device import model_replicas, tensor_parallel_size
 from pipeline.process.errors import RecipeError
 from pipeline.run_dir import checkpoints
 from pipeline.training.checkpoint import CheckpointSaver, Tensors

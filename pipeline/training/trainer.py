@@ -13,9 +13,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from pipeline.data.rows import StepLoader
 from pipeline.evals.bpb import EvaluationInterrupted
-from pipeline.hardware import batch_rank, batch_ranks, tensor_parallel_size
+from pipeline.hardware.device import batch_rank, batch_ranks, tensor_parallel_size
 from pipeline.process.errors import TandemError
-from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training import checkpoint as files
@@ -96,8 +95,12 @@ class TandemTrainer(Trainer):
         self.recorded_evaluations: set[int] = set()
         self.averaged_step = 0
         keep, every = args.save_total_limit, recipe.run.keep_every_steps
-        saver = import_built_in("training.sharding:PartSaver") if self.is_sharded else CheckpointSaver
-        self.saver: CheckpointSaver = saver(run, keep=keep, every=every, best=recipe.run.keep_best)
+        saver = CheckpointSaver
+        if self.is_sharded:
+            from pipeline.training.sharding import PartSaver
+
+            saver = PartSaver
+        self.saver = saver(run, keep=keep, every=every, best=recipe.run.keep_best)
         self.model_files = files.ModelFiles(tokenizer)
         self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=1 if self.is_sharded else args.world_size)
         self.log_row, self.text = LogRow(run, args), TrainedText(byte_lengths_V, args.device)
@@ -308,7 +311,8 @@ class TandemTrainer(Trainer):
                 return {} if self.is_sharded else files.large_files(self.model_files.weights(model), optimizer)
 
             if self.is_sharded:
-                own_part = import_built_in("training.sharding:own_part")
+                from pipeline.training.sharding import own_part
+
                 own = self.model_files.weights(model, own_part(model.state_dict())), own_part(optimizer)
                 saver: Any = self.saver
                 saver.save_part(step, write_small=write_small, large=files.large_files(*own), **facts)
@@ -331,7 +335,9 @@ class TandemTrainer(Trainer):
                 if checkpoint is not None:
                     load_model(self.model, checkpoint)
                 if self.recipe.train.get("fp8"):
-                    import_built_in("training.sharding:convert_to_fp8")(self.model, self.args.device)
+                    from pipeline.training.sharding import convert_to_fp8
+
+                    convert_to_fp8(self.model, self.args.device)
                 self.train()
         except BaseException:
             with suppress(TandemError):  # what ended the training is the thing to tell

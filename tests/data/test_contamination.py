@@ -8,11 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from pipeline.data.packing import SequenceWriter
-from pipeline.data.preparation import make_plan, open_stream, sequence_folder, start_preparation
-from pipeline.data.prepare import prepare_now
-from pipeline.evals import decontamination as ngrams
-from pipeline.evals.decontamination import (
+from pipeline.data import decontamination as ngrams
+from pipeline.data.decontamination import (
     Matches,
     NumberSet,
     Watchlist,
@@ -22,6 +19,9 @@ from pipeline.evals.decontamination import (
     ngram_hashes,
     without_contaminated,
 )
+from pipeline.data.packing import SequenceWriter
+from pipeline.data.preparation import make_plan, open_stream, sequence_folder, start_preparation
+from pipeline.data.prepare import prepare_now
 from pipeline.process.errors import DataError
 
 THIRTEEN = "the quick brown fox jumps over the lazy dog while nobody looks 42"

@@ -27,6 +27,7 @@ import pytest
 import yaml
 
 from pipeline.data import workers
+from pipeline.data.decontamination import Watchlist
 from pipeline.data.packing import AHEAD
 from pipeline.data.preparation import locks, make_plan, start_preparation, streams_of
 from pipeline.data.prepare import Workshop, prepare_now, prepare_part
@@ -40,7 +41,6 @@ from pipeline.data.workers import (
     processes_for,
     read_encoded,
 )
-from pipeline.evals.decontamination import Watchlist
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.resolve import must_match
 from pipeline.recipe.schema import Source

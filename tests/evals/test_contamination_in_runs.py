@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pipeline.data.__main__ import main as prepare
+from pipeline.data.decontamination import Watchlist, items_digest
 from pipeline.evals.__main__ import main as evaluate
 from pipeline.evals.chat import CHAT_CORE, chat_results
 from pipeline.evals.chat import TaskScore as ChatTaskScore
@@ -24,7 +25,6 @@ from pipeline.evals.contamination import (
 )
 from pipeline.evals.core import CoreScore, TaskScore, core_results, in_order
 from pipeline.evals.core_bundle import TASKS, open_bundle
-from pipeline.evals.decontamination import Watchlist, items_digest
 from pipeline.metrics import Protocol
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.run_dir.run_directory import RunDirectory

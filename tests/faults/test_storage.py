@@ -95,7 +95,9 @@ def test_without_locks_two_starts_on_one_machine_are_distinguished_and_it_is_not
 
 
 def test_a_refused_look_at_the_cores_counts_them_all():
-    done = python("sched_getaffinity=ENOSYS", "from pipeline.hardware import usable_cores; print(usable_cores())")
+    done = python(
+        "sched_getaffinity=ENOSYS", "from pipeline.hardware.processor import usable_cores; print(usable_cores())"
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 1
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline import hardware
-from pipeline.preflight import devices
+from pipeline.hardware import device, processor, rates
 from pipeline.process.errors import CannotWriteError
 from pipeline.process.storage import cache_dir
 
@@ -19,16 +18,16 @@ from pipeline.process.storage import cache_dir
 @pytest.fixture
 def fresh():
     """device_info without what it remembers, before and after."""
-    hardware.device_info.cache_clear()
+    device.device_info.cache_clear()
     yield
-    hardware.device_info.cache_clear()
+    device.device_info.cache_clear()
 
 
 @pytest.fixture
 def unmeasured(monkeypatch, tmp_path):
     """Nothing kept and nothing decided of this processor."""
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hardware, "_decided", [])
+    monkeypatch.setattr(rates, "_decided", [])
 
 
 def pretend_cuda(monkeypatch, name, *, bf16):
@@ -42,13 +41,13 @@ def pretend_cuda(monkeypatch, name, *, bf16):
 @pytest.mark.usefixtures("fresh")
 def test_a_known_gpu_brings_its_peak_and_an_unknown_one_none(monkeypatch):
     pretend_cuda(monkeypatch, "NVIDIA H100 80GB HBM3", bf16=True)
-    info = hardware.device_info()
+    info = device.device_info()
     assert (info.kind, info.count, info.memory_gib) == ("cuda", 8, 80)
     assert info.peak_flops["bfloat16"] == pytest.approx(989.5e12)
     assert info.source
-    hardware.device_info.cache_clear()
+    device.device_info.cache_clear()
     pretend_cuda(monkeypatch, "NVIDIA Nonesuch", bf16=True)
-    info = hardware.device_info()
+    info = device.device_info()
     assert info.peak_flops is None
     assert info.source is None
 
@@ -59,50 +58,49 @@ def test_the_hosts_of_a_training_are_those_of_its_launcher(monkeypatch, local, h
     pretend_cuda(monkeypatch, "NVIDIA H100 80GB HBM3", bf16=True)
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local) if local else monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert hardware.device_info().hosts == hosts
+    assert device.device_info().hosts == hosts
 
 
 @pytest.mark.usefixtures("fresh")
 def test_a_launcher_that_asks_for_the_cpu_gets_it_beside_a_gpu(monkeypatch):
     pretend_cuda(monkeypatch, "NVIDIA H100 80GB HBM3", bf16=True)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
-    assert hardware.device_info().kind == "cpu"
+    assert device.device_info().kind == "cpu"
 
 
 @pytest.mark.usefixtures("fresh")
 def test_auto_bf16_follows_the_hardware(monkeypatch):
     pretend_cuda(monkeypatch, "Tesla T4", bf16=False)
-    assert hardware.decide_bf16("auto") is False
-    hardware.device_info.cache_clear()
+    assert device.decide_bf16("auto") is False
+    device.device_info.cache_clear()
     pretend_cuda(monkeypatch, "NVIDIA L4", bf16=True)
-    assert hardware.decide_bf16("auto") is True
-    assert hardware.decide_bf16("auto", fp16=True) is False
-    assert hardware.decide_bf16(False) is False
-    assert hardware.decide_bf16(None) is False
+    assert device.decide_bf16("auto") is True
+    assert device.decide_bf16("auto", fp16=True) is False
+    assert device.decide_bf16(False) is False
+    assert device.decide_bf16(None) is False
 
 
 @pytest.mark.usefixtures("fresh", "unmeasured")
 def test_auto_bf16_on_a_cpu_follows_the_measured_products_whatever_the_flags_say(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     for flags in (frozenset({"amx_tile", "amx_bf16"}), frozenset({"avx2"})):
-        for module in (hardware, devices):
-            monkeypatch.setattr(module, "cpu_flags", lambda flags=flags: flags)
+        monkeypatch.setattr(rates, "cpu_flags", lambda flags=flags: flags)
         for faster in (True, False):
-            rates = devices.ProductRates(float32=1e11, bfloat16=1e11 * (1.6 if faster else 1.4), time=0.0)
-            monkeypatch.setattr(devices, "measure", lambda rates=rates: rates)
+            measured = rates.ProductRates(float32=1e11, bfloat16=1e11 * (1.6 if faster else 1.4), time=0.0)
+            monkeypatch.setattr(rates, "measure", lambda measured=measured: measured)
             shutil.rmtree(cache_dir() / "processors", ignore_errors=True)
-            assert hardware.decide_bf16("auto") is faster
+            assert device.decide_bf16("auto") is faster
 
 
 @pytest.mark.usefixtures("unmeasured")
 def test_the_products_of_a_processor_are_measured_once_and_known_without_torch_then(monkeypatch):
-    measured = devices.product_rates()
+    measured = rates.product_rates()
     assert min(measured.float32, measured.bfloat16) > 1e7
-    monkeypatch.setattr(devices, "measure", lambda: pytest.fail("measured again"))
+    monkeypatch.setattr(rates, "measure", lambda: pytest.fail("measured again"))
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert devices.product_rates() == measured
-    monkeypatch.setattr(devices, "cpu_flags", lambda: frozenset({"avx_of_another_one"}))
-    assert devices.kept_rates() is None
+    assert rates.product_rates() == measured
+    monkeypatch.setattr(rates, "cpu_flags", lambda: frozenset({"avx_of_another_one"}))
+    assert rates.kept_rates() is None
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -110,8 +108,8 @@ def test_a_user_without_a_home_measures_at_every_start_and_is_told_where_else_da
     monkeypatch.delenv("TANDEM_CACHE")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["no such user"])
-    assert devices.kept_rates() is None
-    assert devices.product_rates().float32 > 1e7
+    assert rates.kept_rates() is None
+    assert rates.product_rates().float32 > 1e7
     assert cache_dir(str(tmp_path)) == tmp_path
     with pytest.raises(CannotWriteError, match="no home folder"):
         cache_dir()
@@ -122,7 +120,7 @@ def test_measuring_leaves_the_number_of_threads_as_it_was():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        devices.measure()
+        rates.measure()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -132,37 +130,37 @@ def test_measuring_leaves_the_number_of_threads_as_it_was():
 def test_what_was_decided_for_all_ranks_counts_and_not_the_measurement_of_one(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     for faster in (True, False):
-        hardware.decide_for_all_ranks(faster)
-        assert hardware.decide_bf16("auto") is faster
+        rates.decide_for_all_ranks(faster)
+        assert device.decide_bf16("auto") is faster
 
 
 @pytest.mark.usefixtures("fresh")
 def test_auto_compile_on_a_cpu_needs_a_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
-    assert hardware.decide_compile("auto") is False
-    assert hardware.decide_compile(True) is True
+    assert device.decide_compile("auto") is False
+    assert device.decide_compile(True) is True
 
 
 def test_mps_is_taken_without_asking_cuda(monkeypatch, fresh):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    info = hardware.device_info()
+    info = device.device_info()
     assert info.kind == "mps"
     assert info.peak_flops is None
-    assert not hardware.decide_bf16("auto")
-    assert not hardware.decide_compile("auto")
+    assert not device.decide_bf16("auto")
+    assert not device.decide_compile("auto")
 
 
 def test_a_container_quota_limits_cores_and_memory(monkeypatch, tmp_path):
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     (tmp_path / "memory.max").write_text(f"{2**30}\n")
-    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
-    assert hardware.usable_cores() == 1
-    assert hardware.memory_bytes() == 2**30
+    monkeypatch.setattr(processor, "CGROUP", tmp_path)
+    assert processor.usable_cores() == 1
+    assert processor.memory_bytes() == 2**30
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert hardware.memory_bytes() > 2**30
+    assert processor.memory_bytes() > 2**30
 
 
 def test_the_quota_of_a_container_of_cgroup_v1_counts_too(monkeypatch, tmp_path):
@@ -171,51 +169,50 @@ def test_the_quota_of_a_container_of_cgroup_v1_counts_too(monkeypatch, tmp_path)
         (tmp_path / name).write_text(f"{number}\n")
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{2**30}\n")
-    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
-    assert hardware.usable_cores() == 1
-    assert hardware.memory_bytes() == 2**30
+    monkeypatch.setattr(processor, "CGROUP", tmp_path)
+    assert processor.usable_cores() == 1
+    assert processor.memory_bytes() == 2**30
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
-    assert hardware.usable_cores() == len(os.sched_getaffinity(0))
+    assert processor.usable_cores() == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.usefixtures("unmeasured")
 def test_both_threads_of_a_core_are_used_only_where_products_are_faster_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _: range(8))
-    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
-    monkeypatch.setattr(hardware, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(processor.os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(processor, "CGROUP", tmp_path)
+    monkeypatch.setattr(processor, "TOPOLOGY", tmp_path)
     for number in range(8):  # 0 and 4 are one core
         (tmp_path / f"cpu{number}" / "topology").mkdir(parents=True)
         (tmp_path / f"cpu{number}" / "topology" / "thread_siblings_list").write_text(f"{number % 4},{number % 4 + 4}\n")
-    assert (hardware.usable_cores(), hardware.physical_cores()) == (8, 4)
+    assert (processor.usable_cores(), processor.physical_cores()) == (8, 4)
     for with_both, expected in ((0.95, 4), (0.8, 8)):  # seconds beside one of one thread a core
-        monkeypatch.setattr(devices, "seconds_of_product", {4: 1.0, 8: with_both}.get)
+        monkeypatch.setattr(rates, "seconds_of_product", {4: 1.0, 8: with_both}.get)
         shutil.rmtree(cache_dir() / "processors", ignore_errors=True)
-        assert devices.best_threads() == expected
-        monkeypatch.setattr(devices, "seconds_of_product", lambda _: pytest.fail("measured again"))
-        assert devices.best_threads() == expected
+        assert rates.best_threads() == expected
+        monkeypatch.setattr(rates, "seconds_of_product", lambda _: pytest.fail("measured again"))
+        assert rates.best_threads() == expected
     before = torch.get_num_threads()  # 8 is what was measured last
     try:
-        assert [hardware.set_threads(2, kept=kept) for kept in (None, 2, 4, 3)] == [4, 2, 4, 4]
+        assert [rates.set_threads(2, kept=kept) for kept in (None, 2, 4, 3)] == [4, 2, 4, 4]
     finally:
         torch.set_num_threads(before)
     shutil.rmtree(tmp_path / "cpu7")
-    assert hardware.physical_cores() == 8  # not said
+    assert processor.physical_cores() == 8  # not said
 
 
 def test_a_product_is_timed_on_the_threads_asked_for_and_leaves_torch_as_it_was():
     before = torch.get_num_threads()
-    assert 0 < devices.seconds_of_product(1) < 5
+    assert 0 < rates.seconds_of_product(1) < 5
     assert torch.get_num_threads() == before
 
 
 def test_threads_are_shared_among_local_processes(monkeypatch):
     before = torch.get_num_threads()
     try:
-        for module in (hardware, devices):
-            monkeypatch.setattr(module, "usable_cores", lambda: 6)
-            monkeypatch.setattr(module, "physical_cores", lambda: 6)
-        assert hardware.set_threads(2) == 3 == torch.get_num_threads()
-        assert hardware.set_threads(12) == 1
+        monkeypatch.setattr(rates, "usable_cores", lambda: 6)
+        monkeypatch.setattr(rates, "physical_cores", lambda: 6)
+        assert rates.set_threads(2) == 3 == torch.get_num_threads()
+        assert rates.set_threads(12) == 1
     finally:
         torch.set_num_threads(before)
 
@@ -231,7 +228,7 @@ def test_vector_functions_are_called_on_one_number_before_several_threads_may_ca
 
     try:
         with Calls():
-            hardware.use_deterministic_kernels()
+            processor.use_deterministic_kernels()
     finally:
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = True
@@ -240,6 +237,6 @@ def test_vector_functions_are_called_on_one_number_before_several_threads_may_ca
 
 
 def test_the_compute_format_names_a_peak():
-    assert hardware.compute_format(bf16=True, fp16=False, tf32=True) == "bfloat16"
-    assert hardware.compute_format(bf16=False, fp16=True, tf32=True) == "float16"
-    assert hardware.compute_format(bf16=False, fp16=False, tf32=False) == "float32"
+    assert device.compute_format(bf16=True, fp16=False, tf32=True) == "bfloat16"
+    assert device.compute_format(bf16=False, fp16=True, tf32=True) == "float16"
+    assert device.compute_format(bf16=False, fp16=False, tf32=False) == "float32"

@@ -7,7 +7,7 @@ import pytest
 
 STEPS = """
 import resource, sys, torch
-from pipeline.hardware import keep_freed_memory
+from pipeline.hardware.processor import keep_freed_memory
 
 if "keep" in sys.argv:
     keep_freed_memory()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.preflight.devices import ACCELERATORS, find_by_device_name, parse_hardware
+from pipeline.hardware.accelerators import ACCELERATORS, find_by_device_name, parse_hardware
 
 
 @pytest.mark.parametrize(

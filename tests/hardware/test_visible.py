@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pipeline.preflight.devices import device_without_torch, planned_device, visible_gpus
+from pipeline.hardware.accelerators import device_without_torch, planned_device, visible_gpus
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has its one accelerator")
 

@@ -16,7 +16,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from safetensors.torch import load_file
 
-from pipeline.hardware import can_compile
+from pipeline.hardware.device import can_compile
 from tests.runner import WarmRunner
 
 CONFIGS = sorted((Path(__file__).parents[2] / "accelerate_configs").glob("*.yaml"))
@@ -75,7 +75,7 @@ def test_the_command_starts_that_many_processes_of_that_kind(name, multi_gpu, fs
         assert arguments.nproc_per_node == str(processes // machines)
         if fsdp:
             assert environ["ACCELERATE_USE_FSDP"] == "true"
-            assert environ["FSDP_VERSION"] == "2"  # which hardware.py reads
+            assert environ["FSDP_VERSION"] == "2"  # which hardware/device.py reads
             replicas = environ.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1")
             assert replicas == ("2" if name == "hsdp" else "1")
         assert environ.get("PARALLELISM_CONFIG_TP_SIZE", "1") == ("2" if name == "tp" else "1")

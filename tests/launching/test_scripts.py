@@ -31,8 +31,7 @@ def clone(tmp_path):
     shutil.copytree(ROOT / "pipeline" / "launch", folder / "pipeline" / "launch")
     for name in ("run_pretrain.sh", "run_sft.sh", "run_tests.sh", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
-    for name in ("__init__.py", "hardware.py"):
-        shutil.copy(ROOT / "pipeline" / name, folder / "pipeline")
+    shutil.copy(ROOT / "pipeline" / "__init__.py", folder / "pipeline")
     (folder / "pipeline" / "sft.py").write_text("import sys\nprint('entry got', *sys.argv[1:])\n")
     (folder / "pipeline" / "pretrain.py").write_text(
         "import os, sys\nopen(os.environ['TANDEM_STATUS'], 'w').write('64\\n')\nos._exit(64)\n"

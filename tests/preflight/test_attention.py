@@ -9,10 +9,10 @@ from transformers import NanoChatConfig
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from pipeline.hardware.accelerators import planned_device
 from pipeline.model.build import build_model
 from pipeline.preflight import checks
 from pipeline.preflight.checks import attention_line, choose_attention, kernel_problems
-from pipeline.preflight.devices import planned_device
 from pipeline.preflight.kernels import TOLERANCE, difference_from_eager
 from pipeline.preflight.plan import make_plan
 from pipeline.process.errors import RecipeError

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from pipeline.hardware import device_info
+from pipeline.hardware.device import device_info
 from pipeline.preflight.__main__ import plan_table
 from pipeline.preflight.checks import reading_findings
 from pipeline.preflight.plan import make_plan

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline import hardware as device_module
+from pipeline.hardware.accelerators import DeviceInfo, planned_device
 from pipeline.preflight import capacity, checks
 from pipeline.preflight.__main__ import main
 from pipeline.preflight.capacity import find_notes, find_problems
 from pipeline.preflight.checks import kernel_problems, machine_problems
-from pipeline.preflight.devices import planned_device
 from pipeline.preflight.plan import gigabytes, make_plan
 from pipeline.process.errors import (
     CannotWriteError,
@@ -28,7 +27,7 @@ from pipeline.process.errors import (
 from pipeline.recipe import read_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-CPU = device_module.DeviceInfo("cpu", "a CPU", 1, 16.0, None, None, None, None)
+CPU = DeviceInfo("cpu", "a CPU", 1, 16.0, None, None, None, None)
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.hardware.accelerators import device_without_torch, planned_device
+from pipeline.hardware.rates import ProductRates
 from pipeline.preflight import plan as durations
-from pipeline.preflight.devices import ProductRates, device_without_torch, planned_device
 from pipeline.preflight.plan import (
     CPU_MFU,
     Probe,

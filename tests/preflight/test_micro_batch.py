@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.hardware import available_bytes
-from pipeline.preflight.devices import device_without_torch, planned_device
+from pipeline.hardware.accelerators import device_without_torch, planned_device
+from pipeline.hardware.processor import available_bytes
 from pipeline.preflight.memory import CPU_POSITIONS, larger_micro_batch, memory_of, options
 from pipeline.preflight.plan import make_plan
 from pipeline.process.errors import RecipeError

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from pipeline.hardware.accelerators import planned_device
 from pipeline.model.build import build_model
 from pipeline.preflight.__main__ import deepest, main
-from pipeline.preflight.devices import planned_device
 from pipeline.preflight.memory import fsdp_units, gathered_bytes, memory_of
 from pipeline.preflight.plan import make_plan
 from pipeline.recipe import read_recipe

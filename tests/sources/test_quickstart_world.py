@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.evals.decontamination import overlap_of
+from pipeline.data.decontamination import overlap_of
 from pipeline.recipe import Recipe, read_recipe
 from pipeline.recipe.schema import Source
 from pipeline.sources import quickstart

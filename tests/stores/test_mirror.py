@@ -19,7 +19,8 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from safetensors.torch import load_file
 
-from pipeline.hardware import bfloat16_is_faster, cpu_name
+from pipeline.hardware.processor import cpu_name
+from pipeline.hardware.rates import bfloat16_is_faster
 from pipeline.process import network
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sum_of
@@ -778,7 +779,7 @@ import json, os, sys
 from accelerate import PartialState
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from pipeline.hardware import decide_bf16
+from pipeline.hardware.device import decide_bf16
 from pipeline.process import network
 from pipeline.recipe import read_recipe
 from pipeline.run import train as life

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.preflight.devices import device_without_torch
+from pipeline.hardware.accelerators import device_without_torch
 from pipeline.preflight.plan import make_plan
 from pipeline.process.errors import RecipeError, TandemError
 from pipeline.process.storage import lock, write_json

@@ -11,7 +11,7 @@ from torch import nn
 
 from pipeline.callbacks.log import Samples
 from pipeline.evals.bpb import compiled_nll, per_token_nll
-from pipeline.hardware import DeviceInfo
+from pipeline.hardware.accelerators import DeviceInfo
 from pipeline.model.groups import parameter_group
 from pipeline.preflight import kernels
 from pipeline.preflight.checks import kernel_problems

@@ -1,40 +1,44 @@
-"""Devices and their rates: what makers publish of accelerators, hardware that a plan is for, what the drivers list, and the measured
-speed of this processor.
+"""Accelerators: what their makers publish, hardware that a plan is for, and what the drivers of this machine list.
 
-All but the measurement works without torch and before anything holds a device. A training asks torch for its own device (hardware.py),
-and this module for the rates of a GPU, or for the format and threads of a CPU.
+All of it works without torch and before anything holds a device. A training asks torch for its own device (hardware/device.py).
 """
 
-import hashlib
-import importlib.util
 import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from glob import glob
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pipeline.hardware import (
-    DeviceInfo,
-    bfloat16_is_faster,
-    cpu_flags,
-    cpu_name,
-    cpu_was_asked_for,
-    memory_bytes,
-    physical_cores,
-    usable_cores,
-)
-from pipeline.process.errors import CannotWriteError
-from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
+from pipeline.hardware.processor import cpu_name, memory_bytes
+
+Kind = Literal["cuda", "mps", "cpu"]
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """Devices of one machine. kind "cuda" is NVIDIA's and AMD's; memory_gib is one device's (for cpu the machine's),
+    None where only torch could tell. hosts: machines of this kind that train, or that a plan is for.
+
+    peak_flops: dense FLOP/s of one device by format (bfloat16, float16, tf32, float32, float8), None when unknown, and
+    then MFU is not printed. source: where peaks and bandwidth come from.
+    """
+
+    kind: Kind
+    name: str
+    count: int
+    memory_gib: float | None
+    peak_flops: dict[str, float] | None = None
+    bandwidth_bytes_s: float | None = None
+    power_w: float | None = None
+    source: str | None = None
+    hosts: int = 1
+
 
 # Accelerators we know: dense peak FLOP/s by number format, memory bandwidth, memory, power, each with its source.
-
 TERA = 1e12
 NVIDIA = "https://www.nvidia.com/en-us/data-center/"
 GEFORCE = "NVIDIA architecture whitepaper, tensor rates with FP32 accumulation: "
@@ -72,7 +76,6 @@ def _peaks(
 H100_SXM = _peaks(989.5, tf32=494.5, float32=67, float8=1979)
 H100_NVL = _peaks(835.5, tf32=417.5, float32=60, float8=1671)
 A100 = _peaks(312, tf32=156, float32=19.5)
-
 # fmt: off
 ACCELERATORS = (
     Accelerator("H100", r"NVIDIA H100 80GB HBM3", H100_SXM, 3.35e12, 80, 700, NVIDIA + "h100/ (SXM; sparse rates halved)"),
@@ -126,9 +129,6 @@ def _launched_hosts() -> int:
     return max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
 
 
-# Hardware that a plan is for, and what a run would see.
-
-
 def parse_hardware(text: str) -> tuple[int, int, Accelerator]:
     """Return `64x8xH100`, `8xH100` or `H100` as hosts, devices of each and row. Raises ValueError with a sentence that lists the known names."""
     match = re.fullmatch(r"(?:(?:(\d+)\s*[xX*]\s*)?(\d+)\s*[xX*]\s*)?(.+)", text.strip())
@@ -147,6 +147,16 @@ def planned_device(hardware: str) -> DeviceInfo:
     """Return `8xH100`, `64x8xH100` as the devices of a plan. Raises ValueError with a sentence that lists the known names."""
     hosts, count, row = parse_hardware(hardware)
     return _rated(row.name, count, row.memory_gib, row, hosts=hosts)
+
+
+def cpu_was_asked_for() -> bool:
+    """Return whether the launcher is to leave the accelerators alone (`use_cpu: true` in its config file)."""
+    return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+
+
+def leave_accelerators() -> None:
+    """Train on the CPU, in this process: as the launcher's config file says it, before anything asks for the device."""
+    os.environ["ACCELERATE_USE_CPU"] = "true"
 
 
 def device_without_torch() -> DeviceInfo:
@@ -193,107 +203,3 @@ def _amd() -> list[tuple[str | None, float | None]]:
     # The kernel lists processors among the nodes, too, with the id 0.
     nodes = sorted(glob("/sys/class/kfd/kfd/topology/nodes/*/gpu_id"))
     return [(None, None) for node in nodes if Path(node).read_text().strip() != "0"]
-
-
-# Measured speed of matrix products on this processor by dtype, cached: its flags do not tell it.
-#
-# An EPYC with avx512_bf16 and no AMX trains in bfloat16 1.8 times as fast as in float32, other processors emulate the type
-# and lose by it (docs/log.md). The measurement takes a fraction of a second on one thread.
-
-WIDTH = 512  # of the square matrices: as wide as the blocks of a small model
-REPEATS = 8  # of each dtype in turn; the best counts, which other programs on the machine disturb least
-GAIN = 1.1  # of both threads of a core over one: they share its units, and the other programs of the run find a thread free
-FASTER = 1.5  # what bfloat16 must gain in the products, so that the step gains too: its other half stays as it is
-
-
-@dataclass(frozen=True)
-class ProductRates:
-    """FLOP/s of one thread in square products, and when they were measured (seconds since 1970)."""
-
-    float32: float
-    bfloat16: float
-    time: float
-
-    @property
-    def bfloat16_is_faster(self) -> bool:
-        return self.bfloat16 >= FASTER * self.float32
-
-
-def product_rates() -> ProductRates | None:
-    """Return the rates of this processor as kept in the cache, else measured now; None without torch."""
-    rates = kept_rates()
-    if rates is None and importlib.util.find_spec("torch") is not None:
-        rates = measure()
-        with suppress(OSError, CannotWriteError):
-            write_sealed_json(_place(), asdict(rates))
-    return rates
-
-
-def kept_rates() -> ProductRates | None:
-    """Return what was measured on such a processor with this torch, without torch; None when nothing was."""
-    try:
-        return ProductRates(**read_sealed_json(_place()))
-    except (OSError, ValueError, TypeError, PackageNotFoundError, CannotWriteError):
-        return None
-
-
-def measure() -> ProductRates:
-    """Multiply matrices of both dtypes in turn on one thread, and return the best rate of each."""
-    import torch
-
-    factors = {dtype: torch.ones(2, WIDTH, WIDTH, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
-    # On several threads a product waits for the slowest, and another program makes one slow.
-    best = _seconds_of_products(factors, threads=1)
-    flops = 2 * WIDTH**3
-    return ProductRates(float32=flops / best[torch.float32], bfloat16=flops / best[torch.bfloat16], time=time.time())
-
-
-def _seconds_of_products(factors: dict[Any, Any], *, threads: int) -> dict[Any, float]:
-    """Return the best time of the product of each two matrices, multiplied in turn on so many threads."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    best = dict.fromkeys(factors, float("inf"))
-    try:
-        for repeat in range(1 + REPEATS):
-            for dtype, (a, b) in factors.items():
-                began = time.perf_counter()
-                a @ b
-                if repeat:  # the first one looks for its kernel
-                    best[dtype] = min(best[dtype], time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(before)
-    return best
-
-
-def best_threads() -> int:
-    """Return the threads to train with: one a core, or all that the cores have where products are faster so by GAIN.
-
-    They are measured once on a machine with two threads a core, and kept.
-    """
-    physical, usable = physical_cores(), usable_cores()
-    if physical == usable:
-        return usable
-    kept = f".{physical}-{usable}.json"
-    with suppress(OSError, ValueError, TypeError, KeyError, PackageNotFoundError, CannotWriteError):
-        return usable if read_sealed_json(_place(kept))["gain"] >= GAIN else physical
-    gain = seconds_of_product(physical) / seconds_of_product(usable)
-    with suppress(OSError, CannotWriteError):
-        write_sealed_json(_place(kept), {"gain": gain, "time": time.time()})
-    return usable if gain >= GAIN else physical
-
-
-def seconds_of_product(threads: int) -> float:
-    """Return the best time of a matrix product on so many threads, in the dtype that is the faster one here."""
-    import torch
-
-    dtype = torch.bfloat16 if bfloat16_is_faster() else torch.float32
-    a, b = torch.ones(2, 4 * WIDTH, WIDTH, dtype=dtype)
-    return _seconds_of_products({dtype: (a, b.T)}, threads=threads)[dtype]
-
-
-def _place(suffix: str = ".json") -> Path:
-    flags = sorted(flag for flag in cpu_flags() if flag.startswith(("avx", "amx", "fma", "asimd", "sve", "bf16")))
-    machine = "\n".join([cpu_name(), *flags, version("torch")])
-    return cache_dir() / "processors" / f"{hashlib.sha256(machine.encode()).hexdigest()[:16]}{suffix}"
