@@ -1,4 +1,5 @@
-"""Put the repository's recipes and launch configurations into the wheel, as data of the package; all else: pyproject.toml."""
+"""Put the repository's recipes and launch configurations into the wheel, as data of the package; all else:
+pyproject.toml."""
 
 import shutil
 from pathlib import Path

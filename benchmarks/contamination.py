@@ -41,7 +41,8 @@ def tasks_of(path: str) -> dict[str, list[str]]:
     with zipfile.ZipFile(path) as bundle:
         files = {name: bundle.read(name).decode() for name in sorted(bundle.namelist()) if name.endswith(".jsonl")}
     return {
-        name: [" ".join(strings(json.loads(line))) for line in text.split("\n") if line] for name, text in files.items()
+        name: [" ".join(strings(json.loads(line))) for line in text.split("\n") if line]
+        for name, text in files.items()
     }
 
 

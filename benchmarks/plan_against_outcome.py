@@ -73,7 +73,9 @@ def planned_and_found(stage: str, processes: int, argv: list[str], folder: Path,
     by_runs = replace(with_probe, probe=None)
     elsewhere = [word for word in argv if not word.startswith("data.cache_dir=")]
     alone = plan_of([*elsewhere, f"data.cache_dir={folder / 'nothing_yet'}"], processes)
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"] if processes > 1 else []
+    launcher = (
+        ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"] if processes > 1 else []
+    )
     command(*launcher, f"pipeline.{stage}", *argv, environment=environment)
     data = read_run(str(folder / argv[1].removeprefix("run.name=")))
     model, peak, wall = data.manifest["model"], data.manifest["peak_memory_bytes"], wall_s(data)

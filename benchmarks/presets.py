@@ -180,7 +180,9 @@ def main() -> None:
     texts, _ = read_texts(options.files[:-1], max_bytes=40_000_000)
     held_out, _ = read_texts(options.files[-1:], max_bytes=2_000_000)
     tokenizer = train_bpe((text[:5000] for text in texts[:600]), vocab_size=IDS, split_pattern="gpt2")
-    recipe = RECIPE.replace("IDS", str(IDS)).replace("LAYERS", str(options.layers)).replace("STEPS", str(options.steps))
+    recipe = (
+        RECIPE.replace("IDS", str(IDS)).replace("LAYERS", str(options.layers)).replace("STEPS", str(options.steps))
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "presets.yaml"
         path.write_text(recipe.replace("WIDTH", str(options.width)).replace("HEADS", str(options.width // 64)))

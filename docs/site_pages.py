@@ -1,4 +1,5 @@
-"""Pages of the site that are written elsewhere: README.md, CONTRIBUTING.md, CHANGELOG.md and the notebook (a hook of mkdocs.yml)."""
+"""Pages of the site that are written elsewhere: README.md, CONTRIBUTING.md, CHANGELOG.md and the notebook (a hook of
+mkdocs.yml)."""
 
 import json
 import re
@@ -26,7 +27,8 @@ def on_page_markdown(markdown: str, page, **_) -> str:
 
 
 def with_links(markdown: str, *, of: Path) -> str:
-    """Return the text with each link as the site needs it: what is no page of it keeps its words alone. of: the file's folder."""
+    """Return the text with each link as the site needs it: what is no page of it keeps its words alone. of: the file's
+    folder."""
 
     def replaced(match: re.Match) -> str:
         image, text, link = match.groups()

@@ -47,7 +47,8 @@ def main(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     if injector.compiler() is None:
         print(
-            "a C compiler (cc) is needed: the faults in file calls come from a small preloaded library", file=sys.stderr
+            "a C compiler (cc) is needed: the faults in file calls come from a small preloaded library",
+            file=sys.stderr,
         )
         return 69
     folder = asked.folder.resolve()

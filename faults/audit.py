@@ -281,7 +281,12 @@ def bpb_follows_loss(figures: Figures) -> Audit | None:
         if len(steps) >= 2:
             audit.equal(f"{name} / val/loss", steps, ratio, median(ratio), share=BPB_DRIFT[name], why="the median over the evaluations is")  # fmt: skip
         _, train_bpb, train_loss = both(figures, training, "train/loss")
-        if len(steps) and len(train_bpb) >= 10 and figures.recipe("data.validation") is None and (train_loss > 0).all():
+        if (
+            len(steps)
+            and len(train_bpb) >= 10
+            and figures.recipe("data.validation") is None
+            and (train_loss > 0).all()
+        ):
             of_training, level = median(train_bpb / train_loss), median(ratio)
             audit.compared.append(f"{name} / val/loss beside {training} / train/loss")
             if of_training > 0 and not 1 / BPB_AGAINST_TRAINING <= level / of_training <= BPB_AGAINST_TRAINING:
@@ -438,7 +443,9 @@ def parameters_are_the_models(figures: Figures) -> Audit | None:
             shape[1] for shape in shapes if len(shape) == 2 and shape[0] == figures.manifest("inputs.tokenizer.size")
         )
         # A finished model is written without the rows that model.options.vocab_multiple adds to its vocabulary.
-        padded = of_an_id > 0 and (built - saved) % of_an_id == 0 and 0 < (built - saved) // of_an_id < MOST_PADDED_ROWS
+        padded = (
+            of_an_id > 0 and (built - saved) % of_an_id == 0 and 0 < (built - saved) // of_an_id < MOST_PADDED_ROWS
+        )
         if abs(saved - built) > PARAMETERS_SHARE * built and not padded:
             audit.wrong.append(f"model/ holds {saved:,} numbers, the model that was trained had {built:,} parameters")
     if planned is None and saved is None:

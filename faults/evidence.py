@@ -33,7 +33,9 @@ def whole_steps(run: Path) -> list[int]:
 
 def left_over(run: Path) -> list[str]:
     """What interrupted saves, rotations and publications left, which the next start has to clear away."""
-    return [p.name for folder in (run, run / "checkpoints") for p in folder.glob(".t*") if p.name.startswith(LEFT_OVER)]
+    return [
+        p.name for folder in (run, run / "checkpoints") for p in folder.glob(".t*") if p.name.startswith(LEFT_OVER)
+    ]
 
 
 def metrics(run: Path) -> list[dict]:

@@ -46,7 +46,9 @@ def is_preloaded() -> bool:
 
 def reload() -> None:
     """Let the library of this very process read the environment again, after a fork that changed it."""
-    for name in VARIABLES:  # os.environ writes through to the C library; what is not there any more has to leave it too
+    for (
+        name
+    ) in VARIABLES:  # os.environ writes through to the C library; what is not there any more has to leave it too
         if name not in os.environ:
             os.unsetenv(name)
     ctypes.CDLL(None).faults_reload()

@@ -193,7 +193,9 @@ def _table(columns: dict, **options) -> bytes:
 
 def _parquet_files() -> Iterator[tuple[str, bytes, str]]:
     noise = random.Random(1)
-    large = _table({"text": [noise.randbytes(60).hex() for _ in range(ROWS)]}, compression="zstd", use_dictionary=False)
+    large = _table(
+        {"text": [noise.randbytes(60).hex() for _ in range(ROWS)]}, compression="zstd", use_dictionary=False
+    )
     yield "empty", b"", "empty"
     yield "truncated", large[: len(large) * 7 // 10], "is truncated"
     yield "truncated to its magic", large[:4], "is truncated"

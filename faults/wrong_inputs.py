@@ -107,7 +107,9 @@ def stream(cases: list[WrongFile], folder: Path) -> list[tuple[str, str, int]]:
     server.shutdown()
     server.server_close()
     assert done.returncode == 0, done.stderr[-3000:]
-    return [(when, "\n".join(message), nothing) for when, message, nothing in map(json.loads, done.stdout.splitlines())]
+    return [
+        (when, "\n".join(message), nothing) for when, message, nothing in map(json.loads, done.stdout.splitlines())
+    ]
 
 
 def file_is_reported(case: WrongFile, folder: Path) -> bool:

@@ -1,8 +1,8 @@
 """Tandem: pretrain and chat-tune a small GPT on the Hugging Face stack.
 
 The folders are rooms on the path of the data, imported from left to right only (tests/test_architecture.py):
-process run_dir hardware recipe monitor metrics sources tokenizer data model generation evals training callbacks report hub preflight,
-then the entries pretrain, sft and chat.
+process run_dir hardware recipe monitor metrics sources tokenizer data model generation evals training callbacks report
+hub preflight, then the entries pretrain, sft and chat.
 """
 
 import os
@@ -15,7 +15,8 @@ HELPERS = ("sampler.py", "trackio_writer.py", "mirror.py", "probing.py", "checkp
 
 
 def leave_at_once(number: int, frame: object) -> None:
-    """End a command that has not begun: an import would print a traceback, or take the signal for an error of its own."""
+    """End a command that has not begun: an import would print a traceback, or take the signal for an error of its
+    own."""
     if "TANDEM_STATUS" not in os.environ:  # else who started this says it
         os.write(2, f"{signal.Signals(number).name} came before anything had begun; nothing is lost.\n".encode())
     os._exit(130 if number == signal.SIGINT else 75)

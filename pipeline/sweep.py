@@ -1,6 +1,8 @@
-"""`python -m pipeline.sweep RECIPE key=v1,v2 ...`: what other values do to a recipe, judged against the noise of its seeds.
+"""`python -m pipeline.sweep RECIPE key=v1,v2 ...`: what other values do to a recipe, judged against the noise of its
+seeds.
 
-Many runs of one recipe with other values and seeds: the values, the verdicts, the runs, the search by Optuna, the sweep itself.
+Many runs of one recipe with other values and seeds: the values, the verdicts, the runs, the search by Optuna, the
+sweep itself.
 """
 
 import argparse
@@ -54,12 +56,12 @@ EXAMPLES = """examples:
 The same command goes on where it was stopped. With another value and the same --name (or recipe) the table grows:
 sweeps/NAME/sweep.json holds it for scripts. Values are written as Hydra writes them: key=v1,v2, key=choice(v1,v2),
 key=range(start,stop,step), key=interval(low,high), key=tag(log, interval(low,high)), key=int(interval(low,high)).
-"""
+"""  # noqa: E501
 
 # The values that a sweep tries, written as Hydra's multirun and its Optuna sweeper write them.
 #
-# `a=1,2,3`, `a=choice(1,2)` and `a=range(2,8,2)` are lists; `a=interval(1e-3,1e-1)`, alone or inside `int(...)` and `tag(log, ...)`,
-# is searched. `a=1` alone is an override of every run, the baseline included.
+# `a=1,2,3`, `a=choice(1,2)` and `a=range(2,8,2)` are lists; `a=interval(1e-3,1e-1)`, alone or inside `int(...)` and
+# `tag(log, ...)`, is searched. `a=1` alone is an override of every run, the baseline included.
 
 OPENING, CLOSING = "([{", ")]}"
 NUMBER = r"\s*([-+0-9.eE_]+)\s*"
@@ -120,7 +122,8 @@ def grid(axes: dict[str, Axis]) -> list[dict[str, str]]:
     """Return every combination of the values, the last key turning fastest. Raises RecipeError for an interval."""
     if searched := [key for key, axis in axes.items() if not axis.values]:
         raise RecipeError(
-            f"command line: {', '.join(searched)}: is an interval, which no grid goes through. Give --trials N for a search, or a list."
+            f"command line: {', '.join(searched)}: is an interval, which no grid goes through. Give --trials N for a "
+            "search, or a list."
         )
     combinations = itertools.product(*(axis.values for axis in axes.values()))
     return [dict(zip(axes, values, strict=True)) for values in combinations]
@@ -139,7 +142,8 @@ def _axis(key: str, text: str) -> Axis | None:
             low = high = 0.0
         if not low < high or (is_log and low <= 0):
             raise RecipeError(
-                f"command line: {key}: {text} is no interval to search: two numbers, the lower one first, above 0 with tag(log, ...)."
+                f"command line: {key}: {text} is no interval to search: two numbers, the lower one first, above 0 "
+                "with tag(log, ...)."
             )
         return Axis(low=low, high=high, is_int=is_int, is_log=is_log)
     if found := RANGE.fullmatch(inner):
@@ -172,7 +176,8 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-# Verdicts of better or worse than the baseline: paired by seed, corrected for the number of candidates; as table, page, JSON.
+# Verdicts of better or worse than the baseline: paired by seed, corrected for the number of candidates; as table,
+# page, JSON.
 
 EQUAL = {
     "tokens": "the same tokens",
@@ -194,7 +199,8 @@ class Figure:
 
 
 def paired(differences: Sequence[float]) -> dict[str, Any]:
-    """Return mean difference, its 95 % interval and p by the paired t test; of one difference, or of equal ones, the mean alone."""
+    """Return mean difference, its 95 % interval and p by the paired t test; of one difference, or of equal ones, the
+    mean alone."""
     centre, count = mean(differences), len(differences)
     if count < 2 or not (error := stdev(differences) / math.sqrt(count)):
         return {"difference": centre, "interval": None, "p": None}
@@ -204,7 +210,8 @@ def paired(differences: Sequence[float]) -> dict[str, Any]:
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """Return each chance corrected for their number: below 0.05 then means that any of these is a false call in 5 % of tables.
+    """Return each chance corrected for their number: below 0.05 then means that any of these is a false call in 5 % of
+    tables.
 
     Source: Holm, A simple sequentially rejective multiple test procedure (1979).
     """
@@ -218,7 +225,8 @@ def holm(chances: Sequence[float]) -> list[float]:
 def judge_all(
     baseline: Sequence[Figure], candidates: Sequence[Sequence[Figure]], *, better: str
 ) -> list[dict[str, Any]]:
-    """Return difference, interval, p, p_holm and verdict of each candidate, None where they are not known. better: lower or higher."""
+    """Return difference, interval, p, p_holm and verdict of each candidate, None where they are not known. better:
+    lower or higher."""
     found = [_test(baseline, figures) for figures in candidates]
     tested = [one for one in found if one["p"] is not None]
     for one, p in zip(tested, holm([one["p"] for one in tested]), strict=True):
@@ -238,7 +246,8 @@ def _test(baseline: Sequence[Figure], figures: Sequence[Figure]) -> dict[str, An
         return none | {"verdict": next((one.status for one in figures if one.status != "finished"), NOT_RUN)}
     if any(one.protocol != other.protocol for one, other in both):
         return none | {"verdict": "not comparable"}
-    return none | {"verdict": "not shown"} | paired([other.value - one.value for one, other in both])  # type: ignore[operator]  # both have one
+    # Both have one
+    return none | {"verdict": "not shown"} | paired([other.value - one.value for one, other in both])  # type: ignore[operator]
 
 
 def diverged_text(statuses: Sequence[str]) -> str:
@@ -248,7 +257,8 @@ def diverged_text(statuses: Sequence[str]) -> str:
 
 
 def least_difference(spread: float | None, count: int) -> float | None:
-    """Return the difference that so many pairs would just tell if pairing took no noise away. spread: standard deviation over seeds."""
+    """Return the difference that so many pairs would just tell if pairing took no noise away. spread: standard
+    deviation over seeds."""
     return None if spread is None else student_t(CHANCE, count - 1) * spread * math.sqrt(2 / count)
 
 
@@ -266,14 +276,27 @@ def noise_text(record: dict[str, Any]) -> str:
     if base["stdev"] is None:
         return "One seed: the noise is not known, and nothing can be shown. Give --seeds 3 or more."
     return (
-        f"Noise: {record['metric']} of the baseline over {count_of(base)} seeds is {base['mean']:.6g}, standard deviation {base['stdev']:.2g}. "
-        f"So many seeds tell a difference of about {base['least_difference']:.2g} or more, less where candidate and baseline move together."
+        f"Noise: {record['metric']} of the baseline over {count_of(base)} seeds is {base['mean']:.6g}, standard "
+        f"deviation {base['stdev']:.2g}. So many seeds tell a difference of about {base['least_difference']:.2g} or "
+        "more, less where candidate and baseline move together."
     )
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the table and what is beside it. It holds no times of runs: a sweep that was interrupted has the same bytes."""
-    head = ["", "steps", "ms a step", "seeds", record["metric"], "difference", "95 % interval", "p", "p (Holm)", "verdict"]  # fmt: skip
+    """Return the table and what is beside it. It holds no times of runs: a sweep that was interrupted has the same
+    bytes."""
+    head = [
+        "",
+        "steps",
+        "ms a step",
+        "seeds",
+        record["metric"],
+        "difference",
+        "95 % interval",
+        "p",
+        "p (Holm)",
+        "verdict",
+    ]
     rows = []
     for entry in [record["baseline"], *record["candidates"]]:
         low_high = entry.get("interval")
@@ -293,8 +316,9 @@ def markdown(record: dict[str, Any]) -> str:
     tested = sum(entry["p"] is not None for entry in record["candidates"])
     notes = [
         noise_text(record),
-        f"Each candidate has {EQUAL[record['equal']]}. {record['better'].capitalize()} is better. The test is a paired t test by seed; better and worse are called below "
-        f"p = {CHANCE} after Holm's correction for the {tested} candidates that could be tested. The intervals are of one candidate each.",
+        f"Each candidate has {EQUAL[record['equal']]}. {record['better'].capitalize()} is better. The test is a "
+        f"paired t test by seed; better and worse are called below p = {CHANCE} after Holm's correction for the "
+        f"{tested} candidates that could be tested. The intervals are of one candidate each.",
         "" if record["complete"] else "The sweep has not ended: the same command goes on.",
     ]
     return f"# {record['name']}\n\n{filled_table(head, rows)}\n" + "\n\n".join(filter(None, notes)) + "\n"
@@ -314,7 +338,8 @@ def write_results(record: dict[str, Any], folder: Path) -> str:
 
 
 def write_page(record: dict[str, Any], runs: dict[str, RunData], folder: Path) -> Path:
-    """Write sweep.html: the table, curves of one seed of each candidate, and all runs. runs: by the paths in the record."""
+    """Write sweep.html: the table, curves of one seed of each candidate, and all runs. runs: by the paths in the
+    record."""
     from pipeline.report.page import page  # Bokeh takes a second
 
     drawn, rows = [], []
@@ -409,14 +434,27 @@ class RefusedError(RecipeError):
 
 
 class Runs:
-    """Starts, waits and counts. launcher: a command line with {command} in it, by which each run is started instead. tags: of each run."""
+    """Starts, waits and counts. launcher: a command line with {command} in it, by which each run is started instead.
+    tags: of each run."""
 
-    def __init__(self, recipe: str, stage: str, *, metric: str, parallel: int, launcher: str | None, logs: Path, tags: Sequence[str]):  # fmt: skip
+    def __init__(
+        self,
+        recipe: str,
+        stage: str,
+        *,
+        metric: str,
+        parallel: int,
+        launcher: str | None,
+        logs: Path,
+        tags: Sequence[str],
+    ):
         if launcher is not None and "{command}" not in launcher:
             raise RecipeError(
                 "--launcher: has no {command}, so nothing would be started. Write it where the run's command belongs."
             )
-        self.recipe, self.stage, self.metric, self.parallel, self.launcher, self.logs, self.tags = recipe, stage, metric, parallel, launcher, logs, tags  # fmt: skip
+        self.recipe, self.stage, self.metric, self.parallel, self.launcher, self.logs, self.tags = (
+            recipe, stage, metric, parallel, launcher, logs, tags,
+        )  # fmt: skip
         self.started: list[_Started] = []
         self.signal = 0
         self.count = self.ended = self.ended_steps = 0
@@ -428,7 +466,8 @@ class Runs:
         self.bar.total = sum(filter(None, steps)) if None not in steps else None
 
     def make(self, jobs: Sequence[Job], *, when_ended: Callable[[], object]) -> None:
-        """Make the runs that are not final. After a signal, to the sweep or to one of them, the others save and TandemError is raised."""
+        """Make the runs that are not final. After a signal, to the sweep or to one of them, the others save and
+        TandemError is raised."""
         for one in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
             if signal.getsignal(one) is not signal.SIG_IGN:  # which nohup has made of SIGHUP
                 signal.signal(one, self._forward)
@@ -494,7 +533,15 @@ class Runs:
         with open(self._log(job), "ab") as log:
             try:
                 # A session of its own: a Ctrl-C comes once, from here.
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environ, start_new_session=True, preexec_fn=prepare)  # fmt: skip
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environ,
+                    start_new_session=True,
+                    preexec_fn=prepare,
+                )
             except OSError as error:
                 raise RecipeError(
                     f"--launcher: {command[0]}: {error.strerror}. Name a program that is there."
@@ -508,7 +555,16 @@ class Runs:
         files = [PACKAGE / "launch" / "launch.py", PACKAGE / f"{self.stage}.py"]
         # Of every run: latest: passes over its tag, and it publishes nothing, since all would go to one repository.
         own = [f"run.tags={json.dumps(self.tags, ensure_ascii=False)}", "hub.id=null"]
-        command = [sys.executable, *map(str, files), self.recipe, self.recipe, *job.overrides, f"train.seed={job.seed}", f"run.name={job.path.name}", *own]  # fmt: skip
+        command = [
+            sys.executable,
+            *map(str, files),
+            self.recipe,
+            self.recipe,
+            *job.overrides,
+            f"train.seed={job.seed}",
+            f"run.name={job.path.name}",
+            *own,
+        ]
         if self.launcher is None:
             return command
         found: list[str] = []
@@ -545,8 +601,8 @@ def _step(one: _Started) -> int:
 
 
 def _share(slot: int, slots: int) -> tuple[dict[str, str], Callable[[], None] | None]:
-    """Return the environment of a run that has one of so many parts of this machine, and what its process does first: GPUs where
-    there are any, else cores, whose number decides the threads and so the last bits of sums."""
+    """Return the environment of a run that has one of so many parts of this machine, and what its process does first:
+    GPUs where there are any, else cores, whose number decides the threads and so the last bits of sums."""
     environ = dict(os.environ)
     if count := len(visible_gpus(environ)):
         named = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -567,10 +623,14 @@ def _share(slot: int, slots: int) -> tuple[dict[str, str], Callable[[], None] | 
 Try = Callable[[dict[str, str], int], Sequence[float | None]]
 
 
-def search(axes: dict[str, Axis], attempt: Try, options: argparse.Namespace, *, name: str, folder: Path, better: str) -> None:  # fmt: skip
-    """Make options.trials trials, those of earlier calls included; the pruner is asked after every seed, or as many as run side by side.
+def search(
+    axes: dict[str, Axis], attempt: Try, options: argparse.Namespace, *, name: str, folder: Path, better: str
+) -> None:
+    """Make options.trials trials, those of earlier calls included; the pruner is asked after every seed, or as many as
+    run side by side.
 
-    A proposal follows from the earlier trials and its own number alone, so a search that was interrupted proposes the same.
+    A proposal follows from the earlier trials and its own number alone, so a search that was interrupted proposes the
+    same.
     """
     optuna = _optuna()
     from sqlalchemy.exc import SQLAlchemyError  # comes with it
@@ -609,13 +669,15 @@ def _suggest(trial: Any, axes: dict[str, Axis], sampler: str) -> dict[str, str]:
         except (ValueError, ImportError) as error:
             # Other values than the study began with; a sampler that lacks a package.
             raise RecipeError(
-                f"command line: {key}: Optuna's {sampler} chooses no value ({error}). For other values than earlier trials had "
-                "give another --name, else another --sampler."
+                f"command line: {key}: Optuna's {sampler} chooses no value ({error}). For other values than earlier "
+                "trials had give another --name, else another --sampler."
             ) from None
     return values
 
 
-def _make_runs(trial: Any, attempt: Callable[[int], Sequence[float | None]], options: argparse.Namespace, states: Any) -> tuple[float | None, Any]:  # fmt: skip
+def _make_runs(
+    trial: Any, attempt: Callable[[int], Sequence[float | None]], options: argparse.Namespace, states: Any
+) -> tuple[float | None, Any]:
     """Run seed by seed; return value and state that the trial ends with."""
     reported = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
     seeds: int = options.seeds
@@ -635,8 +697,8 @@ def _optuna() -> Any:
         import optuna
     except ImportError:
         raise RecipeError(
-            "--trials: a search needs Optuna, which is not installed. Run pip install 'tandem-llm[sweep]' (or pip install optuna), "
-            "or give lists of values for a grid."
+            "--trials: a search needs Optuna, which is not installed. Run pip install 'tandem-llm[sweep]' (or pip "
+            "install optuna), or give lists of values for a grid."
         ) from None
     return optuna
 
@@ -664,7 +726,11 @@ def _make_named(module: Any, name: str, option: str, **arguments: Any) -> Any:
 PROBE_S = 10.0  # of steps, for each candidate of --equal time
 MOST_CORNERS = 16  # of a search's space that are looked at before it begins
 # Keys that are of all runs together, or that no figure follows from; each with all below it.
-COMMON = ("run.name", "run.stage", "run.directory", "run.mirror", "run.resume", "run.note", "run.tags", "run.code_folder", "run.trust_code", "run.hardware", "run.gpu_hour_cost", "run.keep_every_steps", "run.keep_best", "data.cache_dir", "monitor.trackers", "monitor.project", "hub")  # fmt: skip
+COMMON = (
+    "run.name", "run.stage", "run.directory", "run.mirror", "run.resume", "run.note", "run.tags", "run.code_folder",
+    "run.trust_code", "run.hardware", "run.gpu_hour_cost", "run.keep_every_steps", "run.keep_best", "data.cache_dir",
+    "monitor.trackers", "monitor.project", "hub",
+)  # fmt: skip
 
 
 def why_never_logged(metric: str, recipe: Recipe) -> str | None:
@@ -674,7 +740,11 @@ def why_never_logged(metric: str, recipe: Recipe) -> str | None:
         (("sft/", "train/assistant_bpb"), not is_chat, "it is of SFT, and this recipe is a pretraining."),
         (("val/bpb", "train/bpb"), is_chat, f"it is of a pretraining, and this recipe is SFT. Take {SFT_BPB}."),
         ((VAL_BPB_DOCUMENTS,), evals.bpb.document_bytes == 0, "evals.bpb.document_bytes is 0. Set it."),
-        (("core/", "core_partial/"), evals.core.every_steps is None, "CORE is not scored. Set evals.core.every_steps."),
+        (
+            ("core/", "core_partial/"),
+            evals.core.every_steps is None,
+            "CORE is not scored. Set evals.core.every_steps.",
+        ),
         (("chat/",), evals.chat.every_steps is None, "chat tasks are not scored. Set evals.chat.every_steps."),
         (("text/",), True, f"it is made by `{command('evals')}`, not by a run."),
     )
@@ -702,7 +772,8 @@ class Sweep:
             raise RecipeError(f"--metric: no run of {options.recipe} logs {self.metric}: {reason}")
         self.better: str = known.better
         self.figures: dict[Path, Figure] = {}
-        # Not the metric: the same runs are judged by another one. What `latest:` means decides sizes, so there it is what is given.
+        # Not the metric: the same runs are judged by another one. What `latest:` means decides sizes, so there it is
+        # what is given.
         is_open = (recipe.model.start_from or "").startswith("latest:")
         given = read_layers(str(recipe.path), fixed, Problems()).plain() if is_open else dump_recipe(recipe)
         digest = _digest([given, options.equal, usual])
@@ -736,7 +807,8 @@ class Sweep:
         record = read_json(file) if file.exists() else None
         if record is not None and record.get("baseline_sha256") != digest:
             raise RecipeError(
-                f"{file}: is of another baseline (recipe, fixed values or --equal), so its table cannot grow. Give another --name."
+                f"{file}: is of another baseline (recipe, fixed values or --equal), so its table cannot grow. Give "
+                "another --name."
             )
         return record
 
@@ -752,8 +824,8 @@ class Sweep:
         return [*without(self.fixed, overrides), *overrides]
 
     def _pinned(self, overrides: list[str]) -> list[str]:
-        """Return the overrides with the folder that model.start_from meant at first, where it names a run: one that ends, or saves,
-        while the sweep is made would change what later runs begin from."""
+        """Return the overrides with the folder that model.start_from meant at first, where it names a run: one that
+        ends, or saves, while the sweep is made would change what later runs begin from."""
         recipe = read_recipe([self.options.recipe, *self._words(overrides), "run.name=sweep-start"])
         start = recipe.model.start_from or ""
         if start not in self.starts:
@@ -762,8 +834,9 @@ class Sweep:
             folder = str(resolve_start(recipe).model.start_from)
             if step_of(Path(folder)):
                 raise RecipeError(
-                    f"{recipe.where('model.start_from')}: {start} has not finished, and the checkpoint that it has now goes when newer ones come, "
-                    "before the sweep is made. Let it finish first, or stop it and name that checkpoint's folder."
+                    f"{recipe.where('model.start_from')}: {start} has not finished, and the checkpoint that it has "
+                    "now goes when newer ones come, before the sweep is made. Let it finish first, or stop it and "
+                    "name that checkpoint's folder."
                 )
             # A path beside the recipe comes before one in the working folder.
             beside = Path(str(recipe.path)).parent / folder
@@ -781,15 +854,18 @@ class Sweep:
         try:
             return measure(given, self.device, processes=self.processes, seconds=PROBE_S, needed_bytes=needed).step_s
         except NotMeasured as reason:
-            raise TandemError(f"--equal time: {what} was not measured, since {reason}. Give tokens or flops.") from None
+            raise TandemError(
+                f"--equal time: {what} was not measured, since {reason}. Give tokens or flops."
+            ) from None
 
     def _step_s_in_turns(self, overrides: list[str]) -> float:
-        """Return the seconds of a candidate's step where the baseline's takes what is recorded of it: both are measured now, one after
-        the other, as a machine's speed changes from minute to minute."""
+        """Return the seconds of a candidate's step where the baseline's takes what is recorded of it: both are
+        measured now, one after the other, as a machine's speed changes from minute to minute."""
         return self._step_s(overrides) / self._step_s([]) * self.record["baseline"]["step_s"]
 
     def entry(self, values: dict[str, str]) -> dict[str, Any]:
-        """Return the candidate's entry in the record, with its budget where it is new; the baseline's where it is the same recipe."""
+        """Return the candidate's entry in the record, with its budget where it is new; the baseline's where it is the
+        same recipe."""
         for entry in self.record["candidates"]:
             if entry["values"] == values:
                 return entry
@@ -813,7 +889,8 @@ class Sweep:
         return entry
 
     def refuse_search(self, axes: dict[str, Axis]) -> None:
-        """Raise what is wrong with all corners of the space: it is with a key, and not with how some values go together."""
+        """Raise what is wrong with all corners of the space: it is with a key, and not with how some values go
+        together."""
         corners = list(itertools.islice(itertools.product(*(axis.ends() for axis in axes.values())), MOST_CORNERS))
         for corner in corners:
             try:
@@ -830,7 +907,8 @@ class Sweep:
             return plan.steps
         if base.steps is None or base.tokens is None:
             raise RecipeError(
-                f"--equal {equal}: the recipe's horizon is in epochs, of which the steps are not known yet. Give train.max_steps=N or run.tokens=N."
+                f"--equal {equal}: the recipe's horizon is in epochs, of which the steps are not known yet. Give "
+                "train.max_steps=N or run.tokens=N."
             )
         rows = step_rows(plan.recipe)
         if step_s is not None:  # of a whole batch
@@ -849,12 +927,20 @@ class Sweep:
         overrides, first = entry["overrides"], self.recipe.train.get("seed", 42)
         budget = overrides and overrides[-1].startswith("train.max_steps=")
         # By the run's own seed and tags, and in place of the baseline's horizon.
-        fixed = without(self.fixed, ("train.seed", "run.tags", "hub.id", *overrides, *(EXCLUSIVE[0] if budget else ())))
+        fixed = without(
+            self.fixed, ("train.seed", "run.tags", "hub.id", *overrides, *(EXCLUSIVE[0] if budget else ()))
+        )
         name = f"{self.runs_prefix}-{_digest(overrides)[:6] if overrides else 'baseline'}"
         return [
-            Job(Path(self.recipe.run.directory, f"{name}-s{seed}"), seed, (*fixed, *overrides), entry["steps"], label(entry["values"]))
+            Job(
+                Path(self.recipe.run.directory, f"{name}-s{seed}"),
+                seed,
+                (*fixed, *overrides),
+                entry["steps"],
+                label(entry["values"]),
+            )
             for seed in range(first, first + seeds)
-        ]  # fmt: skip
+        ]
 
     def figure(self, job: Job) -> Figure:
         if job.path not in self.figures or not is_final(self.figures[job.path]):
@@ -868,7 +954,10 @@ class Sweep:
         for entry, figures in zip(entries, found, strict=True):
             values = [figure.value for figure in figures if figure.value is not None]
             entry["runs"] = [asdict(figure) for figure in figures]
-            entry["mean"], entry["stdev"] = mean(values) if values else None, stdev(values) if len(values) > 1 else None
+            entry["mean"], entry["stdev"] = (
+                mean(values) if values else None,
+                stdev(values) if len(values) > 1 else None,
+            )
         entries[0]["least_difference"] = least_difference(entries[0]["stdev"], count_of(entries[0]))
         entries[0]["verdict"] = ", ".join(filter(None, ["baseline", diverged_text([one.status for one in found[0]])]))
         for entry, verdict in zip(entries[1:], judge_all(found[0], found[1:], better=self.better), strict=True):
@@ -890,9 +979,19 @@ def main(argv: list[str]) -> int:
         sweep.refuse_search(axes)
     entries = [] if options.trials else [sweep.entry(values) for values in grid(axes)]
     logs = sweep.folder / "logs"
-    runs = Runs(options.recipe, str(sweep.recipe.stage), metric=sweep.metric, parallel=options.parallel, launcher=options.launcher, logs=logs, tags=[*sweep.recipe.run.tags, SWEEP_TAG + sweep.folder.name])  # fmt: skip
+    runs = Runs(
+        options.recipe,
+        str(sweep.recipe.stage),
+        metric=sweep.metric,
+        parallel=options.parallel,
+        launcher=options.launcher,
+        logs=logs,
+        tags=[*sweep.recipe.run.tags, SWEEP_TAG + sweep.folder.name],
+    )
     baseline = sweep.jobs(sweep.record["baseline"], options.seeds)
-    others = list(dict.fromkeys(job for entry in entries for job in sweep.jobs(entry, options.seeds) if job not in baseline))  # fmt: skip
+    others = list(
+        dict.fromkeys(job for entry in entries for job in sweep.jobs(entry, options.seeds) if job not in baseline)
+    )
     to_make = [job for job in baseline + others if not is_final(sweep.figure(job))]
     searched = options.trials * options.seeds
     runs.expect(len(to_make) + searched, [job.steps for job in to_make] + [sweep.plan.steps] * searched)
@@ -902,9 +1001,13 @@ def main(argv: list[str]) -> int:
     runs.make(baseline, when_ended=sweep.update)
     if failed := [figure for job in baseline if (figure := sweep.figure(job)).value is None]:
         diverged = diverged_text([sweep.figure(job).status for job in baseline])
-        why = f"the baseline {diverged}, and by the seeds that are left nothing can be judged. Make the recipe stable first, by a lower rate for one."
+        why = (
+            f"the baseline {diverged}, and by the seeds that are left nothing can be judged. Make the recipe stable "
+            "first, by a lower rate for one."
+        )
         raise TandemError(
-            f"{failed[0].run}: {failed[0].status}; {why if diverged else 'without the baseline nothing can be judged.'} {logs} holds what the runs printed."
+            f"{failed[0].run}: {failed[0].status}; "
+            f"{why if diverged else 'without the baseline nothing can be judged.'} {logs} holds what the runs printed."
         )
     print(noise_text(sweep.record), flush=True)
     if options.trials:
@@ -929,48 +1032,92 @@ def _check(options: argparse.Namespace, fixed: list[str], axes: dict[str, Axis])
     given = {word.partition("=")[0] for word in fixed} | axes.keys()
     if "run.name" in given or "train.seed" in axes:
         raise RecipeError(
-            "command line: run.name and a list for train.seed: a sweep names its runs and chooses their seeds. Give --name and --seeds."
+            "command line: run.name and a list for train.seed: a sweep names its runs and chooses their seeds. Give "
+            "--name and --seeds."
         )
     if common := [key for key in sorted(axes) if any(f"{key}.".startswith(f"{one}.") for one in COMMON)]:
         raise RecipeError(
-            f"command line: {', '.join(common)}: is the same for all runs of a sweep, so it has no values to compare. Give one value, or leave it out."
+            f"command line: {', '.join(common)}: is the same for all runs of a sweep, so it has no values to compare. "
+            "Give one value, or leave it out."
         )
     if any(word.startswith("hub.id=") and word != "hub.id=null" for word in fixed):
         raise RecipeError(
-            f"command line: hub.id: all runs would go to one repository, so a sweep publishes none. Leave it out, and publish the run that you choose: {command('hub')} push RUN --id NAMESPACE/NAME."
+            "command line: hub.id: all runs would go to one repository, so a sweep publishes none. Leave it out, and "
+            f"publish the run that you choose: {command('hub')} push RUN --id NAMESPACE/NAME."
         )
     if options.equal != "none" and (horizons := axes.keys() & set(EXCLUSIVE[0])):
         raise RecipeError(
-            f"command line: {', '.join(sorted(horizons))}: candidates of other lengths are not of equal {options.equal}. Give --equal none."
+            f"command line: {', '.join(sorted(horizons))}: candidates of other lengths are not of equal "
+            f"{options.equal}. Give --equal none."
         )
     if options.trials and not axes:
         raise RecipeError("--trials: there is nothing to search. Give key=interval(low,high) or key=v1,v2.")
 
 
-# fmt: off
 def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=program("sweep"),
-        usage=f"{program('sweep')} RECIPE [key=value ...] key=v1,v2 ... [--seeds N] [--equal tokens|flops|time|none] [--trials N] ...",
-        description="Train a recipe with other values and several seeds, and say which are better than the recipe as it is.",
+        usage=(
+            f"{program('sweep')} RECIPE [key=value ...] key=v1,v2 ... [--seeds N] [--equal "
+            "tokens|flops|time|none] [--trials N] ..."
+        ),
+        description=(
+            "Train a recipe with other values and several seeds, and say which are better than the recipe as it is."
+        ),
         epilog=EXAMPLES.format(program("sweep")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="a recipe's YAML file, or the name of a shipped one")
-    add("values", metavar="key=value", nargs="*", help="one value: for every run, the baseline too; several: what is tried, every combination")
-    add("--seeds", metavar="N", type=_count, default=3, help="of each candidate and the baseline: train.seed and those after it (default 3)")
-    add("--equal", choices=EQUAL, default="tokens", help="what every candidate has as much of as the baseline (default tokens); time: in steps, by a probe")
+    add(
+        "values",
+        metavar="key=value",
+        nargs="*",
+        help="one value: for every run, the baseline too; several: what is tried, every combination",
+    )
+    add(
+        "--seeds",
+        metavar="N",
+        type=_count,
+        default=3,
+        help="of each candidate and the baseline: train.seed and those after it (default 3)",
+    )
+    add(
+        "--equal",
+        choices=EQUAL,
+        default="tokens",
+        help="what every candidate has as much of as the baseline (default tokens); time: in steps, by a probe",
+    )
     add("--metric", metavar="NAME", help="what is judged (default val/bpb, in SFT sft/assistant_bpb; docs/metrics.md)")
     add("--name", help="of the folder under sweeps/ (default: the recipe's, with 6 digits of its keys)")
-    add("--parallel", metavar="N", type=_count, default=1, help="runs side by side, each with its part of the GPUs or cores (default 1)")
-    add("--launcher", metavar="COMMAND", help="a command line that starts each run, with {command} in it, and {name} for the run's name")
-    add("--trials", metavar="N", type=_count, default=0, help="search by Optuna with so many candidates instead of a grid")
+    add(
+        "--parallel",
+        metavar="N",
+        type=_count,
+        default=1,
+        help="runs side by side, each with its part of the GPUs or cores (default 1)",
+    )
+    add(
+        "--launcher",
+        metavar="COMMAND",
+        help="a command line that starts each run, with {command} in it, and {name} for the run's name",
+    )
+    add(
+        "--trials",
+        metavar="N",
+        type=_count,
+        default=0,
+        help="search by Optuna with so many candidates instead of a grid",
+    )
     add("--sampler", metavar="CLASS", default="TPESampler", help="of Optuna (default TPESampler)")
-    add("--pruner", metavar="CLASS", default="MedianPruner", help="of Optuna, asked after each seed; NopPruner never stops (default MedianPruner)")
+    add(
+        "--pruner",
+        metavar="CLASS",
+        default="MedianPruner",
+        help="of Optuna, asked after each seed; NopPruner never stops (default MedianPruner)",
+    )
     add("--storage", metavar="URL", help="of Optuna (default: sweeps/NAME/optuna.db)")
     return parser.parse_intermixed_args(argv)
-# fmt: on
 
 
 def _count(text: str) -> int:

@@ -26,7 +26,10 @@ def trials(lab: Lab, times: int, seed: int) -> list[str]:
     newest, sharded = (evidence.checkpoints(two_checkpoints(lab, setting))[NEWEST] for setting in (SETTING, SHARDED))
     files = sorted(str(p.relative_to(newest)) for p in newest.rglob("*") if p.is_file())
     files += sorted(p.name for p in sharded.iterdir() if p.name not in files)
-    cells = [f"{file}-{damage}" for file in files for damage in DAMAGES if damage != "extra"] + ["new.bin-extra", FACTS]
+    cells = [f"{file}-{damage}" for file in files for damage in DAMAGES if damage != "extra"] + [
+        "new.bin-extra",
+        FACTS,
+    ]
     random.Random(seed).shuffle(cells)
     return cells[:times]
 

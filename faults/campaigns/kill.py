@@ -132,7 +132,9 @@ def figure(rows: list[dict]) -> str:
     kills = [hit for row in rows for hit in row["kills"]]
     inside = sum(bool(hit["writing"]) for hit in kills)
     lost = [(steps, hit["with_writer"]) for row in rows for steps, hit in zip(row["lost"], row["kills"], strict=False)]
-    most, most_with_writer = (max((n for n, w in lost if w == with_writer), default=0) for with_writer in (False, True))
+    most, most_with_writer = (
+        max((n for n, w in lost if w == with_writer), default=0) for with_writer in (False, True)
+    )
     by_ranks = ", ".join(
         f"{sum(r['ranks'] == n for r in rows)} on {n} rank(s)" for n in sorted({r["ranks"] for r in rows})
     )

@@ -23,8 +23,9 @@ FAILED = "evaluation_failed"
 
 class Benchmark(Protocol):
     """name: the group of its metrics. watched_texts: of all items, by task, what the training text is searched for.
-    require_ready raises, before step 1, what score would. score gives rows for evals.json, values the same on every rank;
-    findings, on the first, are what that search found. An error on one rank, EvaluationInterrupted too, is raised on all."""
+    require_ready raises, before step 1, what score would. score gives rows for evals.json, values the same on every
+    rank; findings, on the first, are what that search found. An error on one rank, EvaluationInterrupted too, is
+    raised on all."""
 
     name: str
     every_steps: int
@@ -53,8 +54,8 @@ def in_float32(model: Any) -> Iterator[None]:
 
 
 class Benchmarks(StepCallback):
-    """Scores each benchmark at its cadence and at the end of the run. What was due and is not recorded, as after a kill, is
-    done first after a resume.
+    """Scores each benchmark at its cadence and at the end of the run. What was due and is not recorded, as after a
+    kill, is done first after a resume.
 
     stop: what batches go through, so that a signal ends the scoring.
     """
@@ -109,11 +110,12 @@ class Benchmarks(StepCallback):
                 return
 
     def score(self, benchmark: Benchmark, step: int, findings: dict[str, Any] | None) -> None:
-        """Score one benchmark; every rank calls it. A failure is printed and recorded; EvaluationInterrupted goes on to the trainer."""
+        """Score one benchmark; every rank calls it. A failure is printed and recorded; EvaluationInterrupted goes on
+        to the trainer."""
         trainer, args, started = self.trainer, self.trainer.args, time.perf_counter()
-        # On a CPU answers are generated in float32, as `python -m pipeline.evals` does: products of a single position are no
-        # faster in bfloat16 there, and oneDNN keeps a kernel of some 90 KB for each length of a row until the process ends
-        # (docs/log.md, 2026-11-24).
+        # On a CPU answers are generated in float32, as `python -m pipeline.evals` does: products of a single position
+        # are no faster in bfloat16 there, and oneDNN keeps a kernel of some 90 KB for each length of a row until the
+        # process ends (docs/log.md, 2026-11-24).
         leaves_autocast = benchmark.generates and args.device.type == "cpu"
         half = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
         world_size, watched = args.world_size, self.stop.on_this_rank
@@ -156,8 +158,8 @@ class Benchmarks(StepCallback):
         self.done[benchmark.name] = step
 
     def _findings(self) -> dict[str, Any] | None:
-        """Return, on the first rank, which writes evals.json, what the training text holds of the items. At the last step that is all
-        the text of the run."""
+        """Return, on the first rank, which writes evals.json, what the training text holds of the items. At the last
+        step that is all the text of the run."""
         if not self.trainer.is_world_process_zero():
             return None
         from pipeline.evals.contamination import record_findings

@@ -1,4 +1,5 @@
-"""Callbacks that say how a run goes: the console's lines, the row of metrics.jsonl, warnings of slow ranks, samples."""
+"""Callbacks that say how a run goes: the console's lines, the row of metrics.jsonl, warnings of slow ranks,
+samples."""
 
 import time
 from collections.abc import Callable, Collection
@@ -24,16 +25,18 @@ def step_line(row: dict, *, step: int, max_steps: int) -> str:
     """Return the line of one logged step; `step` counts from zero."""
     mfu, eta = row.get("perf/bf16_mfu_pct"), row.get("perf/eta_s")
     return (
-        f"step {step:05d}/{max_steps:05d} ({100 * step / max_steps:.2f}%) | loss: {row['train/loss_ema']:.6f} | lrm: {row['optim/lrm']:.2f} | "
-        f"dt: {1000 * row['perf/step_s']:.2f}ms | tok/sec: {int(row['perf/tok_per_s']):,} | bf16_mfu: {'n/a' if mfu is None else f'{mfu:.2f}'} | "
-        f"epoch: {row.get('data/epoch', 1)} pq: {row.get('data/pq', 0)} rg: {row.get('data/rg', 0)} | "
-        f"total time: {row['perf/total_s'] / 60:.2f}m | eta: {'n/a' if eta is None else f'{eta / 60:.1f}m'}"
+        f"step {step:05d}/{max_steps:05d} ({100 * step / max_steps:.2f}%) | loss: {row['train/loss_ema']:.6f} | lrm: "
+        f"{row['optim/lrm']:.2f} | dt: {1000 * row['perf/step_s']:.2f}ms | tok/sec: {int(row['perf/tok_per_s']):,} | "
+        f"bf16_mfu: {'n/a' if mfu is None else f'{mfu:.2f}'} | epoch: {row.get('data/epoch', 1)} pq: "
+        f"{row.get('data/pq', 0)} rg: {row.get('data/rg', 0)} | total time: {row['perf/total_s'] / 60:.2f}m | eta: "
+        f"{'n/a' if eta is None else f'{eta / 60:.1f}m'}"
     )
 
 
 LEGEND = (
-    "a step's line: its loss (smoothed), lrm = share of the peak learning rate, dt = time of the step, bf16_mfu = % of the device's peak, "
-    "pq and rg = file and part of it that is read, eta = time left; of an evaluation: bpb = bits per byte of held-out text, lower is better"
+    "a step's line: its loss (smoothed), lrm = share of the peak learning rate, dt = time of the step, bf16_mfu = % "
+    "of the device's peak, pq and rg = file and part of it that is read, eta = time left; of an evaluation: bpb = "
+    "bits per byte of held-out text, lower is better"
 )
 
 
@@ -154,7 +157,8 @@ class Stragglers(TrainerCallback):
 
     def _report(self, step: int, rank: int, ratio: float) -> None:
         print(
-            f"straggler: rank {rank} takes {ratio:.1f}x as long for its share of a step as the others, who wait for it (step {step})",
+            f"straggler: rank {rank} takes {ratio:.1f}x as long for its share of a step as the others, who wait for "
+            f"it (step {step})",
             flush=True,
         )
         self.run.add_event("straggler", step=step, attempt=self.attempt, rank=rank, ratio=ratio)
@@ -166,9 +170,9 @@ class Stragglers(TrainerCallback):
 class Samples(TrainerCallback):
     """Completes the prompts at every evaluation, or every `every_steps`; the training's random state does not move.
 
-    complete(model, prompts=prompts) -> texts; on a signal it raises EvaluationInterrupted, and the samples are made first after the resume.
-    all_ranks: complete is called on every rank, as the forward of a sharded model needs; the first one writes.
-    writers: the trackers that are given them (`add_samples(step, prompts, texts)`).
+    complete(model, prompts=prompts) -> texts; on a signal it raises EvaluationInterrupted, and the samples are made
+    first after the resume. all_ranks: complete is called on every rank, as the forward of a sharded model needs; the
+    first one writes. writers: the trackers that are given them (`add_samples(step, prompts, texts)`).
     """
 
     def __init__(

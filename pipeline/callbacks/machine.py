@@ -18,8 +18,8 @@ EVERY_STEPS = 1000  # where a run saves and evaluates rarely
 
 
 class GarbageBetweenSteps(TrainerCallback):
-    """After the first step everything that lives is taken out of later searches; from then on they are made after saves and
-    evaluations, which wait for the disk or the device anyway, and every EVERY_STEPS steps."""
+    """After the first step everything that lives is taken out of later searches; from then on they are made after
+    saves and evaluations, which wait for the disk or the device anyway, and every EVERY_STEPS steps."""
 
     def __init__(self) -> None:
         self.frozen = False
@@ -51,8 +51,8 @@ HOST_EVERY_S = 1.0  # reading the counters takes most of a millisecond; rows log
 class Machine(TrainerCallback):
     """Samples on the first rank of every host; its numbers join the row that the trainer logs.
 
-    gpu/* are means over this host's GPUs of the run and all samples since the last row that has them, so a row logged sooner
-    than the next sample has none. perf/energy_* are in runs on one host only: rank 0 knows no other host's.
+    gpu/* are means over this host's GPUs of the run and all samples since the last row that has them, so a row logged
+    sooner than the next sample has none. perf/energy_* are in runs on one host only: rank 0 knows no other host's.
     """
 
     def __init__(self, trainer: TandemTrainer, run: RunDirectory, *, attempt: int, gpu_hz: float):
@@ -101,13 +101,15 @@ class Machine(TrainerCallback):
         if before is not None and "gpu/power_w" in found and self.meter_before[1] > before[1]:
             # Power times the seconds of steps: what evaluations and saves drew in between is not the tokens'.
             tokens = meter.tokens_at(self.meter_before[1]) - meter.tokens_at(before[1])
-            found["perf/energy_j_per_token"] = gpus * found["gpu/power_w"] * (self.meter_before[0] - before[0]) / tokens
+            found["perf/energy_j_per_token"] = (
+                gpus * found["gpu/power_w"] * (self.meter_before[0] - before[0]) / tokens
+            )
         return found
 
 
 def gpus_of_this_host() -> list[str]:
-    """Return the run's GPUs as their driver names them; none named, which means all of the host, where it trains on something else or
-    each rank sees its own GPU only."""
+    """Return the run's GPUs as their driver names them; none named, which means all of the host, where it trains on
+    something else or each rank sees its own GPU only."""
     ranks = _local_ranks()
     if not torch.cuda.is_available() or torch.cuda.device_count() < ranks:
         return []

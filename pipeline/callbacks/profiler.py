@@ -13,9 +13,9 @@ from pipeline.training.metrics import StepMeter
 class ProfileSteps(TrainerCallback):
     """A torch.profiler trace of the steps first to last (zero-based, as the console counts), of rank 0.
 
-    Each step, and in it its forward and backward passes and its optimizer, is a named range of the trace and on CUDA an NVTX
-    range too, for nsys. Starting the profiler and writing the trace are not in the step's time; the steps themselves are
-    slower than others.
+    Each step, and in it its forward and backward passes and its optimizer, is a named range of the trace and on CUDA
+    an NVTX range too, for nsys. Starting the profiler and writing the trace are not in the step's time; the steps
+    themselves are slower than others.
     """
 
     def __init__(self, run: RunDirectory, first: int, last: int, *, meter: StepMeter):

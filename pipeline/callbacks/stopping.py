@@ -78,9 +78,9 @@ class StopSignals(TrainerCallback):
         return bool(agreed)
 
     def on_every_rank(self, items: Iterable[Item], *, lockstep: bool = False) -> Iterator[Item]:
-        """Yield the items of all ranks until one is signalled. The ranks agree once, after the last item of each: they may have
-        unequal numbers of them, and each gives up where it is. In lockstep they have equally many and agree before
-        each: the others would wait in their forward for the one that gives up."""
+        """Yield the items of all ranks until one is signalled. The ranks agree once, after the last item of each: they
+        may have unequal numbers of them, and each gives up where it is. In lockstep they have equally many and agree
+        before each: the others would wait in their forward for the one that gives up."""
         for item in items:
             if self.agreed() if lockstep else self.signals.received:
                 break
@@ -100,7 +100,8 @@ class StopSignals(TrainerCallback):
 
 
 class Stacks:
-    """One rank's files in stacks/attempt-<n>/: where it stood when the run hung or lost a rank, for people and the other ranks."""
+    """One rank's files in stacks/attempt-<n>/: where it stood when the run hung or lost a rank, for people and the
+    other ranks."""
 
     def __init__(self, run: RunDirectory, *, rank: int, attempt: int):
         self.folder, self.rank = run.path / "stacks" / f"attempt-{attempt}", rank
@@ -126,7 +127,8 @@ class Stacks:
         os.utime(self._text(self.rank))
 
     def touched(self) -> dict[int, float]:
-        """Return by other rank that trains when it last touched its file; by the clock of the file system, to be compared with itself only."""
+        """Return by other rank that trains when it last touched its file; by the clock of the file system, to be
+        compared with itself only."""
         texts = {int(text.stem.partition("-")[2]): text for text in self.folder.glob("rank-*.txt")}
         return {rank: text.stat().st_mtime for rank, text in texts.items() if rank != self.rank}
 
@@ -157,16 +159,19 @@ def _remove(text: Path) -> None:
 TICK_S = 1.0
 ANSWER_S = 10.0  # in which the other ranks report where they are
 LOST_S = 5.0  # in which a rank's own error in a collective comes first: it says more
-# Times the timeout for the first step and the first evaluation under torch.compile, which beat only when they are compiled.
+# Times the timeout for the first step and the first evaluation under torch.compile, which beat only when they are
+# compiled.
 COMPILING = 10
 COMPILING_S = 1800.0
 
 
 class HangWatch(TrainerCallback):
-    """A thread on every rank that looks once a second for progress, for lost ranks and for what other ranks have reported.
+    """A thread on every rank that looks once a second for progress, for lost ranks and for what other ranks have
+    reported.
 
-    It watches from the first step to the end of the last checkpoint. What comes before has waits of its own: preparation
-    says every 10 s what it waits for and notices the end of its process, and collectives have train.ddp_timeout.
+    It watches from the first step to the end of the last checkpoint. What comes before has waits of its own:
+    preparation says every 10 s what it waits for and notices the end of its process, and collectives have
+    train.ddp_timeout.
     """
 
     def __init__(self, run: RunDirectory, *, timeout: float | None, attempt: int, trainer: TandemTrainer):
@@ -216,7 +221,8 @@ class HangWatch(TrainerCallback):
                 last, since = progress, now
             woken = now
             if limit is not None:
-                # By a thread of C, which writes the stacks even while something holds Python's lock and stops this one.
+                # By a thread of C, which writes the stacks even while something holds Python's lock and stops this
+                # one.
                 with suppress(RuntimeError):  # no memory for its stack just now: the next round tries again
                     faulthandler.dump_traceback_later(limit + ANSWER_S, file=self.file)
             gone = [rank for rank in self.ranks.gone() if self.stacks.trains(rank)]  # others came to their end
@@ -236,7 +242,8 @@ class HangWatch(TrainerCallback):
                 leave(verdict)
 
     def _others_work(self, now: float, *, within_s: float) -> bool:
-        """Return whether another rank has touched its file lately: who waits for its save or samples makes no progress itself."""
+        """Return whether another rank has touched its file lately: who waits for its save or samples makes no progress
+        itself."""
         with suppress(OSError):
             if (touched := self.stacks.touched()) != self.touched:
                 self.touched, self.touched_at = touched, now
@@ -278,12 +285,16 @@ class HangWatch(TrainerCallback):
         mute = [rank for rank in range(world) if rank not in places]
         if mute:
             behind = " and ".join(f"rank {rank}" for rank in mute)
-            what = f"{behind} gave no answer within {ANSWER_S:.0f} s: stopped, cut off from the run directory, or stuck in foreign code"
+            what = (
+                f"{behind} gave no answer within {ANSWER_S:.0f} s: stopped, cut off from the run directory, or stuck "
+                "in foreign code"
+            )
         else:
             what = "the run waits for " + " and ".join(map(place_text, behind_of(places)))
         return HangError(
-            f"{self.run.path}: no progress for {max(place['silent_s'] for place in places.values()):.0f} s (run.hang_timeout: {self.timeout:g}): {what}. "
-            f"{stacks} Run the same command again to go on from the last checkpoint."
+            f"{self.run.path}: no progress for {max(place['silent_s'] for place in places.values()):.0f} s "
+            f"(run.hang_timeout: {self.timeout:g}): {what}. {stacks} Run the same command again to go on from the "
+            "last checkpoint."
         )
 
 

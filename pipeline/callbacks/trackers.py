@@ -37,7 +37,8 @@ def say_stopped(tracker: str, reason: str, then: str = f"{EVERY_NUMBER}.") -> No
 
 
 class TensorBoard(TrainerCallback):
-    """Writes events; after a restart what an earlier attempt wrote beyond `start_step` is purged. Values are float32."""
+    """Writes events; after a restart what an earlier attempt wrote beyond `start_step` is purged. Values are
+    float32."""
 
     def __init__(self, folder: Path, *, start_step: int):
         self.folder, self.start_step = folder, start_step
@@ -113,7 +114,8 @@ class TensorBoard(TrainerCallback):
 # run.
 
 INIT_S = 20  # then the run is kept offline
-# What the end of a run waits for a tracker to take the rest: little where a signal ends it, since the machine may be going away.
+# What the end of a run waits for a tracker to take the rest: little where a signal ends it, since the machine may be
+# going away.
 FINISH_S, FINISH_AFTER_SIGNAL_S = 30.0, 3.0
 
 
@@ -131,9 +133,9 @@ class Table(list):
 class WandbRun(TrainerCallback):
     """One W&B run per run directory, continued by a restart (its id is kept in the manifest).
 
-    Rows carry `step`, the axis of every chart, `attempt` and `tokens`. W&B's own counter only grows, and rows at or below
-    it are dropped: those that a restart makes again after an unplanned end. A thread does the talking: starting takes
-    seconds, and a server that hangs takes as long as it likes.
+    Rows carry `step`, the axis of every chart, `attempt` and `tokens`. W&B's own counter only grows, and rows at or
+    below it are dropped: those that a restart makes again after an unplanned end. A thread does the talking: starting
+    takes seconds, and a server that hangs takes as long as it likes.
     """
 
     def __init__(self, run: RunDirectory, recipe: Recipe, *, attempt: int, tokens_at: Callable[[int], int]):
@@ -184,7 +186,10 @@ class WandbRun(TrainerCallback):
             run = self._start(wandb)
             while (message := self.messages.get()) is not None:
                 run.log(
-                    {name: value.shown(wandb) if isinstance(value, Table) else value for name, value in message.items()}
+                    {
+                        name: value.shown(wandb) if isinstance(value, Table) else value
+                        for name, value in message.items()
+                    }
                 )
             run.finish()
         except Exception as error:  # wandb raises many kinds; none of them is worth a training run
@@ -270,7 +275,8 @@ class TrackioRun(TrainerCallback):
 def trackers_of(
     recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, tokens_at: Callable[[int], int]
 ) -> list[TrainerCallback]:
-    """Return the callbacks of monitor.trackers, whose names recipe/schema.py allows. One with add_samples gets the samples too."""
+    """Return the callbacks of monitor.trackers, whose names recipe/schema.py allows. One with add_samples gets the
+    samples too."""
     make: dict[str, Callable[[], TrainerCallback]] = {
         "tensorboard": lambda: TensorBoard(run.tensorboard, start_step=start_step),
         "wandb": lambda: WandbRun(run, recipe, attempt=attempt, tokens_at=tokens_at),
@@ -288,8 +294,8 @@ def tracker_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     """Return (problems, notes): a tracker whose package is missing, and W&B where nobody is logged in."""
     missing = [name for name in recipe.monitor.trackers if importlib.util.find_spec(name) is None]
     messages = [
-        f"{recipe.where('monitor.trackers')}: {name} is asked for and its package is not installed, so it would get no numbers. "
-        f"Install it (pip install '{PACKAGES.get(name, name)}'), or remove it from the list."
+        f"{recipe.where('monitor.trackers')}: {name} is asked for and its package is not installed, so it would get "
+        f"no numbers. Install it (pip install '{PACKAGES.get(name, name)}'), or remove it from the list."
         for name in missing
     ]
     if RunDirectory.of(recipe).has_trained():
@@ -301,8 +307,9 @@ def _wandb(recipe: Recipe) -> list[str]:
     if "wandb" not in recipe.monitor.trackers or _wandb_can_log_in():
         return []
     return [
-        f"{recipe.where('monitor.trackers')}: W&B is asked for and nobody is logged in, so it will get no numbers; metrics.jsonl has them all. "
-        "Set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline to upload them later."
+        f"{recipe.where('monitor.trackers')}: W&B is asked for and nobody is logged in, so it will get no numbers; "
+        "metrics.jsonl has them all. Set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline to upload them "
+        "later."
     ]
 
 

@@ -1,12 +1,12 @@
 """The process that copies a run's metrics.jsonl and samples.jsonl into trackio/, a Trackio database.
 
-`python -m pipeline.callbacks.trackio_writer RUN` writes what is there; with --follow, as trackers.py starts it, also what
-comes until its input ends, which the training's death ends, too.
+`python -m pipeline.callbacks.trackio_writer RUN` writes what is there; with --follow, as trackers.py starts it, also
+what comes until its input ends, which the training's death ends, too.
 
-Each start writes the run anew, under its name: what an earlier attempt wrote beyond the step that the run went on from is
-gone, and what Trackio missed is there. No server, no network. Trackio's storage is called and not `trackio.init`: that
-asks the Hub who is logged in, gives rows the time of their writing, and swallows errors. No torch here: the process takes
-65 MB.
+Each start writes the run anew, under its name: what an earlier attempt wrote beyond the step that the run went on from
+is gone, and what Trackio missed is there. No server, no network. Trackio's storage is called and not `trackio.init`:
+that asks the Hub who is logged in, gives rows the time of their writing, and swallows errors. No torch here: the
+process takes 65 MB.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""python -m pipeline.chat RUN_OR_MODEL [-p PROMPT] [--web]: talk to a model in the terminal, or to several in a browser."""
+"""python -m pipeline.chat RUN_OR_MODEL [-p PROMPT] [--web]: talk to a model in the terminal, or to several in a
+browser."""
 
 import argparse
 import sys
@@ -43,7 +44,8 @@ class Terminal:
     def talk(self) -> None:
         """Answer messages until /quit or the end.
 
-        Ctrl-C ends an answer, and the part that is there stays in the conversation; at the prompt it drops what was typed.
+        Ctrl-C ends an answer, and the part that is there stays in the conversation; at the prompt it drops what was
+        typed.
         """
         self.shown = sys.stdin.isatty()
         remember = open_history() if self.shown else lambda: None
@@ -116,7 +118,9 @@ class Terminal:
             asked = self.conversation.undo()
             if asked is None:
                 note(
-                    "(there is no message to take back)" if name == "/undo" else "(there is no message to answer again)"
+                    "(there is no message to take back)"
+                    if name == "/undo"
+                    else ("(there is no message to answer again)")
                 )
             elif name == "/retry":
                 self.answer(asked)
@@ -197,7 +201,8 @@ CONTINUED_TOKENS = 128  # of a base model, which seldom ends a text by itself
 def main(argv: list[str]) -> int:
     arguments = read_arguments(argv)
     for channel in (sys.stdin, sys.stdout, sys.stderr):
-        channel.reconfigure(errors="replace")  # type: ignore[union-attr]  # A terminal without Unicode is no reason to die.
+        # A terminal without Unicode is no reason to die.
+        channel.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         if arguments.web:
             from pipeline.chat.page import require_gradio
@@ -242,7 +247,6 @@ def sampling_of(arguments: argparse.Namespace, *, chats: bool) -> Sampling:
     )
 
 
-# fmt: off
 def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=program("chat"),
@@ -250,16 +254,36 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         epilog="In the terminal:\n" + "\n".join(f"  {name:<13} {meaning}" for name, meaning in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("models", nargs="+", metavar="RUN_OR_MODEL", help="run directory, checkpoint, model folder or Hub id (ID@REVISION pins one); several with --web only")
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="RUN_OR_MODEL",
+        help="run directory, checkpoint, model folder or Hub id (ID@REVISION pins one); several with --web only",
+    )
     parser.add_argument("-p", "--prompt", help="answer this and end")
-    parser.add_argument("--web", action="store_true", help="a page in the browser, for this machine only; prints its address")
-    parser.add_argument("--trust-code", action="store_true", help="run code files that come with the model, which may do anything")
+    parser.add_argument(
+        "--web", action="store_true", help="a page in the browser, for this machine only; prints its address"
+    )
+    parser.add_argument(
+        "--trust-code", action="store_true", help="run code files that come with the model, which may do anything"
+    )
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    parser.add_argument("--temperature", type=_number(float, 0), default=0.8, help="0 takes the likeliest token (default %(default)s)")
-    parser.add_argument("--top-k", type=_number(int, 1), default=50, help="draw from the k likeliest tokens (default %(default)s)")
+    parser.add_argument(
+        "--temperature", type=_number(float, 0), default=0.8, help="0 takes the likeliest token (default %(default)s)"
+    )
+    parser.add_argument(
+        "--top-k", type=_number(int, 1), default=50, help="draw from the k likeliest tokens (default %(default)s)"
+    )
     parser.add_argument("--top-p", type=_number(float, 0), help="draw from the likeliest tokens that hold this share")
     parser.add_argument("--seed", type=_number(int, 0), default=0, help="of the drawing (default %(default)s)")
-    parser.add_argument("--max-new-tokens", type=_number(int, 1), help=f"longest answer (default {Sampling.max_new_tokens}; {CONTINUED_TOKENS} where the model only goes on with texts)")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=_number(int, 1),
+        help=(
+            f"longest answer (default {Sampling.max_new_tokens}; {CONTINUED_TOKENS} where the model only goes on "
+            "with texts)"
+        ),
+    )
     parser.add_argument("--greedy", action="store_true", help="as --temperature 0")
     arguments = parser.parse_args(argv)
     if arguments.web and arguments.prompt is not None:
@@ -267,7 +291,6 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     if len(arguments.models) > 1 and not arguments.web:
         parser.error("several models stand side by side on the page only: add --web, or name one")
     return arguments
-# fmt: on
 
 
 def _number(kind, minimum):

@@ -72,9 +72,9 @@ class Sampling:
 class Speaker:
     """A model on its device with its tokenizer.
 
-    chats: it was trained on conversations; otherwise it continues a text. path: its folder or Hub id. model_type: as its
-    config.json names it (GPT-2 runs as Tandem's class). trained_on: its data in
-    a line, None where no manifest says it. examples: prompts that its run was sampled with.
+    chats: it was trained on conversations; otherwise it continues a text. path: its folder or Hub id. model_type: as
+    its config.json names it (GPT-2 runs as Tandem's class). trained_on: its data in a line, None where no manifest
+    says it. examples: prompts that its run was sampled with.
     """
 
     name: str
@@ -118,8 +118,8 @@ class Speaker:
 
 
 def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
-    """Return the model that `name` means: a run, a checkpoint, a folder, or a Hub id, with @REVISION where one is pinned.
-    trust_code: whether code files that come with it are run.
+    """Return the model that `name` means: a run, a checkpoint, a folder, or a Hub id, with @REVISION where one is
+    pinned. trust_code: whether code files that come with it are run.
 
     Raises InputMissingError, ServiceError or DataError when it cannot be had.
     """
@@ -157,7 +157,8 @@ def _name(subject: Any) -> str:
 
 
 def _trained_on(manifest: dict, step: int | None) -> str | None:
-    """Return the names of the data, the number of tokens, and the model it began with; None where the manifest has no data."""
+    """Return the names of the data, the number of tokens, and the model it began with; None where the manifest has no
+    data."""
     sources = _value(manifest, "inputs", "sources")
     names = [str(name) for source in sources if (name := _value(source, "name"))] if isinstance(sources, list) else []
     if not names:
@@ -212,7 +213,8 @@ class Conversation:
         self.last: str | None = None  # What was asked last, or what a base model last continued.
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
-        """Yield the answer's text in pieces, as the model writes it. Closed early, the part that is there stays in the conversation.
+        """Yield the answer's text in pieces, as the model writes it. Closed early, the part that is there stays in the
+        conversation.
 
         Raises DataError when the chat template refuses the messages; the conversation is then as it was.
         """
@@ -237,7 +239,8 @@ class Conversation:
                 self.messages += answer_messages(speaker.tokenizer, shown.ids)
 
     def undo(self) -> str | None:
-        """Take the last question and its answer out of the conversation and return the question; None where there is none."""
+        """Take the last question and its answer out of the conversation and return the question; None where there is
+        none."""
         taken = self.last
         turns = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
         if turns:
@@ -250,7 +253,8 @@ class Conversation:
         self.messages, self.last, self.answers = [], None, 0
 
     def _ids(self, text: str, max_new_tokens: int) -> list[int]:
-        """Return what the model reads: the conversation, its oldest turns left out when there is no room for an answer."""
+        """Return what the model reads: the conversation, its oldest turns left out when there is no room for an
+        answer."""
         from pipeline.generation.texts import document_ids, positions
 
         limit = positions(self.speaker.model) or sys.maxsize

@@ -1,7 +1,7 @@
 """The page: one or several speakers side by side, in Gradio, on this machine's loopback address.
 
-A model's Markdown is shown; HTML stays text, and nothing is fetched from elsewhere. The answer to each request forbids the
-browser the rest.
+A model's Markdown is shown; HTML stays text, and nothing is fetched from elsewhere. The answer to each request forbids
+the browser the rest.
 """
 
 import importlib.util
@@ -30,16 +30,17 @@ from pipeline.process.network import LOOPBACK, host_of
 # Gradio copies the text of this button's parent, and shows the second picture for two seconds.
 COPY = (
     '<button type="button" title="{title}" class="copy_code_button"><span class="copy-text">'
-    '<svg viewBox="0 0 15 15" width="15" height="15"><path fill="currentColor" d="M12.7 4.5v8.2H4.5V4.5zm0-.9H4.5a.9.9 0 0 0-.9.9v8.2a.9.9 0 0 0 '
-    '.9.9h8.2a.9.9 0 0 0 .9-.9V4.5a.9.9 0 0 0-.9-.9"/><path fill="currentColor" d="M1.8 8.2H.9V1.8a.9.9 0 0 1 .9-.9h6.4v.9H1.8Z"/></svg></span>'
-    '<span class="check"><svg viewBox="0 0 17 17" width="17" height="17" fill="none" stroke="currentColor"><path d="m13.8 4.8-7.4 7.4-3.2-3.2"/>'
+    '<svg viewBox="0 0 15 15" width="15" height="15"><path fill="currentColor" d="M12.7 4.5v8.2H4.5V4.5zm0-.9H4.5a.9.9 0 0 0-.9.9v8.2a.9.9 0 0 0 '  # noqa: E501
+    '.9.9h8.2a.9.9 0 0 0 .9-.9V4.5a.9.9 0 0 0-.9-.9"/><path fill="currentColor" d="M1.8 8.2H.9V1.8a.9.9 0 0 1 .9-.9h6.4v.9H1.8Z"/></svg></span>'  # noqa: E501
+    '<span class="check"><svg viewBox="0 0 17 17" width="17" height="17" fill="none" stroke="currentColor"><path d="m13.8 4.8-7.4 7.4-3.2-3.2"/>'  # noqa: E501
     "</svg></span></button>"
 )
 LINKS = ("http://", "https://", "mailto:")
 
 
 class SafeMarkdown(MarkdownIt):
-    """CommonMark with tables, in which HTML is text, pictures are links, and a link leads to a website or an address."""
+    """CommonMark with tables, in which HTML is text, pictures are links, and a link leads to a website or an
+    address."""
 
     def __init__(self) -> None:
         super().__init__("commonmark", {"html": False, "breaks": True})
@@ -63,7 +64,8 @@ def _markdown() -> SafeMarkdown:
 
 @lru_cache(maxsize=512)  # A conversation is rendered again with every piece of its last answer.
 def html_of(text: str, *, markdown: bool, done: bool = True) -> str:
-    """Return a message with its copy button, in one line: Gradio would dedent several. `text` is what the button copies."""
+    """Return a message with its copy button, in one line: Gradio would dedent several. `text` is what the button
+    copies."""
     if not text.strip():
         shown = f'<div class="plain empty">{"(an empty answer)" if done else "..."}</div>'
     elif markdown:
@@ -87,7 +89,8 @@ def card_of(speaker: Speaker) -> str:
 # A visitor's conversation with every model of the page.
 
 
-SHOWN_S = 0.1  # between two pictures of a growing answer: a small model writes hundreds of tokens a second, too many for a browser
+# Between two pictures of a growing answer: a small model writes hundreds of tokens a second, too many for a browser
+SHOWN_S = 0.1
 
 
 class Visit:
@@ -101,7 +104,8 @@ class Visit:
         self.before: list[list[dict]] | None = None
 
     def __deepcopy__(self, memo: dict) -> "Visit":
-        """Return an empty visit: Gradio begins each tab with a copy of the first one, and the models are the same for all."""
+        """Return an empty visit: Gradio begins each tab with a copy of the first one, and the models are the same for
+        all."""
         return Visit(self.speakers, notify=self.notify)
 
     def answer(self, text: str, *, system: str | None, sampling: Sampling) -> Generator[None, None, None]:
@@ -170,8 +174,8 @@ class Visit:
 
 # The page, its scripts and its event stream come from the address it was opened at, and from nowhere else.
 POLICY = (
-    "default-src 'self' data: blob:; frame-ancestors 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
-    "object-src 'none'; base-uri 'self'; form-action 'self'"
+    "default-src 'self' data: blob:; frame-ancestors 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
+    "style-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'self'; form-action 'self'"
 )
 MOST_MESSAGE_CHARS = 50_000  # many times what a small model reads; a message of 20 MB took 2 GB and all others waited
 MOST_REQUEST_BYTES = 2**20
@@ -204,7 +208,7 @@ footer { display: none !important; }
   .models:has(.talk + .talk) p:not(:first-of-type) { display: none; }
 }
 @media (min-width: 701px) { .models > .talk { grid-row: 1 / span 2; } }
-"""
+"""  # noqa: E501
 
 
 def require_gradio() -> None:
@@ -219,8 +223,9 @@ def require_gradio() -> None:
 def show(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> None:
     """Show the page until Ctrl-C or SIGTERM.
 
-    Where it listens is Gradio's GRADIO_SERVER_NAME and GRADIO_SERVER_PORT: by default 127.0.0.1 and the first free port from
-    7860 on (GRADIO_NUM_PORTS: of so many). Raises ServiceError when there is no such address or no free port.
+    Where it listens is Gradio's GRADIO_SERVER_NAME and GRADIO_SERVER_PORT: by default 127.0.0.1 and the first free
+    port from 7860 on (GRADIO_NUM_PORTS: of so many). Raises ServiceError when there is no such address or no free
+    port.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported
     # Gradio asks its own address whether it is there; a proxy that the environment names cannot know.
@@ -252,8 +257,8 @@ def show(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> 
         )
     except OSError as error:
         raise ServiceError(
-            f"command line: the page cannot listen ({error}). Name a free port with GRADIO_SERVER_PORT, an address of this machine "
-            "with GRADIO_SERVER_NAME."
+            f"command line: the page cannot listen ({error}). Name a free port with GRADIO_SERVER_PORT, an address of "
+            "this machine with GRADIO_SERVER_NAME."
         ) from None
     print(f"{address} shows {', '.join(speaker.name for speaker in speakers)}. Ctrl-C ends it.", flush=True)
     ended.wait()
@@ -261,7 +266,8 @@ def show(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> 
 
 
 def own_hosts(environ: Mapping[str, str]) -> frozenset[str] | None:
-    """Return the names that a browser on this machine calls the page by; None where it listens for other machines too."""
+    """Return the names that a browser on this machine calls the page by; None where it listens for other machines
+    too."""
     name = environ.get("GRADIO_SERVER_NAME", "127.0.0.1").strip("[]").lower()
     return LOOPBACK if name in LOOPBACK else None
 
@@ -269,8 +275,8 @@ def own_hosts(environ: Mapping[str, str]) -> frozenset[str] | None:
 class Guard:
     """Refuse what no visitor of the page sends, and add the policy to every answer (ASGI).
 
-    own_hosts: the hosts that Host and Origin may name. A website that a browser was led to believe to be this machine (DNS
-    rebinding) names its own. None: any, as behind a Space's proxy.
+    own_hosts: the hosts that Host and Origin may name. A website that a browser was led to believe to be this machine
+    (DNS rebinding) names its own. None: any, as behind a Space's proxy.
     """
 
     def __init__(self, app: Any, *, own_hosts: frozenset[str] | None):

@@ -1,7 +1,8 @@
 """python -m pipeline.chat.serve RUN_OR_MODEL [options of `transformers serve`]: an OpenAI-compatible server.
 
-It is `transformers serve` itself, which looks a model's class up by name inside transformers and so finds none that comes
-with a model's own code (5.23; --trust-remote-code changes nothing). Here it finds ours, and no code of the model's is run.
+It is `transformers serve` itself, which looks a model's class up by name inside transformers and so finds none that
+comes with a model's own code (5.23; --trust-remote-code changes nothing). Here it finds ours, and no code of the
+model's is run.
 """
 
 import argparse
@@ -16,10 +17,14 @@ from pipeline.run_dir.failures import exit_with_status
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.chat.serve",
-        description="Serve a model to OpenAI clients: `transformers serve`, whose options may follow (--port 8000 ...).",
+        description=(
+            "Serve a model to OpenAI clients: `transformers serve`, whose options may follow (--port 8000 ...)."
+        ),
     )
     parser.add_argument(
-        "model", metavar="RUN_OR_MODEL", help="run directory, checkpoint, model folder or Hub id (ID@REVISION pins one)"
+        "model",
+        metavar="RUN_OR_MODEL",
+        help="run directory, checkpoint, model folder or Hub id (ID@REVISION pins one)",
     )
     parser.add_argument(
         "--trust-code", action="store_true", help="run code files that come with models, which may do anything"
@@ -68,7 +73,8 @@ def _serve(app: Any, words: list[str], *, path: str) -> int:
 
 
 def _refuse_unservable(subject: Subject) -> None:
-    """Raise what a chat with the model would: every request would end in an error otherwise. Of a Hub id, only its code is looked at."""
+    """Raise what a chat with the model would: every request would end in an error otherwise. Of a Hub id, only its
+    code is looked at."""
     from pipeline.model.build import first_nonfinite_of_files
 
     folder = Path(subject.path)
@@ -78,7 +84,8 @@ def _refuse_unservable(subject: Subject) -> None:
     except OSError as error:
         reason = first_line(error)
         raise InputMissingError(
-            f"{subject.path}: the model cannot be loaded ({reason}). Name a folder with its weights, or a Hub id you may read."
+            f"{subject.path}: the model cannot be loaded ({reason}). Name a folder with its weights, or a Hub id you "
+            "may read."
         ) from None
     if folder.is_dir():
         refuse_nonfinite_model(subject.path, first_nonfinite_of_files(folder))

@@ -1,5 +1,7 @@
-"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE] [--part K/N] [--publish ADDRESS]`: prepare all rows of a recipe now;
-`python -m pipeline.data FILE_OR_FOLDER_OR_ID [key=value ...] [--show N] [--tokenizer X]`: look at data before there is a recipe."""
+"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE] [--part K/N]
+[--publish ADDRESS]`: prepare all rows of a recipe now;
+`python -m pipeline.data FILE_OR_FOLDER_OR_ID [key=value ...] [--show N] [--tokenizer X]`: look at data before there is
+a recipe."""
 
 import argparse
 import logging
@@ -30,7 +32,9 @@ def main(argv: list[str]) -> int:
         "overrides",
         nargs="*",
         metavar="section.key=value",
-        help="changes to the recipe; beside data: keys of a source, as split=test or 'columns={prompt: Q, response: A}'",
+        help=(
+            "changes to the recipe; beside data: keys of a source, as split=test or 'columns={prompt: Q, response: A}'"
+        ),
     )
     parser.add_argument("--show", type=int, metavar="N", help="print N rows with the trained tokens marked (data: 3)")
     parser.add_argument("--tokenizer", metavar="ID_OR_FOLDER", help="data: render and count with this tokenizer")
@@ -48,13 +52,19 @@ def main(argv: list[str]) -> int:
         "--part",
         metavar="K/N",
         type=part_of,
-        help="encode part K of N (from 1) into the shared data.cache_dir; the last part, or a call without --part, makes the shards",
+        help=(
+            "encode part K of N (from 1) into the shared data.cache_dir; the last part, or a call without "
+            "--part, makes the shards"
+        ),
     )
     parser.add_argument(
         "--publish",
         metavar="ADDRESS",
         type=shards_address,
-        help="send the shards there when all are made, for data.shards_from: s3://..., gs://... or hf://datasets/NAMESPACE/NAME",
+        help=(
+            "send the shards there when all are made, for data.shards_from: s3://..., gs://... or "
+            "hf://datasets/NAMESPACE/NAME"
+        ),
     )
     parser.add_argument("--ahead", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -113,15 +123,16 @@ def _prepare(arguments: argparse.Namespace) -> None:
     recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
     if arguments.publish and recipe.data.keep_shards:
         raise RecipeError(
-            f"{recipe.where('data.keep_shards')}: is {recipe.data.keep_shards}, so shards that a run has read are gone, and what stands behind the "
-            "first of them would not be published. Give data.keep_shards=null here."
+            f"{recipe.where('data.keep_shards')}: is {recipe.data.keep_shards}, so shards that a run has read are "
+            "gone, and what stands behind the first of them would not be published. Give data.keep_shards=null here."
         )
     recipe = resolve_start(recipe)
     if not recipe.data.batch_tokens:
         world_size = whole_number(os.environ, "NPROC", 1, least=1)
         recipe = with_values(recipe, {"data.batch_tokens": with_batch_tokens(recipe, world_size)})
         print(
-            f"data: the batch follows from train.gradient_accumulation_steps; for {world_size} process(es) it is {recipe.data.batch_tokens:,} tokens"
+            f"data: the batch follows from train.gradient_accumulation_steps; for {world_size} process(es) it is "
+            f"{recipe.data.batch_tokens:,} tokens"
         )
     if recipe.data.num_proc:
         os.environ.setdefault("RAYON_NUM_THREADS", str(recipe.data.num_proc))
@@ -155,8 +166,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
         number, parts = arguments.part
         if to_come:
             print(
-                f"data: part {number} of {parts} is encoded, {short_count(bar.done)} tokens. To come: {', '.join(map(str, to_come))}. "
-                "The last one, or the same command without --part, makes the shards."
+                f"data: part {number} of {parts} is encoded, {short_count(bar.done)} tokens. To come: "
+                f"{', '.join(map(str, to_come))}. The last one, or the same command without --part, makes the shards."
             )
             return
     with Bar("data: preparing", unit="tokens") as bar:
@@ -187,7 +198,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if arguments.publish:
         sent, size = publish(preparation.plan, arguments.publish)
         print(
-            f"data: {sent} files, {size / 1e9:.2f} GB, were sent to {arguments.publish}. Take them with data.shards_from={arguments.publish}"
+            f"data: {sent} files, {size / 1e9:.2f} GB, were sent to {arguments.publish}. Take them with "
+            f"data.shards_from={arguments.publish}"
         )
     if arguments.prune:
         count, freed = prune(preparation.plan, runs=Path(recipe.run.directory))

@@ -1,4 +1,5 @@
-"""Preparation as a step of a datatrove pipeline: datatrove's executors place the parts, on this machine or as a Slurm array.
+"""Preparation as a step of a datatrove pipeline: datatrove's executors place the parts, on this machine or as a Slurm
+array.
 
 LocalPipelineExecutor([PreparePart("recipes/fineweb_d24.yaml")], tasks=16).run()
 """
@@ -12,8 +13,9 @@ from pipeline.recipe import read_recipe
 class PreparePart(PipelineStep):
     """Prepare part K of N of a recipe's data, as `python -m pipeline.data RECIPE --part K/N` does.
 
-    N is the executor's number of tasks, K the task's rank + 1. A task that failed or was killed is encoded again by the executor's next call, from where it came to; the last one makes
-    the shards. Raises RecipeError at once for a recipe that cannot be read.
+    N is the executor's number of tasks, K the task's rank + 1. A task that failed or was killed is encoded again by
+    the executor's next call, from where it came to; the last one makes the shards. Raises RecipeError at once for a
+    recipe that cannot be read.
     """
 
     name, type = "part of a recipe's data", "Tandem"

@@ -1,5 +1,5 @@
-"""Decontamination: the search in training text for evaluation items, by their n-grams while shards are written, and for whole
-validation documents."""
+"""Decontamination: the search in training text for evaluation items, by their n-grams while shards are written, and
+for whole validation documents."""
 
 import hashlib
 import json
@@ -38,7 +38,8 @@ INVERSE = pow(BASE, -1, 1 << 64)
 
 @dataclass(frozen=True)
 class Words:
-    """Folded bytes of texts (0 between words) and where each of the W words begins; BETWEEN_TEXTS is a word of its own."""
+    """Folded bytes of texts (0 between words) and where each of the W words begins; BETWEEN_TEXTS is a word of its
+    own."""
 
     folded: np.ndarray
     begins: np.ndarray
@@ -80,7 +81,8 @@ def _divide_at_signs(folded: np.ndarray) -> None:
 
 
 def ngram_hashes(words: Words, *, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (hashes, texts): the uint64 hash of each run of n words within a text, in order, and the number of that text.
+    """Return (hashes, texts): the uint64 hash of each run of n words within a text, in order, and the number of that
+    text.
 
     It depends on the n words alone: not on case, on what divides them, nor on what surrounds them.
     """
@@ -168,7 +170,8 @@ def items_digest(texts: list[str]) -> str:
 
 
 class NumberSet:
-    """Hashes that others are looked up among: sorted, behind a Bloom filter that dismisses most at one look at memory."""
+    """Hashes that others are looked up among: sorted, behind a Bloom filter that dismisses most at one look at
+    memory."""
 
     def __init__(self, numbers: np.ndarray):
         """numbers: sorted uint64, their upper bits as good as random."""
@@ -194,7 +197,8 @@ def id_of_file(path: str | Path) -> str:
 
 
 class Watchlist:
-    """Index of the n-grams of evaluation items. tasks: by name, {items, digest}. found() may be called from several threads."""
+    """Index of the n-grams of evaluation items. tasks: by name, {items, digest}. found() may be called from several
+    threads."""
 
     def __init__(self, ngrams: np.ndarray, runs: np.ndarray, tasks: dict[str, dict]):
         """ngrams: sorted hashes of the items' n-grams. runs: sorted sieve values of their runs of SIEVE_WORDS."""
@@ -202,7 +206,8 @@ class Watchlist:
 
     @classmethod
     def of(cls, tasks: dict[str, list[str]]) -> "Watchlist":
-        """Return the list for these tasks: the text of each item, question and right answer, by the name of the task."""
+        """Return the list for these tasks: the text of each item, question and right answer, by the name of the
+        task."""
         ngrams = [item_ngrams(texts)[0] for texts in tasks.values()]
         runs = [_runs_of(chunk) for texts in tasks.values() for chunk in chunks(texts)]
         about = {name: {"items": len(texts), "digest": items_digest(texts)} for name, texts in tasks.items()}
@@ -234,12 +239,13 @@ class Watchlist:
                 watchlist = cls(file.get_tensor("ngrams"), file.get_tensor("runs"), tasks)
         except (OSError, SafetensorError, LookupError, TypeError) as error:
             raise DataError(
-                f"{path}: the watch-list cannot be read ({error}), so nothing can be looked for. Start the training again: it writes it anew."
+                f"{path}: the watch-list cannot be read ({error}), so nothing can be looked for. Start the training "
+                "again: it writes it anew."
             ) from error
         if id_of_file(path) != watchlist.id:
             raise DataError(
-                f"{path}: this watch-list is not the one that was written, so what it finds means nothing. Start the training "
-                "again: it writes it anew."
+                f"{path}: this watch-list is not the one that was written, so what it finds means nothing. Start the "
+                "training again: it writes it anew."
             )
         return watchlist
 
@@ -277,7 +283,8 @@ class Watchlist:
         passed = self.runs.places_in(values) * SIEVE_STRIDE
         if not len(passed):
             return []
-        # An n-gram that holds this run, and no earlier one at which the sieve looks, begins less than a stride before it.
+        # An n-gram that holds this run, and no earlier one at which the sieve looks, begins less than a stride before
+        # it.
         begins = np.maximum(passed - SIEVE_STRIDE + 1, 0)
         ends = np.minimum(passed + NGRAM_WORDS, len(words.begins) - 1)  # the last word is no text's
         first = np.flatnonzero(np.concatenate([[True], begins[1:] > ends[:-1]]))
@@ -293,7 +300,8 @@ def _runs_of(chunk: list[bytes]) -> np.ndarray:
 
 
 def _sieve_values(words: Words, *, stride: int) -> np.ndarray:
-    """Return (ceil((W - SIEVE_WORDS + 1) / stride),) uint64 values of the runs of SIEVE_WORDS words at every stride-th word."""
+    """Return (ceil((W - SIEVE_WORDS + 1) / stride),) uint64 values of the runs of SIEVE_WORDS words at every stride-th
+    word."""
     letters = words.folded[:-1] + words.folded[1:] * np.uint8(37)
     of_words = np.concatenate([letters[words.begins], np.zeros(8, np.uint8)])
     count = max(0, len(words.begins) - SIEVE_WORDS + stride) // stride
@@ -357,7 +365,8 @@ class Scanner:
         return found
 
     def seal(self, number: int, found: list[Future]) -> None:
-        """Keep what was found for a shard, before its seal is written: a sealed shard was looked at whole or not at all."""
+        """Keep what was found for a shard, before its seal is written: a sealed shard was looked at whole or not at
+        all."""
         write_seen(self.folder, number, self.watchlist.id, [each.result() for each in found])
 
 
@@ -366,8 +375,8 @@ class Scanner:
 
 @dataclass(frozen=True)
 class Matches:
-    """Matches of a watch-list in the training text of a run. ngrams: sorted hashes. unchecked: shards of `shards` at which
-    nobody looked with this list, as they were sealed before."""
+    """Matches of a watch-list in the training text of a run. ngrams: sorted hashes. unchecked: shards of `shards` at
+    which nobody looked with this list, as they were sealed before."""
 
     watchlist: str
     ngrams: np.ndarray
@@ -388,7 +397,8 @@ class Matches:
         return cls(watchlist_id, sorted_once(looked_at), len(shards), len(shards) - len(looked_at))
 
     def contaminated(self, texts: list[str]) -> list[bool | None]:
-        """Return for each item of a whole task whether an n-gram of it was trained on; None for one that cannot be judged."""
+        """Return for each item of a whole task whether an n-gram of it was trained on; None for one that cannot be
+        judged."""
         ngrams, items = item_ngrams(texts)
         flags: list[bool | None] = [None] * len(texts)
         found = np.zeros(len(texts), bool)
@@ -404,8 +414,8 @@ class Matches:
         return cls(parts[0].watchlist, ngrams, sum(s.shards for s in parts), sum(s.unchecked for s in parts))
 
     def findings(self, tasks: dict[str, list[str]], *, text_of: list[str], not_searched: list[str]) -> dict[str, Any]:
-        """Return JSON for the run's folder: by task its items' digest and number, which are contaminated (positions), which cannot
-        be judged, and where they were looked for.
+        """Return JSON for the run's folder: by task its items' digest and number, which are contaminated (positions),
+        which cannot be judged, and where they were looked for.
 
         text_of: the runs whose text this is. not_searched: what the model comes from beside them.
         """
@@ -426,7 +436,8 @@ class Matches:
 
 
 def flags_of(findings: dict[str, Any], task: str, texts: list[str]) -> list[bool | None] | None:
-    """Return what `findings` tell of a task's items; None when the run looked for other items, not for the task, or at no shard."""
+    """Return what `findings` tell of a task's items; None when the run looked for other items, not for the task, or at
+    no shard."""
     found = findings["tasks"].get(task)
     if found is None or "shards" not in found:  # as it was written before tasks recorded their own search
         return None
@@ -437,7 +448,8 @@ def flags_of(findings: dict[str, Any], task: str, texts: list[str]) -> list[bool
 
 
 def without_contaminated(scores: Sequence[float], contaminated: Sequence[bool | None]) -> dict[str, Any]:
-    """Return counts, the share of contaminated items among those that can be judged, and the mean score with and without them.
+    """Return counts, the share of contaminated items among those that can be judged, and the mean score with and
+    without them.
 
     scores: of each item, such as whether it was answered right. Items that cannot be judged (None) stay in both means.
     A share or a mean of nothing is None.
@@ -464,8 +476,8 @@ HELD_OUT_CHARS = 250_000_000  # of each validation source that are read for them
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """documents: the first ones of validation, that were looked for. found: those of them that are trained on, too; place: of
-    one of these. whole: all training text was looked through; else found is at least so many."""
+    """documents: the first ones of validation, that were looked for. found: those of them that are trained on, too;
+    place: of one of these. whole: all training text was looked through; else found is at least so many."""
 
     documents: int
     found: int
@@ -477,8 +489,9 @@ class Overlap:
         if not self.found:
             return None
         return (
-            f"{self.found:,} of the first {self.documents:,} validation documents are trained on, too (such as {self.place}): to that share "
-            "validation measures memory. Take duplicates out of the files, or name other ones in data.validation."
+            f"{self.found:,} of the first {self.documents:,} validation documents are trained on, too (such as "
+            f"{self.place}): to that share validation measures memory. Take duplicates out of the files, or name "
+            "other ones in data.validation."
         )
 
 
@@ -525,7 +538,8 @@ def _held_out(source: Any) -> Iterator[bytes]:
 
 
 def _documents(source: Any) -> Iterator[tuple[bytes, str, int]]:
-    """Yield (digest, place, characters read for it) of each document of the source's first files, until one is not here."""
+    """Yield (digest, place, characters read for it) of each document of the source's first files, until one is not
+    here."""
     for number, file in enumerate(source.files):
         if file.path is None:
             return

@@ -1,8 +1,9 @@
-"""Losses of packing by source: conversations fitted and counted while shards are made, and warnings at the start of a run, of a
-preparation and of a plan where much is left out.
+"""Losses of packing by source: conversations fitted and counted while shards are made, and warnings at the start of a
+run, of a preparation and of a plan where much is left out.
 
-Counts come from the seals (stream.py). Shards that were sealed before longer conversations were counted by length say how many
-were left out, and not which rows would have held them; then, and before anything is prepared, a sample is rendered instead.
+Counts come from the seals (stream.py). Shards that were sealed before longer conversations were counted by length say
+how many were left out, and not which rows would have held them; then, and before anything is prepared, a sample is
+rendered instead.
 """
 
 from bisect import bisect
@@ -32,9 +33,11 @@ Render = Callable[[list[dict]], Rendered]
 
 
 def fit_conversation(messages: list[dict], rendered: Rendered, render: Render, *, capacity: int, overflow: str):
-    """(ids, trained, outcome) of a conversation that fits `capacity` ids and trains at least one; ids is None when dropped.
+    """(ids, trained, outcome) of a conversation that fits `capacity` ids and trains at least one; ids is None when
+    dropped.
 
-    rendered: the whole conversation. outcome: whole | cut (ends at its last assistant turn that fits) | too_long | no_target.
+    rendered: the whole conversation. outcome: whole | cut (ends at its last assistant turn that fits) | too_long |
+    no_target.
     """
     ids, trained = rendered
     if not any(trained):
@@ -53,13 +56,23 @@ def fit_conversation(messages: list[dict], rendered: Rendered, render: Render, *
 
 READ_COUNTS = {
     "text": ("documents", "text_tokens", "text_bytes", "empty_rows"),
-    "chat": ("conversations", "text_tokens", "empty_rows", "cut", "too_long", "no_target", "cut_tokens", "too_long_tokens"),
-}  # fmt: skip
+    "chat": (
+        "conversations",
+        "text_tokens",
+        "empty_rows",
+        "cut",
+        "too_long",
+        "no_target",
+        "cut_tokens",
+        "too_long_tokens",
+    ),
+}
 LENGTH_STEP = 64  # Tokens: finer advice on the length of a row is of no use, and the counts stay few.
 
 
 def new_counts(kind: str) -> dict[str, Any]:
-    """Return what is counted while a source is read, all 0. `longer` of conversations: by row length, those that need it."""
+    """Return what is counted while a source is read, all 0. `longer` of conversations: by row length, those that need
+    it."""
     return {**dict.fromkeys(READ_COUNTS[kind], 0), **({"longer": {}} if kind == "chat" else {})}
 
 
@@ -93,7 +106,10 @@ def fit_text(facts: dict[str, Any], row_tokens: int) -> str:
     """Return what of the conversations is lost, from Fit.facts, and the rows that would hold it."""
     read, dropped, cut = facts["read"], facts["too_long"], facts["cut"]
     longer = f"are longer than a row of {row_tokens:,} tokens and"
-    text = f"{_so_many(dropped or cut, read, 'conversations')} {longer} {'left out' if dropped else 'lose their last turns'}"
+    text = (
+        f"{_so_many(dropped or cut, read, 'conversations')} {longer} "
+        f"{'left out' if dropped else 'lose their last turns'}"
+    )
     if dropped and cut:
         text += f", {cut:,} ({100 * cut / read:.2f} %) lose their last turns"
     if "tokens_lost" in facts:
@@ -109,8 +125,9 @@ def _so_many(part: int, whole: int, what: str) -> str:
 
 
 def with_samples(plan: dict, stream: Stream, *, sources: list[Any], tokenizer: Any) -> list[Loss]:
-    """losses_of the training sources; of conversations with the characters that a sample trains, which is kept beside the
-    shards, and with its lengths where too few are read yet to tell, or much is lost of shards that were sealed without them."""
+    """losses_of the training sources; of conversations with the characters that a sample trains, which is kept beside
+    the shards, and with its lengths where too few are read yet to tell, or much is lost of shards that were sealed
+    without them."""
     found = losses_of(plan, "train", stream)
     for number, (loss, sequence) in enumerate(zip(found, stream.sequences, strict=True)):
         if plan["kind"] != "chat" or (fit := loss.fit) is None:
@@ -141,7 +158,8 @@ def _fit_of(sample: dict[str, Any], row_tokens: int) -> Fit:
 def sampled_counts(
     source: Any, tokenizer: Any, *, row_tokens: int, overflow: str, most: int = SAMPLE
 ) -> dict[str, Any]:
-    """Return counts of the first `most` conversations, or of all there are, spread over the source's files that lie here."""
+    """Return counts of the first `most` conversations, or of all there are, spread over the source's files that lie
+    here."""
     counts = new_counts("chat")
     talks: list[Any] = []
     for block in _spread_blocks(source, most):
@@ -175,7 +193,8 @@ def trained_characters(tokenizer: Any, talks: list[Any], rendered: list[Any]) ->
 
 
 def _spread_blocks(source: Any, most: int) -> Iterator[list[Any]]:
-    """Yield conversations of the files that lie here, from all over the list first, at most their part of the sample at once."""
+    """Yield conversations of the files that lie here, from all over the list first, at most their part of the sample
+    at once."""
     # The first one has been fetched by the process that prepares rows, or is now.
     here = [n for n, file in enumerate(source.files) if file.path is not None and not file.order] or [0]
     first = [here[len(here) * n // SAMPLED_FILES] for n in range(SAMPLED_FILES)] if len(here) > SAMPLED_FILES else here
@@ -196,7 +215,8 @@ def _spread_blocks(source: Any, most: int) -> Iterator[list[Any]]:
 
 
 def loss_warnings(loss: Loss, *, longest_row: int | None = None) -> list[str]:
-    """Return what is lost of a source where it is more than MUCH, a sentence or two each. longest_row: of the model."""
+    """Return what is lost of a source where it is more than MUCH, a sentence or two each. longest_row: of the
+    model."""
     lines, (name, counts, fit) = [], loss
     if fit is not None and max(fit.too_long, fit.cut) > MUCH * fit.read:
         lines.append(f"{fit_text(fit.facts(), fit.row_tokens)}. {_advice(fit, longest_row)}")
@@ -209,13 +229,15 @@ def loss_warnings(loss: Loss, *, longest_row: int | None = None) -> list[str]:
     for kind, what in (("empty_rows", NOTHING_TO_LEARN if fit else "are empty"), ("bad_rows", "are unreadable")):
         if counts.get(kind, 0) > MUCH * seen:
             lines.append(
-                f"{_so_many(counts[kind], seen, 'rows')} {what} and left out. Look into the files ({program('data')} FILE), or name another column."
+                f"{_so_many(counts[kind], seen, 'rows')} {what} and left out. Look into the files ({program('data')} "
+                "FILE), or name another column."
             )
     return [f"{name}: {line}" for line in lines]
 
 
 def untrained_lines(recipe: Any, losses: list[Loss], tokenizer: Any, *, refuse: bool = True) -> list[str]:
-    """Return what the answers of each source say that is not trained, above a share of MUCH. Raises DataError above MOST."""
+    """Return what the answers of each source say that is not trained, above a share of MUCH. Raises DataError above
+    MOST."""
     lines, refused = [], []
     for name, _, fit in losses:
         if fit is None or fit.characters is None:
@@ -241,7 +263,10 @@ def _advice(fit: Fit, longest_row: int | None) -> str:
             else ""
         )
         return f"The model holds {longest_row:,} positions{raised}. Split the longer ones in the files."
-    return f"Set data.row_tokens to {wanted} or more (data.batch_tokens is a multiple of it), or split the longer ones in the files."
+    return (
+        f"Set data.row_tokens to {wanted} or more (data.batch_tokens is a multiple of it), or split the longer ones "
+        "in the files."
+    )
 
 
 def nothing_left(losses: list[Loss]) -> str:
@@ -326,7 +351,8 @@ def warning_lines(
     lost = untrained_lines(recipe, losses, tokenizer, refuse=not has_begun)
     lost += [line for loss in losses for line in loss_warnings(loss, longest_row=longest_row(recipe))]
     held_out = recipe.data.validation or recipe.data.sources
-    built_in = all((source.id or "").startswith("tandem:") for source in held_out)  # nobody can add to what is held out
+    # Nobody can add to what is held out
+    built_in = all((source.id or "").startswith("tandem:") for source in held_out)
     small = [] if built_in else size_warnings(validation, tokenizer)
     return [
         f"warning: {recipe.where(key)}: {line}"
@@ -354,7 +380,10 @@ def size_warnings(validation: "ValidationRows", tokenizer: Any) -> list[str]:
 def size_text(scored: dict[str, int]) -> str:
     """Say that so many bytes (scored_bytes) are few."""
     name, count = max(scored.items(), key=lambda pair: pair[1])
-    return f"{name} is over {count:,} bytes, fewer than {ENOUGH_BYTES:,}: differences between runs and steps are mostly chance."
+    return (
+        f"{name} is over {count:,} bytes, fewer than {ENOUGH_BYTES:,}: differences between runs and steps are mostly "
+        "chance."
+    )
 
 
 def padding_notes(plan: dict, shares: dict[str, dict]) -> list[str]:
@@ -364,5 +393,8 @@ def padding_notes(plan: dict, shares: dict[str, dict]) -> list[str]:
     rows = sum(share["rows"] for share in shares.values())
     padded = sum(share["rows"] * share["lost"].get("padded", 0.0) for share in shares.values()) / max(1, rows)
     return [
-        f"note: {100 * padded:.0f} % of the positions of these rows are padding: data.row_tokens nearer to the texts' lengths wastes less"
+        (
+            f"note: {100 * padded:.0f} % of the positions of these rows are padding: data.row_tokens nearer to the "
+            "texts' lengths wastes less"
+        )
     ]

@@ -43,7 +43,8 @@ class PackedRows:
     used: np.ndarray  # (n,) int32: positions before the padding
     trained: np.ndarray | None = None  # (n, T + 1) bool: token is a target; conversations only
     starts: np.ndarray | None = None  # (n, T + 1) bool: token begins a conversation; conversations only
-    target_bytes: np.ndarray | None = None  # (n, T + 1) int32: bytes of text under the token; where the rows carry them
+    # (n, T + 1) int32: bytes of text under the token; where the rows carry them
+    target_bytes: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -70,9 +71,9 @@ class PackedRows:
 def best_fit(lengths: list[int], capacity: int, *, one_text: bool = False) -> list[list[int]]:
     """Bins of piece numbers: longest piece first, each into the fullest bin that still holds it.
 
-    No length may exceed capacity. Equal lengths keep their order; of equally full bins the oldest is taken. Bins and the
-    pieces in them are returned in the order of the pieces: by length, the first rows of a block would all be long documents.
-    one_text: each piece in a bin of its own.
+    No length may exceed capacity. Equal lengths keep their order; of equally full bins the oldest is taken. Bins and
+    the pieces in them are returned in the order of the pieces: by length, the first rows of a block would all be long
+    documents. one_text: each piece in a bin of its own.
     """
     if one_text:
         return [[piece] for piece in range(len(lengths))]
@@ -96,7 +97,8 @@ def best_fit(lengths: list[int], capacity: int, *, one_text: bool = False) -> li
 def fill_rows(
     pieces: list[np.ndarray], bins: list[list[int]], *, width: int, pad: int, dtype, bos: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (n, width) ids and (n,) used positions of the bins' pieces laid one after the other, each behind a `bos` where one is given."""
+    """Return (n, width) ids and (n,) used positions of the bins' pieces laid one after the other, each behind a `bos`
+    where one is given."""
     rows = np.empty((len(bins), width), dtype=dtype)
     used = []
     for row, numbers in zip(rows, bins, strict=True):
@@ -128,7 +130,8 @@ def unragged(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 
 
 class ConversationPacker:
-    """Best fit with padding inside a block of conversations; interface as packing.Packer, fed rendered conversations."""
+    """Best fit with padding inside a block of conversations; interface as packing.Packer, fed rendered
+    conversations."""
 
     def __init__(self, *, row_tokens: int, pad: int, dtype, documents: int, one_text: bool = False):
         self.row_tokens, self.pad, self.dtype, self.documents = row_tokens, pad, np.dtype(dtype), documents
@@ -218,8 +221,8 @@ def snapshot(packer: Any) -> Any:
 
 
 class CutAndFit(Packer):
-    """Every document of a block cut into pieces, then best fit with padding. A cut piece fills its row, so the BOS that
-    the model learns to predict always follows a real end of a document."""
+    """Every document of a block cut into pieces, then best fit with padding. A cut piece fills its row, so the BOS
+    that the model learns to predict always follows a real end of a document."""
 
     one_text = False
 
@@ -275,9 +278,9 @@ class OneText(CutAndFit):
 class BestFitCrop(Packer):
     """nanochat's rule: every row full and beginning with BOS; what is cropped off a document is lost.
 
-    The buffer is kept at exactly `documents` documents; a document is taken when it is full. nanochat refills it by 128 when it
-    is less full, so that its rows are others. It scans the buffer, here a sorted list and bisect find the same document. Only a
-    source's very last row may end in padding.
+    The buffer is kept at exactly `documents` documents; a document is taken when it is full. nanochat refills it by
+    128 when it is less full, so that its rows are others. It scans the buffer, here a sorted list and bisect find the
+    same document. Only a source's very last row may end in padding.
     """
 
     def __init__(self, **settings):
@@ -285,7 +288,8 @@ class BestFitCrop(Packer):
         self.buffer: dict[int, tuple[np.ndarray, Origin]] = {}  # by arrival
         self.by_length: list[int] = []  # length with BOS << 40 | arrival, sorted
         self.arrivals = 0
-        # Rows are full, so that pieces laid one after the other are rows: first those that add() or finish() is about to return.
+        # Rows are full, so that pieces laid one after the other are rows: first those that add() or finish() is about
+        # to return.
         self.laid: list[np.ndarray] = []
         self.first_origins: list[Origin] = []  # of each row that is begun
         self.room = self.row_tokens + 1  # of the row under construction
@@ -506,7 +510,8 @@ AHEAD = 2  # shards behind the one that is sealed next, in memory
 
 @dataclass
 class PackedShard:
-    """A shard that is not sealed yet, and what of the source went into it. rows: None for what came behind the last shard."""
+    """A shard that is not sealed yet, and what of the source went into it. rows: None for what came behind the last
+    shard."""
 
     rows: PackedRows | None
     before: Any  # packer before the block that is being worked on
@@ -534,8 +539,8 @@ class SequenceWriter:
     ):
         """Stands after the last sealed shard, or at or before `from_shard` to make that one again.
 
-        ahead: gives the source's blocks as other processes encode them (workers.EncodedReader), which threads pack and write
-        while the shard before is sealed; None: all is done here, one after the other.
+        ahead: gives the source's blocks as other processes encode them (workers.EncodedReader), which threads pack and
+        write while the shard before is sealed; None: all is done here, one after the other.
         """
         self.folder, self.source, self.tokenizer, self.settings = Path(folder), source, tokenizer, settings
         self.num_proc, self.ahead = num_proc, ahead
@@ -599,7 +604,8 @@ class SequenceWriter:
                 ready = PackedRows.joined(pending)
                 ready, rest = ready[: self.settings["shard_rows"]], ready[self.settings["shard_rows"] :]
                 pending = [rest] if len(rest) else []
-                # Rows that are left over all come from the block that is being worked on: those before it went into this shard.
+                # Rows that are left over all come from the block that is being worked on: those before it went into
+                # this shard.
                 place = {**cursor, "skip": block_rows - len(rest)}
                 yield self._shard(ready, before, place, is_last=cursor["finishing"] and not pending)
 
@@ -643,13 +649,15 @@ class SequenceWriter:
             remove_file(state_path(self.folder, number))
 
     def _make_again(self, rows: PackedRows) -> None:
-        """Restore the file of a shard whose seal is there; its bytes are those of the seal or the source has changed."""
+        """Restore the file of a shard whose seal is there; its bytes are those of the seal or the source has
+        changed."""
         path = shard_path(self.folder, self.number)
         parts = safetensors_parts(shard_tensors(rows))
         if sha256_of(parts) != read_seal(self.folder, self.number)["sha256"]:
             raise DataError(
-                f"{path}: made again, this shard differs from its seal, so source {self.source.name!r} no longer gives what it "
-                f"gave before. Delete {self.folder} to prepare it anew; runs that used it cannot be continued exactly."
+                f"{path}: made again, this shard differs from its seal, so source {self.source.name!r} no longer "
+                f"gives what it gave before. Delete {self.folder} to prepare it anew; runs that used it cannot be "
+                "continued exactly."
             )
         write_bytes(path, *parts)
 
@@ -676,7 +684,8 @@ class SequenceWriter:
         return cursor
 
     def _packed_blocks(self, cursor: dict) -> Iterator[tuple[dict, Any, list[PackedRows]]]:
-        """Yield (cursor, packer before it, rows) of each block from the cursor on; last the rest that the packer holds."""
+        """Yield (cursor, packer before it, rows) of each block from the cursor on; last the rest that the packer
+        holds."""
         place = {"file": cursor["file"], "block": cursor["block"]}
         again = self.resumed  # the first block was read before: its bad rows are named in the seal before
         if not cursor["finishing"]:
@@ -695,7 +704,8 @@ class SequenceWriter:
         yield cursor, before, self._without_skipped(self.packer.finish())
 
     def _encoded_blocks(self, *, file: int, block: int) -> Iterator[EncodedBlock]:
-        """Yield the source's blocks from that cursor on: those of other processes, or else made here as they are asked for."""
+        """Yield the source's blocks from that cursor on: those of other processes, or else made here as they are asked
+        for."""
         if self.ahead is not None:
             for encoded in made_ahead(self.ahead.read(file=file, block=block), self.reading, AHEAD):
                 if self.scanner:

@@ -143,14 +143,19 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
 
 def sequence_plan(source: Any, settings: dict) -> dict:
     """Return a sequence's cache key and everything that the key stands for, but for the files themselves."""
-    settings = {**settings, "source": source.fingerprint, "files": [file.sha256 or file.label for file in source.files]}
+    settings = {
+        **settings,
+        "source": source.fingerprint,
+        "files": [file.sha256 or file.label for file in source.files],
+    }
     key = digest(settings, KEY_LENGTH)
     passes = {"passes": source.passes, "files_in_a_pass": len(source.once.files)} if source.passes > 1 else {}
     return {"name": source.name, "key": key, "settings": {k: v for k, v in settings.items() if k != "files"}, **passes}
 
 
 def part_of(spec: Any, *, counted: bool) -> dict:
-    """Return a source's weight or epochs. counted: the horizon is in epochs, so a source without either is seen once in each."""
+    """Return a source's weight or epochs. counted: the horizon is in epochs, so a source without either is seen once
+    in each."""
     if spec.epochs is not None:
         return {"weight": None, "epochs": spec.epochs, "at_end": spec.at_end}
     if spec.weight is None and counted:
@@ -160,7 +165,9 @@ def part_of(spec: Any, *, counted: bool) -> dict:
 
 def batch_warmup(rows: StepRows) -> dict[str, dict[str, int]]:
     """Return what a plan or a manifest holds of smaller first steps; nothing where there are none."""
-    return {"batch_warmup": {"warmup_steps": rows.warmup_steps, "halvings": rows.halvings}} if rows.warmup_steps else {}
+    return (
+        {"batch_warmup": {"warmup_steps": rows.warmup_steps, "halvings": rows.halvings}} if rows.warmup_steps else {}
+    )
 
 
 def step_rows_of(plan: dict) -> StepRows:
@@ -169,11 +176,13 @@ def step_rows_of(plan: dict) -> StepRows:
 
 
 def special_ids(tokenizer: Any) -> tuple[int, int]:
-    """(BOS, padding) ids; a tokenizer without one of them lends the token between its texts. Padding is never a target."""
+    """(BOS, padding) ids; a tokenizer without one of them lends the token between its texts. Padding is never a
+    target."""
     bos = document_start(tokenizer)
     if bos is None:
         raise RecipeError(
-            "tokenizer: it has neither a bos nor an eos token, so rows cannot say where a document begins. Choose another one."
+            "tokenizer: it has neither a bos nor an eos token, so rows cannot say where a document begins. Choose "
+            "another one."
         )
     return int(bos), int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else bos)
 
@@ -181,8 +190,8 @@ def special_ids(tokenizer: Any) -> tuple[int, int]:
 def document_end_of(recipe: Any, tokenizer: Any) -> int | None:
     """Return the id that each document ends with, where training goes on from a model that ends its texts with one.
 
-    None where the next document's beginning ends a text, as in all of ours: also in a run that was begun so, and from a model
-    whose generation ends there.
+    None where the next document's beginning ends a text, as in all of ours: also in a run that was begun so, and from
+    a model whose generation ends there.
     """
     if recipe.stage != "pretrain" or recipe.model.start_from is None:
         return None
@@ -211,8 +220,12 @@ def folders_of(plan: dict) -> list[Path]:
 def open_stream(plan: dict, role: str) -> Stream:
     """Return the stream train | validation | documents of a plan that has it, as far as it is sealed."""
     about = plan[role]
-    sequences = [Sequence(sequence_folder(plan, s), shard_rows=s["settings"]["shard_rows"]) for s in about["sequences"]]
-    mixture = Mixture([Part(**part) for part in about["parts"]], total_rows=about["total_rows"], epochs=about["epochs"])
+    sequences = [
+        Sequence(sequence_folder(plan, s), shard_rows=s["settings"]["shard_rows"]) for s in about["sequences"]
+    ]
+    mixture = Mixture(
+        [Part(**part) for part in about["parts"]], total_rows=about["total_rows"], epochs=about["epochs"]
+    )
     keys = [s["key"] for s in about["sequences"]]
     return Stream(sequences, mixture, keys=keys, seed=plan["seed"] if role == "train" else None)
 
@@ -305,11 +318,13 @@ def start_preparation(
     watchlist: str | Path | None = None,
     run: Path | None = None,
 ) -> "Preparation":
-    """Prepare the recipe's rows in a child process, unless they all are there; returns at once, or when damaged shards are made again.
+    """Prepare the recipe's rows in a child process, unless they all are there; returns at once, or when damaged shards
+    are made again.
 
-    sources: (train, validation) as open_sources gives them. from_step: where training goes on, which decides what is made
-    first when data.keep_shards is set. run: the directory for which `--prune` keeps the shards. watchlist: a saved Watchlist for which the training text is searched on the way; shards
-    that are sealed already are not read again for it (`prepare_now` does that). Raises what make_plan raises.
+    sources: (train, validation) as open_sources gives them. from_step: where training goes on, which decides what is
+    made first when data.keep_shards is set. run: the directory for which `--prune` keeps the shards. watchlist: a
+    saved Watchlist for which the training text is searched on the way; shards that are sealed already are not read
+    again for it (`prepare_now` does that). Raises what make_plan raises.
     """
     plan = make_plan(recipe, tokenizer, sources=sources, watchlist=watchlist)
     note_user(plan, run)
@@ -360,7 +375,8 @@ class Preparation:
         with held:
             remove_file(self.folder / "failure.json")
             remove_file(self.folder / RETRIES)
-            # The child inherits the lock, where locks are: held without a gap from here until it ends, however it ends.
+            # The child inherits the lock, where locks are: held without a gap from here until it ends, however it
+            # ends.
             with open(self.folder / "log.txt", "wb") as log:
                 self.child = commands.start(
                     *("-m", "pipeline.data", "--ahead", self.folder),
@@ -387,7 +403,8 @@ class Preparation:
         return unseen and not (self.folder / "failure.json").exists()
 
     def wait_until(self, there: Callable[[], bool], *, what: str) -> None:
-        """Wait until `there()` is true. Raises what the preparing process failed with; HangError when it was killed twice."""
+        """Wait until `there()` is true. Raises what the preparing process failed with; HangError when it was killed
+        twice."""
         if there():
             return
         started = time.monotonic()
@@ -427,7 +444,8 @@ class Preparation:
         ended_by_itself = status > 0 and status != Preempted.status  # 0 and 75: by SIGTERM
         if self.child is not None and not ended_by_itself and not self.killed:
             print(
-                f"data: the process that prepares the data was killed (status {status}), often for memory; it is started again",
+                f"data: the process that prepares the data was killed (status {status}), often for memory; it is "
+                "started again",
                 file=sys.stderr,
                 flush=True,
             )
@@ -435,8 +453,8 @@ class Preparation:
             return
         kind = DataError if ended_by_itself else HangError
         raise kind(
-            f"{self.folder}: the process that prepares the data ended before it had made {what}; its last words are in log.txt "
-            "there. Run the same command again: preparation goes on where it stopped."
+            f"{self.folder}: the process that prepares the data ended before it had made {what}; its last words are "
+            "in log.txt there. Run the same command again: preparation goes on where it stopped."
         )
 
     def close(self) -> None:
@@ -478,7 +496,8 @@ def delete_used(stream: Stream, rows: int, *, keep: int) -> None:
         count = max(1, len(sequence.seals))
         if sequence.end is None:
             behind = list(range(max(0, current - keep)))
-        else:  # In a circle, and what lies just ahead is being made: up to keep + 2, as an epoch's last shard is short.
+        # In a circle, and what lies just ahead is being made: up to keep + 2, as an epoch's last shard is short.
+        else:
             behind = [(current - keep - i) % count for i in range(1, count - 2 * keep - 2)]
         for number in behind:
             remove_file(shard_path(sequence.folder, number))

@@ -1,5 +1,5 @@
-"""Shards made once and shared: at once, by parts, or ahead of the step; published, and taken from where others published
-them; and pruned.
+"""Shards made once and shared: at once, by parts, or ahead of the step; published, and taken from where others
+published them; and pruned.
 """
 
 import json
@@ -85,12 +85,15 @@ from pipeline.process.storage import (
 )
 from pipeline.sources.hub_files import retried
 
-# Prepared shards in a store or a dataset of the Hub: `--publish` sends them, data.shards_from takes them instead of making them.
+# Prepared shards in a store or a dataset of the Hub: `--publish` sends them, data.shards_from takes them instead of
+# making them.
 #
-# ADDRESS/<key>/                 a sequence's files as they lie in the cache (stream.py); all that their bytes follow from is in the key (preparation.py)
-# ADDRESS/<key>/published.json   sent behind the files that it lists: the key and their sha256. What it does not list is not there
+# ADDRESS/<key>/                 a sequence's files as they lie in the cache (stream.py); all that their bytes follow
+# from is in the key (preparation.py) ADDRESS/<key>/published.json   sent behind the files that it lists: the key and
+# their sha256. What it does not list is not there
 #
-# What was taken is checked against that list, its own seal and the plan. Who may write at the address decides what is trained on.
+# What was taken is checked against that list, its own seal and the plan. Who may write at the address decides what is
+# trained on.
 
 LIST = "published.json"
 FILES_A_COMMIT = 99  # and the list: the Hub advises no more than 100
@@ -161,7 +164,8 @@ def open_place(address: str) -> Store | HubDataset:
 
 
 def publish(plan: dict, address: str) -> tuple[int, int]:
-    """Send every shard of a plan that the address does not have; return files and bytes sent. Raises ServiceError when it does not take them."""
+    """Send every shard of a plan that the address does not have; return files and bytes sent. Raises ServiceError when
+    it does not take them."""
     place, sent = open_place(address), list[Path]()
     try:
         with as_os_error(), locks(plan), tempfile.TemporaryDirectory() as temporary:
@@ -181,8 +185,9 @@ def publish(plan: dict, address: str) -> tuple[int, int]:
                     sent += some
     except (OSError, ServiceError, InputMissingError) as error:
         raise ServiceError(
-            f"{address}: does not take the prepared shards ({error}). They lie in {plan['cache_dir']}; look at the address and the credentials, "
-            f"and run the same command again: what a {LIST} there lists is not sent again."
+            f"{address}: does not take the prepared shards ({error}). They lie in {plan['cache_dir']}; look at the "
+            f"address and the credentials, and run the same command again: what a {LIST} there lists is not sent "
+            "again."
         ) from error
     return len(sent), sum(path.stat().st_size for path in sent)
 
@@ -196,7 +201,8 @@ def _sums(folder: Path) -> dict[Path, str]:
 
 
 def _listed(place: Store | HubDataset, key: str, temporary: Path) -> dict[str, str]:
-    """Return the sha256 of the files of a list, by name; none where there is no list. Raises DamagedFileError for a damaged and for a foreign one."""
+    """Return the sha256 of the files of a list, by name; none where there is no list. Raises DamagedFileError for a
+    damaged and for a foreign one."""
     if not place.fetch(f"{key}/{LIST}", temporary / LIST):
         return {}
     try:
@@ -209,7 +215,8 @@ def _listed(place: Store | HubDataset, key: str, temporary: Path) -> dict[str, s
 
 
 class PublishedShards:
-    """Shards at an address, taken for a preparation one by one until one is missing or refused; the rest of that sequence is made here."""
+    """Shards at an address, taken for a preparation one by one until one is missing or refused; the rest of that
+    sequence is made here."""
 
     def __init__(self, address: str):
         self.address, self.place = address, open_place(address)
@@ -218,7 +225,8 @@ class PublishedShards:
         self.exhausted: set[str] = set()
 
     def take(self, folder: Path, number: int, *, settings: dict) -> bool:
-        """Return whether the shard of that number, or behind the last one the end, now lies in the folder, whose lock the caller holds."""
+        """Return whether the shard of that number, or behind the last one the end, now lies in the folder, whose lock
+        the caller holds."""
         key, temporary = folder.name, folder / ".taken"  # one name: what a killed process left is written over
         if key in self.exhausted:
             return False
@@ -263,7 +271,8 @@ class PublishedShards:
 
 
 def _belongs(folder: Path, number: int, settings: dict[str, Any], *, sha256: str | None) -> bool:
-    """Return whether a shard of that content is what a sequence of these settings has at this number. Raises DamagedFileError."""
+    """Return whether a shard of that content is what a sequence of these settings has at this number. Raises
+    DamagedFileError."""
     seal, width = read_seal(folder, number), settings["row_tokens"]
     if seal["sha256"] != sha256 or is_damaged(folder, number, verify=False):
         return False
@@ -284,8 +293,8 @@ GoOn = Callable[[], bool]
 
 
 class Workshop:
-    """Writers for the sequences of a plan, and what encodes their text. sources: (train, validation); the caller holds the plan's
-    locks. retries: a file that counts what other processes read again."""
+    """Writers for the sequences of a plan, and what encodes their text. sources: (train, validation); the caller holds
+    the plan's locks. retries: a file that counts what other processes read again."""
 
     def __init__(self, plan: dict, tokenizer: Any, *, sources: tuple[list, list], retries: Path | None = None):
         self.plan, self.tokenizer, self.retries = plan, tokenizer, retries
@@ -334,7 +343,8 @@ class Workshop:
         return EncodedReader(self.engine, self.work, folder)
 
     def encode(self, source: int, *, part: tuple[int, int]) -> Iterator[int]:
-        """Encode a part of what is not sealed of a training source; yields the number of tokens of each run of blocks."""
+        """Encode a part of what is not sealed of a training source; yields the number of tokens of each run of
+        blocks."""
         ahead, seals = self.ahead(source), self.streams["train"].sequences[source].seals
         cursor = seals[-1]["cursor"] if seals else {"file": 0, "block": 0}
         for *_, answer in ahead.results(Runs(ahead.source, file=cursor["file"], block=cursor["block"], part=part)):
@@ -346,7 +356,9 @@ class Workshop:
     def __exit__(self, *error: object) -> None:
         """End the processes, and delete what they made when nothing more is needed of it; say what was taken."""
         if (published := self.published) and published.taken:
-            print(f"data: {published.taken} shards and ends of sources were taken from {published.address}", flush=True)
+            print(
+                f"data: {published.taken} shards and ends of sources were taken from {published.address}", flush=True
+            )
         try:
             for writer in self.writers.values():
                 writer.close()
@@ -385,7 +397,8 @@ class Workshop:
             yield role, source, self.streams[role]
 
     def search_again(self) -> Iterator[Made]:
-        """Look for the watch-list in the text of training shards that were sealed without it, which reads their sources."""
+        """Look for the watch-list in the text of training shards that were sealed without it, which reads their
+        sources."""
         if self.watchlist is None:
             return
         stream = self.streams["train"]
@@ -401,7 +414,8 @@ class Workshop:
 
 
 def unchecked_shards(stream: Stream, watchlist_id: str) -> list[tuple[int, int]]:
-    """(source, shard) of the sealed training shards that the run needs and whose text was not held against the watch-list."""
+    """(source, shard) of the sealed training shards that the run needs and whose text was not held against the
+    watch-list."""
     return [
         (source, number)
         for source, sequence in enumerate(stream.sequences)
@@ -427,7 +441,8 @@ def unused_folders(plan: dict, *, runs: Path) -> list[Path]:
 
 
 def _is_used(folder: Path) -> bool:
-    """Return whether a run may read these shards: one that is there, or whose disk may only be away; or parts encode for them."""
+    """Return whether a run may read these shards: one that is there, or whose disk may only be away; or parts encode
+    for them."""
     try:
         if time.time() - parts_noted(folder) < KEPT_DAYS * 86400:
             return True
@@ -489,7 +504,8 @@ def prepare_now(
 
 # Preparation by several machines: each encodes its part into the shared cache, the last one packs and seals.
 
-# Tokens that are encoded for one that is packed: best_fit_crop leaves out up to so much. What is short is encoded at the end.
+# Tokens that are encoded for one that is packed: best_fit_crop leaves out up to so much. What is short is encoded at
+# the end.
 SPARE = {"best_fit_crop": 1.5}
 
 
@@ -589,7 +605,8 @@ def run_ahead(folder: Path) -> int:
     end_with(os.getppid())  # sealed shards are whole, so any moment will do
     signal.signal(signal.SIGTERM, _stop)
     yield_to_training()
-    own = None if locks_are_inherited() else lock(folder / ".lock", wait_s=START_GRACE_S)  # noqa: F841 - held to the end
+    # Held to the end.
+    own = None if locks_are_inherited() else lock(folder / ".lock", wait_s=START_GRACE_S)  # noqa: F841
     task = pickle.loads(content)
     keep_retries_in(folder / RETRIES)
     try:
@@ -597,7 +614,10 @@ def run_ahead(folder: Path) -> int:
     except TandemError as error:
         return _failed(folder, error)
     except OSError as error:
-        message = f"{error.filename or folder}: {error.strerror}, so the shards cannot be written. Free some space or move data.cache_dir; then run the same command again."
+        message = (
+            f"{error.filename or folder}: {error.strerror}, so the shards cannot be written. Free some space or move "
+            "data.cache_dir; then run the same command again."
+        )
         name = "DiskFullError" if error.errno in (28, 122) else "CannotWriteError"
         write_json(folder / "failure.json", {"class": name, "message": message})
         return 74
@@ -626,8 +646,8 @@ def carry_out(folder: Path, task: dict[str, Any]) -> None:
     for role in ROLES:
         if (found[role] or {}).get("sequences") != (plan[role] or {}).get("sequences"):
             raise DataError(
-                f"{recipe.path or 'recipe'}: the {role} sources are not what they were when the run started a moment ago. "
-                "Leave the files as they are while a run reads them, and run the same command again."
+                f"{recipe.path or 'recipe'}: the {role} sources are not what they were when the run started a moment "
+                "ago. Leave the files as they are while a run reads them, and run the same command again."
             )
     with locks(plan), Workshop(plan, tokenizer, sources=sources, retries=folder / RETRIES) as workshop:
         for _ in workshop.repair(verify=False):

@@ -37,7 +37,8 @@ GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 def shown_rows(rows: TrainingRows, tokenizer: Any, *, count: int, colour: bool) -> Iterator[str]:
-    """Yield the first rows of the run as text. Trained tokens are green, or in [[ ]] without colour; padding is only counted."""
+    """Yield the first rows of the run as text. Trained tokens are green, or in [[ ]] without colour; padding is only
+    counted."""
     for number in range(min(count, rows.total_rows())):
         step = rows.step_rows.steps(number)
         at = number - rows.step_rows.before(step)
@@ -78,8 +79,9 @@ def about_steps(tokens: float | None, recipe: Recipe) -> int | None:
 
 
 def about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:
-    """Return the tokens of a run in epochs, by those of each source's first megabyte, and the bytes that are held out; None
-    where sizes are not known, for the tokens also where a source has a weight or the tokenizer is that of a model elsewhere.
+    """Return the tokens of a run in epochs, by those of each source's first megabyte, and the bytes that are held out;
+    None where sizes are not known, for the tokens also where a source has a weight or the tokenizer is that of a model
+    elsewhere.
 
     A tokenizer that has to be trained is trained on these texts. Raises as open_sources.
     """
@@ -123,7 +125,8 @@ def _first_items(source: OpenSource) -> tuple[list[Any], float | None]:
 
 
 def _count_tokens(items: list[Any], tokenizer: Any, recipe: Recipe) -> int:
-    """Return the tokens of documents, each with its BOS, or of conversations, which are cut to a row; padding of rows of one each too."""
+    """Return the tokens of documents, each with its BOS, or of conversations, which are cut to a row; padding of rows
+    of one each too."""
     if recipe.stage == "sft":
         rendered = [talk for talk in rendered_talks(tokenizer, items) if not isinstance(talk, DataError)]
         if recipe.data.one_text_rows:
@@ -158,8 +161,8 @@ def is_recipe(argument: str) -> bool:
 def preview(
     target: str, settings: list[str], *, tokenizer: str | None, rows: int, colour: bool, recipe: bool = True
 ) -> Generator[str, None, tuple[dict[str, Any], str]]:
-    """Yield lines for a terminal of 80 columns; return the source's keys and the stage that it is for. settings: keys of a
-    source, `split=test`; recipe: whether the lines end with a recipe.
+    """Yield lines for a terminal of 80 columns; return the source's keys and the stage that it is for. settings: keys
+    of a source, `split=test`; recipe: whether the lines end with a recipe.
 
     Raises what a recipe with that source would raise: InputMissingError, RecipeError, DataError, ServiceError.
     """
@@ -213,7 +216,8 @@ def source_of(target: str, settings: list[str]) -> Source:
     is_id = re.fullmatch(r"[\w.-]+/[\w.-]+|tandem:\w+|[\w-]+", target) and kind_of(target) is None
     if not (path.exists() or re.search(r"[*?\[]", target) or is_id):
         raise InputMissingError(
-            f"{target}: there is no such file or folder, and it is no id of a dataset (owner/name). Correct the path; a recipe ends in .yaml."
+            f"{target}: there is no such file or folder, and it is no id of a dataset (owner/name). Correct the path; "
+            "a recipe ends in .yaml."
         )
     problems = Problems()
     items = {"files" if path.exists() or not is_id else "id": Item(target, "command line")}
@@ -248,7 +252,10 @@ def _refusal(found: dict[Any, Recognised | None]) -> str:
         refusal = text.refusal.removesuffix(".")
         _, is_named, column = refusal.rpartition("text_column: ")
         typed = f" On the command line, behind the data: {shlex.quote(f'text_column={column}')}." if is_named else ""
-        return f"{refusal} to pretrain on it; for SFT name the columns of a conversation: columns: {{prompt: COLUMN, response: COLUMN}} (docs/data.md).{typed}"
+        return (
+            f"{refusal} to pretrain on it; for SFT name the columns of a conversation: columns: {{prompt: COLUMN, "
+            f"response: COLUMN}} (docs/data.md).{typed}"
+        )
     assert chat is not None
     return chat.refusal
 
@@ -295,7 +302,8 @@ def _named_tokenizer(recipe: Recipe, name: str) -> Any:
 
 
 def _bytes_tokenizer() -> Any:
-    """Return a tokenizer of single bytes with the built-in chat template: it shows rows, and its lengths mean nothing."""
+    """Return a tokenizer of single bytes with the built-in chat template: it shows rows, and its lengths mean
+    nothing."""
     from pipeline.tokenizer.train import train_bpe
 
     return train_bpe([], vocab_size=272, split_pattern="gpt2")

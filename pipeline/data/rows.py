@@ -1,5 +1,5 @@
-"""Rows of training and of validation: batches, what was consumed, the position that a checkpoint keeps, the loader of the
-Trainer's micro-batches, and held-out rows under a fixed protocol.
+"""Rows of training and of validation: batches, what was consumed, the position that a checkpoint keeps, the loader of
+the Trainer's micro-batches, and held-out rows under a fixed protocol.
 """
 
 import os
@@ -57,7 +57,8 @@ class RowReader:
         """input_ids, labels, shift_labels (B, T) int64, position_ids (B, T) int64 when isolated.
 
         labels and shift_labels are one tensor: row[1:], -100 where nothing is trained. None is a filler of weight 0.
-        target_bytes (B, T) int64, bytes of text under each target and -1 under a special one, where the shards hold them.
+        target_bytes (B, T) int64, bytes of text under each target and -1 under a special one, where the shards hold
+        them.
         """
         import torch
 
@@ -100,7 +101,8 @@ class RowReader:
 
 
 def _by_shard(rows: list[tuple[Shard, int] | None]) -> list[tuple[Shard | None, list[int], list[int]]]:
-    """Return the rows of each shard: where they go in the batch, and their numbers in the shard; fillers are of None."""
+    """Return the rows of each shard: where they go in the batch, and their numbers in the shard; fillers are of
+    None."""
     found: dict[int, tuple[Shard | None, list[int], list[int]]] = {}
     for i, place in enumerate(rows):
         shard, number = place or (None, 0)
@@ -134,8 +136,9 @@ def rows_of_micro_batch(micro_step: int, *, rank: int, world_size: int, rows: in
 class Consumed:
     """Text of one source that was trained on, over its epochs.
 
-    samples: rows. tokens: trained targets. padded: positions behind the text of a row. documents: as documents_begun counts,
-    None where shards were sealed before they counted them. bad_rows: unreadable ones in what was read, each counted once.
+    samples: rows. tokens: trained targets. padded: positions behind the text of a row. documents: as documents_begun
+    counts, None where shards were sealed before they counted them. bad_rows: unreadable ones in what was read, each
+    counted once.
     """
 
     samples: int
@@ -146,14 +149,16 @@ class Consumed:
 
 
 class ConsumedCounter:
-    """Sums over the first rows of a run, by source: whole shards by their seals, the one that is being read row by row, once."""
+    """Sums over the first rows of a run, by source: whole shards by their seals, the one that is being read row by
+    row, once."""
 
     def __init__(self, stream: Stream, *, bos: int):
         self.stream, self.bos = stream, bos
         self._current: dict[int, tuple[tuple[int, int], np.ndarray]] = {}  # source -> (epoch, shard), its running sums
 
     def consumed(self, rows: int) -> list[Consumed | None]:
-        """Return it for the first `rows` rows, which must be sealed; None for a source whose current shard is deleted (data.keep_shards)."""
+        """Return it for the first `rows` rows, which must be sealed; None for a source whose current shard is deleted
+        (data.keep_shards)."""
         return [self._of(source, k) for source, k in enumerate(self.stream.mixture.used(rows))]
 
     def _of(self, source: int, k: int) -> Consumed | None:
@@ -221,8 +226,8 @@ class TrainingRows:
 
     @classmethod
     def open(cls, *, preparation: Preparation) -> "TrainingRows":
-        """Waits until the length of the run is known and its first step is sealed. Raises DataError when there is nothing
-        to train on."""
+        """Waits until the length of the run is known and its first step is sealed. Raises DataError when there is
+        nothing to train on."""
         rows = cls(preparation)
         # Epochs need the length of their source; a source that stops the run, all that the run might need of it.
         known = "all rows, as a run in epochs is as long as they are"
@@ -231,8 +236,8 @@ class TrainingRows:
         names = ", ".join(rows.names)
         if not rows.total_rows() and (there := sum(end or 0 for end in rows.stream.mixture.ends)):
             raise DataError(
-                f"data.sources ({names}): of {there:,} rows the epochs that the recipe asks for come to none, so there is no step to train. "
-                "Raise train.num_train_epochs, or the epochs of the sources."
+                f"data.sources ({names}): of {there:,} rows the epochs that the recipe asks for come to none, so "
+                "there is no step to train. Raise train.num_train_epochs, or the epochs of the sources."
             )
         if not rows.total_rows():
             rows.raise_if_too_bad()  # says why each row could not be read
@@ -243,7 +248,8 @@ class TrainingRows:
         if rows.total_steps() < 1:
             raise DataError(
                 f"data.sources ({names}): {rows.total_rows()} rows of {rows.row_tokens} tokens in all, fewer than the "
-                f"{rows.step_rows.at(0)} of one step, so there is no step to train. Add text, or lower data.batch_tokens."
+                f"{rows.step_rows.at(0)} of one step, so there is no step to train. Add text, or lower "
+                "data.batch_tokens."
             )
         return rows
 
@@ -267,7 +273,8 @@ class TrainingRows:
             self.preparation.wait_until(lambda: self.stream.is_sealed(rows), what=f"the rows of step {steps - 1}")
 
     def _slide(self, step: int, places: list[RowPlace]) -> None:
-        """data.keep_shards: delete what was used before this step, and wait for what was deleted and is needed again."""
+        """data.keep_shards: delete what was used before this step, and wait for what was deleted and is needed
+        again."""
         used = self.step_rows.before(step)
         shards_used = [
             k // sequence.shard_rows
@@ -346,7 +353,8 @@ class TrainingRows:
         return self.preparation.num_retries()
 
     def _epoch(self, source: int, k: int) -> int:
-        """Return the pass over its files, from 0, that row k of a source is of: in a shard, whose rows are mixed, in proportion."""
+        """Return the pass over its files, from 0, that row k of a source is of: in a shard, whose rows are mixed, in
+        proportion."""
         sequence, about = self.stream.sequences[source], self.plan["train"]["sequences"][source]
         epoch, row = (0, k) if sequence.end is None else divmod(k, max(1, sequence.rows))
         if "passes" not in about or not row:
@@ -364,9 +372,9 @@ class TrainingRows:
         return losses_of(self.plan, "train", self.stream)
 
     def shares(self) -> dict[str, dict]:
-        """Return by source: its cache key, rows and tokens of the run, their share, targets a row, epochs where they are known; and
-        of what the run reads, as far as it is sealed, the shares padded and lost (`shares_lost`), of conversations also how
-        they fit the rows (`Fit.facts`).
+        """Return by source: its cache key, rows and tokens of the run, their share, targets a row, epochs where they
+        are known; and of what the run reads, as far as it is sealed, the shares padded and lost (`shares_lost`), of
+        conversations also how they fit the rows (`Fit.facts`).
 
         In a run's manifest the key keeps `--prune` from deleting the shards.
         """
@@ -394,7 +402,9 @@ class TrainingRows:
         """Raises DataError when more rows proved unreadable, in the shards this run reads, than data.max_bad_rows."""
         self.stream.refresh()
         bad: dict[str, list[str]] = {}  # by shards: two sources may read the same ones
-        for s, (sequence, about) in enumerate(zip(self.stream.sequences, self.plan["train"]["sequences"], strict=True)):
+        for s, (sequence, about) in enumerate(
+            zip(self.stream.sequences, self.plan["train"]["sequences"], strict=True)
+        ):
             found = [f"{about['name']}/{line}" for line in sequence.bad_rows(self.stream.shards_needed(s))]
             bad[about["key"]] = max(bad.get(about["key"], []), found, key=len)
         lines = [line for some in bad.values() for line in some]
@@ -404,9 +414,10 @@ class TrainingRows:
                 f"\n  ... and {len(reasons) - 20} more reasons" if len(reasons) > 20 else ""
             )
             raise DataError(
-                f"data.sources: {len(lines)} rows are unreadable and data.max_bad_rows is {self.plan['max_bad_rows']}, so the run stops "
-                f"here:\n{shown}\nThe rows are left out of training. Raise data.max_bad_rows to accept that and run the same command "
-                "again, or correct the files and start a new run."
+                f"data.sources: {len(lines)} rows are unreadable and data.max_bad_rows is "
+                f"{self.plan['max_bad_rows']}, so the run stops here:\n{shown}\nThe rows are left out of training. "
+                "Raise data.max_bad_rows to accept that and run the same command again, or correct the files and "
+                "start a new run."
             )
 
 
@@ -416,12 +427,12 @@ class TrainingRows:
 class StepLoader:
     """Iterates this rank's micro-batches of the steps start_step .. max_steps - 1, on the device.
 
-    The Trainer asks for all micro-batches of a step at once, ahead of what the device works on: on CUDA they are copied from
-    pinned memory on a stream of their own meanwhile.
+    The Trainer asks for all micro-batches of a step at once, ahead of what the device works on: on CUDA they are
+    copied from pinned memory on a stream of their own meanwhile.
 
-    Its length is that of the whole run, because the Trainer derives its epochs from it: the run is one epoch. It is not a
-    torch DataLoader: rows are read from memory maps in microseconds, and a DataLoader draws from the training's random
-    state when it starts, which would make a resumed run differ.
+    Its length is that of the whole run, because the Trainer derives its epochs from it: the run is one epoch. It is
+    not a torch DataLoader: rows are read from memory maps in microseconds, and a DataLoader draws from the training's
+    random state when it starts, which would make a resumed run differ.
 
     look: gives more tensors for a batch, found while it still is on the host.
     """
@@ -496,8 +507,8 @@ ROWS_AT_ONCE = 512
 
 
 class ValidationRows:
-    """Rows by best_fit_crop for val/bpb (conversations: packed whole) and whole documents cut into isolated pieces, every byte
-    once, for val/bpb_documents.
+    """Rows by best_fit_crop for val/bpb (conversations: packed whole) and whole documents cut into isolated pieces,
+    every byte once, for val/bpb_documents.
 
     The documents of a row see each other as they do in training: data.isolate_documents, and of conversations never.
 
@@ -526,7 +537,8 @@ class ValidationRows:
         return self.coverage >= LEAST_COVERAGE
 
     def protocol(self, name: str, *, scored_bytes: int | None, dtype: str) -> Protocol:
-        """Return the protocol of val/bpb, sft/assistant_bpb or val/bpb_documents. scored_bytes: None where none are known."""
+        """Return the protocol of val/bpb, sft/assistant_bpb or val/bpb_documents. scored_bytes: None where none are
+        known."""
         is_chat, of_documents = self.plan["kind"] == "chat", name == VAL_BPB_DOCUMENTS
         about = self.plan["documents" if of_documents else "validation"]
         settings = [sequence["settings"] for sequence in about["sequences"]]
@@ -558,7 +570,8 @@ class ValidationRows:
         )
 
     def batches(self, *, rows: int, rank: int = 0, world_size: int = 1) -> Iterator[dict]:
-        """Yield a rank's batches of `rows` rows for val/bpb; every rank gets equally many, the last ones filled up with fillers."""
+        """Yield a rank's batches of `rows` rows for val/bpb; every rank gets equally many, the last ones filled up
+        with fillers."""
         yield from self._batches("validation", rows=rows, rank=rank, world_size=world_size)
 
     def document_batches(self, *, rows: int, rank: int = 0, world_size: int = 1) -> Iterator[dict]:
@@ -601,7 +614,8 @@ class ValidationRows:
 
             why = nothing_left(losses_of(self.plan, role, stream))
             raise DataError(
-                f"data.validation ({names}): what is held out gives no row to score. {why} Or name other files in data.validation."
+                f"data.validation ({names}): what is held out gives no row to score. {why} Or name other files in "
+                "data.validation."
             )
         return stream
 
@@ -635,7 +649,8 @@ def held_out_coverage(tokenizer: Any, sources: list[Any]) -> float:
 
 
 def first_texts(source: Any, *, num_bytes: int, role: str | None = None) -> Iterator[str]:
-    """Yield the first documents of a source, or messages of conversations (those of a role), until they have so many bytes."""
+    """Yield the first documents of a source, or messages of conversations (those of a role), until they have so many
+    bytes."""
     for item in (item for block in source.read() for item in block.items):
         said = (m for m in getattr(item, "messages", ()) if role in (None, m.get("role")))
         texts = [item.text] if hasattr(item, "text") else [str(message.get("content") or "") for message in said]

@@ -1,5 +1,5 @@
-"""Sealed shards and the order of their rows: shards of a source, a mixture of sources, the position in it, and what packing
-left out."""
+"""Sealed shards and the order of their rows: shards of a source, a mixture of sources, the position in it, and what
+packing left out."""
 
 import json
 from contextlib import suppress
@@ -17,10 +17,11 @@ from pipeline.process.storage import read_sealed_json, sha256_file
 
 
 def documents_begun(input_ids: np.ndarray, used: np.ndarray, starts: np.ndarray | None, *, bos: int) -> np.ndarray:
-    """(n,) how many conversations (starts, (n, T + 1) bool) or pieces of text (each begins with BOS) begin in each row.
+    """(n,) how many conversations (starts, (n, T + 1) bool) or pieces of text (each begins with BOS) begin in each
+    row.
 
-    A document that packing cut in two or more counts with every piece. A row's last token is the next row's first under
-    `concat`, so what begins there begins in the next row.
+    A document that packing cut in two or more counts with every piece. A row's last token is the next row's first
+    under `concat`, so what begins there begins in the next row.
     """
     begins = input_ids == bos if starts is None else starts
     row, at = np.divmod(np.flatnonzero(begins), begins.shape[1])
@@ -31,12 +32,11 @@ def documents_begun(input_ids: np.ndarray, used: np.ndarray, starts: np.ndarray 
 # A sealed shard: a safetensors file of rows, and a JSON seal that is written last.
 #
 # <folder>/shard-00000.safetensors   input_ids (rows, T+1) uint16|uint32, origins (rows, 3) int32 = pq, rg, row;
-#                                    used (rows,) int32 positions before the padding, targets (rows,) int32 trained ones;
-#                                    conversations also trained and starts, (rows, ceil((T+1)/8)) uint8 of bits;
-#                                    validation under a tokenizer without fixed bytes also target_bytes (rows, T+1) int32
-# <folder>/shard-00000.json          the seal: counts, bytes, sha256, bad rows; a shard without it does not exist
-# <folder>/state-00000.safetensors   the packer where preparation goes on after this shard (the newest and every 16th are kept)
-# <folder>/end.json                  the source is used up: rows and shards in all
+# used (rows,) int32 positions before the padding, targets (rows,) int32 trained ones; conversations also trained and
+# starts, (rows, ceil((T+1)/8)) uint8 of bits; validation under a tokenizer without fixed bytes also target_bytes
+# (rows, T+1) int32 <folder>/shard-00000.json          the seal: counts, bytes, sha256, bad rows; a shard without it
+# does not exist <folder>/state-00000.safetensors   the packer where preparation goes on after this shard (the newest
+# and every 16th are kept) <folder>/end.json                  the source is used up: rows and shards in all
 
 NO_TEXT = -1  # the bytes of a control token, in rows that carry the bytes of their tokens
 FORMAT = 1  # part of every key: raise it when the same inputs give other bytes
@@ -51,7 +51,8 @@ def seal_path(folder: Path, number: int) -> Path:
 
 
 def seen_path(folder: Path, number: int, watchlist_id: str) -> Path:
-    """Return where the matches of a watch-list (data/decontamination.py) in a shard's text lie, once it was searched."""
+    """Return where the matches of a watch-list (data/decontamination.py) in a shard's text lie, once it was
+    searched."""
     return folder / f"seen-{number:05d}-{watchlist_id}.safetensors"
 
 
@@ -72,7 +73,8 @@ END = {"shards": int, "bad_rows": list, "read": dict}
 
 
 def read_seal(folder: Path, number: int) -> dict[str, Any]:
-    """Return the seal of a shard. Raises DamagedFileError when it is not as it was written, FileNotFoundError without one."""
+    """Return the seal of a shard. Raises DamagedFileError when it is not as it was written, FileNotFoundError without
+    one."""
     return _read(seal_path(folder, number), SEAL, "seal of a shard")
 
 
@@ -119,7 +121,8 @@ NUMPY_TYPES = {"U8": "u1", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8
 
 
 def is_damaged(folder: Path, number: int, *, verify: bool) -> bool:
-    """Return whether a sealed shard's file is missing or of another size than its seal says; with verify, of other content."""
+    """Return whether a sealed shard's file is missing or of another size than its seal says; with verify, of other
+    content."""
     path, seal = shard_path(folder, number), read_seal(folder, number)
     if not path.exists() or path.stat().st_size != seal["bytes"]:
         return True
@@ -131,8 +134,8 @@ def open_shard(folder: Path, number: int) -> Shard:
     path = shard_path(folder, number)
     if read_again(lambda: is_damaged(folder, number, verify=True), path=path):
         raise DataError(
-            f"{path}: this prepared shard is missing or differs from its seal, so the rows in it are not those that were "
-            f"prepared. Run `{program('data')} RECIPE`, which makes it again, then this command again."
+            f"{path}: this prepared shard is missing or differs from its seal, so the rows in it are not those that "
+            f"were prepared. Run `{program('data')} RECIPE`, which makes it again, then this command again."
         )
     return Shard(**map_tensors(path))
 
@@ -163,8 +166,8 @@ OPEN_SHARDS = 8  # kept mapped; the rows of a step lie in one or two shards of a
 class Sequence:
     """Shards of one cache key. `rows` counts what is sealed so far, `end` is None until all there is is sealed.
 
-    sums: for each n up to the number of seals, targets, padding and documents of the first n shards; without documents where
-    not counts_documents, as of shards sealed by an earlier version.
+    sums: for each n up to the number of seals, targets, padding and documents of the first n shards; without documents
+    where not counts_documents, as of shards sealed by an earlier version.
     """
 
     def __init__(self, folder: str | Path, *, shard_rows: int):
@@ -212,10 +215,12 @@ class Sequence:
         return [line for seal in seals for line in seal["bad_rows"]]
 
     def totals(self, shards: int | None = None) -> dict[str, Any]:
-        """Sums over the first `shards` seals (all sealed): shards rows positions targets padded bytes bad_rows, and what was
-        read of the source by then: documents text_tokens text_bytes cropped_tokens split_documents ..."""
+        """Sums over the first `shards` seals (all sealed): shards rows positions targets padded bytes bad_rows, and
+        what was read of the source by then: documents text_tokens text_bytes cropped_tokens split_documents ..."""
         seals = self.seals[:shards]
-        sums = {name: sum(seal[name] for seal in seals) for name in ("rows", "positions", "targets", "padded", "bytes")}
+        sums = {
+            name: sum(seal[name] for seal in seals) for name in ("rows", "positions", "targets", "padded", "bytes")
+        }
         last = self.end if self.end and len(seals) == len(self.seals) else (seals or [{"read": {}}])[-1]
         return {"shards": len(seals), **sums, "bad_rows": len(self.bad_rows(len(seals))), **last["read"]}
 
@@ -289,8 +294,8 @@ class Segment:
 class Mixture:
     """The order of the rows of a run, as far as it is known.
 
-    total_rows: length of the run, None when `epochs` (of all sources) sets it. `learn` takes in which sources are fully
-    prepared; until `ready`, nothing is known, because some source's length decides the order or the end.
+    total_rows: length of the run, None when `epochs` (of all sources) sets it. `learn` takes in which sources are
+    fully prepared; until `ready`, nothing is known, because some source's length decides the order or the end.
     """
 
     def __init__(self, parts: list[Part], *, total_rows: int | None = None, epochs: float | None = None):
@@ -352,7 +357,9 @@ class Mixture:
         self, start: int, bases: list[int], fixed: list[int | None], alive: list[int], total: int
     ) -> Segment | None:
         """Return the pattern from `start` on; None when no source is left to fill it."""
-        weights = [(self.parts[s].weight or 0.0) if s in alive and fixed[s] is None else 0.0 for s in range(len(fixed))]
+        weights = [
+            (self.parts[s].weight or 0.0) if s in alive and fixed[s] is None else 0.0 for s in range(len(fixed))
+        ]
         if not any(n is not None for n in fixed):
             if not any(weights):
                 return None
@@ -397,7 +404,8 @@ class Mixture:
         return None
 
 
-# Sealed shards of several sources and the mixture of their rows: what is there, what is missing next, what row is where.
+# Sealed shards of several sources and the mixture of their rows: what is there, what is missing next, what row is
+# where.
 
 
 @dataclass(frozen=True)
@@ -412,7 +420,8 @@ class RowPlace:
 
 
 class Stream:
-    """One order of rows over several sequences. keys: each sequence's cache key; seed None: rows stay as they were packed."""
+    """One order of rows over several sequences. keys: each sequence's cache key; seed None: rows stay as they were
+    packed."""
 
     def __init__(self, sequences: list[Sequence], mixture: Mixture, *, keys: list[str], seed: int | None):
         self.sequences, self.mixture, self.keys, self.seed = sequences, mixture, keys, seed
@@ -438,8 +447,8 @@ class Stream:
         return None if sequence.end is not None else self.mixture.first_use(source, sequence.rows)
 
     def missing(self, rows: int | None = None) -> int | None:
-        """Return the source whose next shard is needed first, for the first `rows` global rows (None: the whole run); None when
-        all of it is sealed. What decides the order or the length comes before everything."""
+        """Return the source whose next shard is needed first, for the first `rows` global rows (None: the whole run);
+        None when all of it is sealed. What decides the order or the length comes before everything."""
         if rows is None or not self.mixture.ready:
             source = self.undecided()
             if source is not None:
@@ -512,8 +521,8 @@ def permutation(n: int, *numbers: int) -> np.ndarray:
     return np.argsort(x, kind="stable")
 
 
-# What packing pads, crops, cuts or leaves out of each source: shares of what the seals count up to a shard, which is all that was
-# read by then.
+# What packing pads, crops, cuts or leaves out of each source: shares of what the seals count up to a shard, which is
+# all that was read by then.
 
 HELD = 0.99  # Of the conversations, by the row length that is advised.
 SAMPLE_FILE = "sampled_lengths.json"  # In a sequence's folder.
@@ -529,7 +538,8 @@ def shares_lost(totals: dict[str, Any], *, kind: str) -> dict[str, float]:
 
     padded: of the positions. Those of LOST. empty, bad: of the rows of the files.
     """
-    shares = {"padded": totals["padded"] / totals["positions"]} if totals["positions"] else {}  # which hold the padding
+    # Which hold the padding
+    shares = {"padded": totals["padded"] / totals["positions"]} if totals["positions"] else {}
     for name, (part, whole) in LOST[kind].items():
         if totals.get(whole):
             shares[name] = totals.get(part, 0) / totals[whole]
@@ -549,10 +559,10 @@ class Fit:
     """Counts of how the conversations of a source fit its rows.
 
     read: those looked at. too_long: left out, cut: without their last turns, no_target: left out since no assistant
-    speaks. tokens_lost: share of the tokens that went with the too long and the cut ones. longer: of `of` conversations,
-    those too long or cut by the row length that holds them (count_conversation). Both None where no length is known.
-    sampled: of how many conversations these two are, where not of those read. characters: of a sample, those to be learnt and
-    those that are not trained (missing_text). untrained: the share of these.
+    speaks. tokens_lost: share of the tokens that went with the too long and the cut ones. longer: of `of`
+    conversations, those too long or cut by the row length that holds them (count_conversation). Both None where no
+    length is known. sampled: of how many conversations these two are, where not of those read. characters: of a
+    sample, those to be learnt and those that are not trained (missing_text). untrained: the share of these.
     """
 
     read: int
@@ -600,7 +610,10 @@ class Fit:
 
     def facts(self) -> dict[str, Any]:
         """For the manifest; what is not known is left out."""
-        facts = {name: getattr(self, name) for name in ("read", "too_long", "cut", "no_target", "tokens_lost", "sampled", "untrained")}  # fmt: skip
+        facts = {
+            name: getattr(self, name)
+            for name in ("read", "too_long", "cut", "no_target", "tokens_lost", "sampled", "untrained")
+        }
         facts["row_tokens_99"] = self.row_tokens_for()
         return {name: value for name, value in facts.items() if value is not None}
 

@@ -1,8 +1,8 @@
 """Blocks of a source as token ids, and the processes that encode them ahead of the one that packs them.
 
-Encoding a block is what is costly of preparing data, and a pure function that any process may compute. Packing is cheap
-and ordered; it takes the blocks one after the other (packing.py). Blocks that other processes encode lie as files
-beside the shards, from when they are made until the rows that hold them are sealed.
+Encoding a block is what is costly of preparing data, and a pure function that any process may compute. Packing is
+cheap and ordered; it takes the blocks one after the other (packing.py). Blocks that other processes encode lie as
+files beside the shards, from when they are made until the rows that hold them are sealed.
 """
 
 import hashlib
@@ -90,7 +90,8 @@ class EncodedBlock:
 
 
 def safetensors_parts(tensors: dict[str, np.ndarray]) -> list[bytes | memoryview]:
-    """Return the bytes that safetensors.numpy.save gives, as a header and the tensors themselves: three copies fewer."""
+    """Return the bytes that safetensors.numpy.save gives, as a header and the tensors themselves: three copies
+    fewer."""
     names, types = list(NUMPY_TYPES), [np.dtype(kind) for kind in NUMPY_TYPES.values()]
     kinds = {name: types.index(array.dtype) for name, array in tensors.items()}
     header, parts, end = {}, list[bytes | memoryview](), 0
@@ -128,7 +129,8 @@ def encode_block(
     num_proc: int | None = None,
     watchlist: Any | None = None,
 ) -> EncodedBlock:
-    """Return the ids of a block of the source. settings: of its sequence (preparation.py). watchlist: looked for in the text, where given."""
+    """Return the ids of a block of the source. settings: of its sequence (preparation.py). watchlist: looked for in
+    the text, where given."""
     encode = _encode_conversations if settings["kind"] == "chat" else _encode_documents
     encoded = encode(block, source, tokenizer, settings, num_proc)
     if watchlist is not None:
@@ -232,8 +234,9 @@ def batches_of(documents: list, characters: int) -> Iterator[list]:
 
 # Processes that encode the blocks of a source ahead of the one that packs them, and a part's share of that work.
 #
-# The unit of work is a run of blocks of one file (workers.py): pure, and its result a whole file or none. Where it is computed, in
-# which order and how often changes no byte, so a process that is killed costs the run that it was working on.
+# The unit of work is a run of blocks of one file (workers.py): pure, and its result a whole file or none. Where it is
+# computed, in which order and how often changes no byte, so a process that is killed costs the run that it was working
+# on.
 
 WORTH_A_PROCESS = 16_000_000  # bytes of files: seconds of encoding, against the two that a process takes to start
 PROCESS_BYTES = 1 << 30  # of memory; as much again is left for the training
@@ -254,7 +257,8 @@ def processes_for(num_proc: int | None, source: Any) -> int:
 
 
 class Work:
-    """Sources by their folder of shards, each with the settings of its sequence. watchlist: looked for in the text, where given."""
+    """Sources by their folder of shards, each with the settings of its sequence. watchlist: looked for in the text,
+    where given."""
 
     def __init__(
         self, sequences: dict[Path, tuple[Any, dict]], tokenizer: Any, *, watchlist: Any | None, retries: Path | None
@@ -262,12 +266,14 @@ class Work:
         self.sequences, self.tokenizer, self.watchlist, self.retries = sequences, tokenizer, watchlist, retries
 
     def path(self, folder: Path, file: int, block: int) -> Path:
-        """Return where an encoded block of a folder of shards lies; one that was searched for a watch-list is another file."""
+        """Return where an encoded block of a folder of shards lies; one that was searched for a watch-list is another
+        file."""
         searched = "" if self.watchlist is None else f"-{self.watchlist.id}"
         return folder / FOLDER / f"{file:05d}-{block:07d}{searched}.safetensors"
 
     def encode(self, folder: Path, file: int, first: int, count: int) -> list[int]:
-        """Write up to `count` blocks of a file from one on, unless they are there; return the ids of each, fewer at the file's end."""
+        """Write up to `count` blocks of a file from one on, unless they are there; return the ids of each, fewer at
+        the file's end."""
         source, settings = self.sequences[folder]
         paths = [self.path(folder, file, block) for block in range(first, first + count)]
         there = [read_encoded(path) for path in paths]
@@ -294,7 +300,8 @@ class Engine(Protocol):
 
 
 class WorkerPool:
-    """Processes of this machine. Each is fed by a thread, starts with its first work, and is started again when it was killed."""
+    """Processes of this machine. Each is fed by a thread, starts with its first work, and is started again when it was
+    killed."""
 
     def __init__(self, work: Work, count: int):
         self.count, self.content = count, pickle.dumps(work)
@@ -328,9 +335,10 @@ class WorkerPool:
             return answer
         folder, file, first, count = run
         raise DataError(
-            f"{folder.name}: the process that encodes blocks {first} to {first + count - 1} of file {file} ended {ATTEMPTS} times. It says why "
-            f"above or, in a training, in log.txt under {folder.parents[1] / 'preparations'}; if it does not, the memory is probably used "
-            "up: prepare with fewer processes (data.num_proc). What is sealed is not made again."
+            f"{folder.name}: the process that encodes blocks {first} to {first + count - 1} of file {file} ended "
+            f"{ATTEMPTS} times. It says why above or, in a training, in log.txt under "
+            f"{folder.parents[1] / 'preparations'}; if it does not, the memory is probably used up: prepare with "
+            "fewer processes (data.num_proc). What is sealed is not made again."
         )
 
     def _start(self) -> subprocess.Popen:
@@ -363,7 +371,8 @@ class WorkerPool:
 
 
 class RayTasks:
-    """Tasks of the Ray cluster that this machine belongs to, whose nodes see the cache and this program under the same paths."""
+    """Tasks of the Ray cluster that this machine belongs to, whose nodes see the cache and this program under the same
+    paths."""
 
     def __init__(self, work: Work):
         try:
@@ -377,8 +386,8 @@ class RayTasks:
             ray.init("auto", runtime_env={"env_vars": single}, log_to_driver=False, logging_level="ERROR")
         except ConnectionError:
             raise ServiceError(
-                "data.engine: ray finds no Ray cluster here. Start one with `ray start --head`, and on the other machines with "
-                "`ray start --address=THIS_MACHINE:6379`."
+                "data.engine: ray finds no Ray cluster here. Start one with `ray start --head`, and on the other "
+                "machines with `ray start --address=THIS_MACHINE:6379`."
             ) from None
         self.ray, self.count = ray, int(ray.cluster_resources().get("CPU", 1))
         self.content = ray.put(pickle.dumps(work))
@@ -445,7 +454,8 @@ def serve_work() -> int:
 
 
 def seekable_blocks(path: Path) -> int | None:
-    """Return how many blocks the file has, where reading can begin at each at little cost: parquet of small row groups; else None."""
+    """Return how many blocks the file has, where reading can begin at each at little cost: parquet of small row
+    groups; else None."""
     if kind_of(path.name) != "parquet":
         return None
     import pyarrow
@@ -460,14 +470,16 @@ def seekable_blocks(path: Path) -> int | None:
 
 
 class Runs:
-    """Runs of blocks of a source from a cursor on, in order: (file, first block, blocks). part: (k, n), of which every n-th is given.
+    """Runs of blocks of a source from a cursor on, in order: (file, first block, blocks). part: (k, n), of which every
+    n-th is given.
 
     ramp: blocks of the first file that are given one by one. A run may lie beyond the end of a file of unknown length.
     """
 
     def __init__(self, source: Any, *, file: int, block: int, ramp: int = 0, part: tuple[int, int] = (0, 1)):
         self.source, self.ramp, (self.part, self.parts) = source, ramp, part
-        # Whole files, where there are enough of them: then a part reads, and fetches, no other. One part begins at the very block.
+        # Whole files, where there are enough of them: then a part reads, and fetches, no other. One part begins at the
+        # very block.
         self.whole_files = self.parts == 1 or len(source.files) >= 2 * self.parts
         self.known: int | None = None  # blocks of the file, where reading can begin at any of them
         self._begin(file, block)
@@ -541,8 +553,11 @@ class EncodedReader:
     def paths(self, number: int, first: int, count: int) -> list[Path]:
         return [self.work.path(self.folder, number, index) for index in range(first, first + count)]
 
-    def results(self, runs: Runs, *, unless_there: bool = False) -> Iterator[tuple[int, int, int, "Future[list[int]]"]]:
-        """Yield (file, first block, blocks, answer) of each run in order, when it is done. Raises what fetching a file raises.
+    def results(
+        self, runs: Runs, *, unless_there: bool = False
+    ) -> Iterator[tuple[int, int, int, "Future[list[int]]"]]:
+        """Yield (file, first block, blocks, answer) of each run in order, when it is done. Raises what fetching a file
+        raises.
 
         unless_there: the engine is not asked for runs whose blocks are there; their answers count no ids.
         """

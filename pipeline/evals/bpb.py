@@ -1,7 +1,8 @@
 """Bits per byte: how well a model predicts text, whatever its tokenizer.
 
-A loss per token rewards a tokenizer with short tokens; nats over the bytes of the text do not. Two values are comparable
-when the same bytes were scored with the same context: that is what a protocol id names. EvaluationInterrupted ends any evaluation.
+A loss per token rewards a tokenizer with short tokens; nats over the bytes of the text do not. Two values are
+comparable when the same bytes were scored with the same context: that is what a protocol id names.
+EvaluationInterrupted ends any evaluation.
 
 Letters: B rows, T positions, V vocabulary.
 """
@@ -48,8 +49,8 @@ class BpbResult:
     """Sums of what was scored, over all ranks.
 
     bpb: nats / (ln 2 x bytes). loss: mean nats of all targets that are not ignored, special ones included.
-    nats, bytes: the two sums of bpb, special targets in neither. tokens: targets of the loss. of_sources: the bpb of each
-    source of the rows, None for one of which no byte was scored; None where nobody asked.
+    nats, bytes: the two sums of bpb, special targets in neither. tokens: targets of the loss. of_sources: the bpb of
+    each source of the rows, None for one of which no byte was scored; None where nobody asked.
     """
 
     bpb: float
@@ -72,13 +73,12 @@ def bits_per_byte(
 ) -> BpbResult:
     """Return the model's cross-entropy in bits per byte of text, over all ranks.
 
-    batches: training batches, `input_ids` and `shift_labels` (B, T), `position_ids` when documents are isolated. A batch
-    may carry `target_bytes` (B, T), the bytes of text under each target and -1 under a special one: for tokenizers whose
-    ids have no fixed bytes; then byte_lengths_V may be None. sources: how many the rows come from, when the batches carry
-    `source` (B,), the number of each row's one. byte_lengths_V: (V,) raw bytes per id, 0 for specials. nll:
-    what is called in the place of `per_token_nll`.
-    Every rank must call this, with its own share of the batches; sums are fp64 and int64.
-    Raises ValueError when no byte was scored on any rank.
+    batches: training batches, `input_ids` and `shift_labels` (B, T), `position_ids` when documents are isolated. A
+    batch may carry `target_bytes` (B, T), the bytes of text under each target and -1 under a special one: for
+    tokenizers whose ids have no fixed bytes; then byte_lengths_V may be None. sources: how many the rows come from,
+    when the batches carry `source` (B,), the number of each row's one. byte_lengths_V: (V,) raw bytes per id, 0 for
+    specials. nll: what is called in the place of `per_token_nll`. Every rank must call this, with its own share of the
+    batches; sums are fp64 and int64. Raises ValueError when no byte was scored on any rank.
     """
     device = torch.device(device)
     # MPS has no fp64.
@@ -135,7 +135,8 @@ def by_source(name: str, score: BpbResult, names: Sequence[str]) -> dict[str, fl
 def target_bytes(
     batch: Mapping[str, torch.Tensor], lengths_V: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return bytes of text of each target (B, T), 0 where it does not count, and which targets count as text (B, T)."""
+    """Return bytes of text of each target (B, T), 0 where it does not count, and which targets count as text (B,
+    T)."""
     labels_BT = batch["shift_labels"]
     is_target_BT = labels_BT != IGNORED
     if "target_bytes" in batch:
@@ -151,7 +152,8 @@ def target_bytes(
 def per_token_nll(
     model, batch: Mapping[str, torch.Tensor], *, autocast_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Return the nats of each target (B, T) in fp32, 0 at ignored ones, of a model of ours or of any causal LM of transformers."""
+    """Return the nats of each target (B, T) in fp32, 0 at ignored ones, of a model of ours or of any causal LM of
+    transformers."""
     ids_BT, labels_BT, positions_BT = batch["input_ids"], batch["shift_labels"], batch.get("position_ids")
     autocast = _autocast(ids_BT, autocast_dtype)
     if hasattr(model, "per_token_nll"):
@@ -172,15 +174,17 @@ def per_token_nll(
 
 
 def compiled_nll(model, **options) -> Callable[..., torch.Tensor]:
-    """Return `per_token_nll` of this model under torch.compile: one static graph for whole rows, one for isolated documents.
+    """Return `per_token_nll` of this model under torch.compile: one static graph for whole rows, one for isolated
+    documents.
 
-    Batches must be of one shape. Another model than ours is scored as ever, by the logits of as many rows as memory holds.
-    options: of torch.compile.
+    Batches must be of one shape. Another model than ours is scored as ever, by the logits of as many rows as memory
+    holds. options: of torch.compile.
     """
     if not hasattr(model, "per_token_nll"):
         return per_token_nll
 
-    # Two functions, since the compiler keeps what it has compiled by function, and one for both would be compiled again.
+    # Two functions, since the compiler keeps what it has compiled by function, and one for both would be compiled
+    # again.
     def of_rows(ids_BT, labels_BT):
         return model.per_token_nll(ids_BT, labels_BT)
 
@@ -220,13 +224,13 @@ def score_validation(
     watched: Callable[[Iterable], Iterable] = iter,
     nll: Callable[..., torch.Tensor] | None = None,
 ) -> dict[str, float]:
-    """Return val/bpb, val/loss and val/bpb_documents of a pretraining; sft/assistant_bpb and val/loss, on assistants' turns, of SFT.
-    Of a mixture also the bits per byte of each source, as <name>/<source>.
+    """Return val/bpb, val/loss and val/bpb_documents of a pretraining; sft/assistant_bpb and val/loss, on assistants'
+    turns, of SFT. Of a mixture also the bits per byte of each source, as <name>/<source>.
 
-    validation: ValidationRows; rows: rows of one forward pass. byte_lengths_V may be None where ids have no fixed bytes:
-    text rows then carry their targets' bytes, and of conversations only the loss is known, as of text of which the tokenizer
-    keeps too little. watched: what batches go through.
-    nll: as bits_per_byte takes it; every batch has the same shape.
+    validation: ValidationRows; rows: rows of one forward pass. byte_lengths_V may be None where ids have no fixed
+    bytes: text rows then carry their targets' bytes, and of conversations only the loss is known, as of text of which
+    the tokenizer keeps too little. watched: what batches go through. nll: as bits_per_byte takes it; every batch has
+    the same shape.
     """
 
     sources = validation.sources

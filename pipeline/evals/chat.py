@@ -61,7 +61,8 @@ def letter_ids(tokenizer, letters: Iterable[str]) -> dict[str, int]:
     if wrong or len(set(ids.values())) < len(ids):
         what = f"{', '.join(map(repr, wrong))} is not one token" if wrong else "two letters are the same token"
         raise DataError(
-            f"the tokenizer: {what} where the assistant's answer begins, so the letters' logits say nothing. Take a tokenizer that has them, or leave out the tasks of letters."
+            f"the tokenizer: {what} where the assistant's answer begins, so the letters' logits say nothing. Take a "
+            "tokenizer that has them, or leave out the tasks of letters."
         )
     return ids
 
@@ -89,7 +90,8 @@ def chosen_letters(
 
 
 def _longest_first(prompts: Sequence[list[int]], batch_rows: int) -> list[list[int]]:
-    """Return the prompts' places in batches: what does not fit into memory is known at once, and a batch is padded little."""
+    """Return the prompts' places in batches: what does not fit into memory is known at once, and a batch is padded
+    little."""
     order = sorted(range(len(prompts)), key=lambda n: -len(prompts[n]))
     return [order[first : first + batch_rows] for first in range(0, len(order), batch_rows)]
 
@@ -170,7 +172,8 @@ class ChatScorer:
         return [item.letters[place] == item.answer for item, place in zip(items, chosen, strict=True)]
 
     def _written_answers(self, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
-        """Return the ids of each greedy answer, without the token that ended it; the calculator answers its tool calls."""
+        """Return the ids of each greedy answer, without the token that ended it; the calculator answers its tool
+        calls."""
         answers: list[list[int]] = [[] for _ in prompts]
         settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "calculator": True, "watched": self.watched}
         for some in self.watched(_longest_first(prompts, self.batch_rows)):
@@ -211,11 +214,11 @@ class TaskScore:
 
     n: items scored, the first of the `of` that its files hold. complete: whether they are the whole official test set.
     centred: 0 for guessing, 1 for all right. interval: of the accuracy, 95 %. correct: by item, in their order.
-    too_long: items whose question has more tokens than the model's positions; they count as wrong. seconds: of the slowest
-    rank. tokens_forwarded: of the questions, without padding; tokens_generated: of the answers. isolation: what the
-    programs of the task were run in, None where there are none. window: the model's positions, None for any number.
-    coverage: of the text of questions and right answers, by the model's tokenizer.
-    subjects: (right, items) of each subject of a task of one's own.
+    too_long: items whose question has more tokens than the model's positions; they count as wrong. seconds: of the
+    slowest rank. tokens_forwarded: of the questions, without padding; tokens_generated: of the answers. isolation:
+    what the programs of the task were run in, None where there are none. window: the model's positions, None for any
+    number. coverage: of the text of questions and right answers, by the model's tokenizer. subjects: (right, items) of
+    each subject of a task of one's own.
     """
 
     name: str
@@ -254,12 +257,12 @@ def score_chat_tasks(
 ) -> list[TaskScore]:
     """Return the scores of the tasks in their order, the same on every rank and for any batch_rows.
 
-    max_per_task: only the first items of each. max_s: no further task is begun after so many seconds. Items are dealt out
-    to the ranks, each of which needs a whole model; they meet after each task, and an error on one is raised on all.
-    execute: programs that the model writes may be run, in the sandbox unless unsafe_exec. watched: what the batches of a
-    task go through (a list, for each task anew) and, where answers are generated, the steps of each batch; it may raise
-    EvaluationInterrupted. report: called with each task's score as soon as it is there. Raises what `require_ready` raises before
-    anything is scored; DataError when a checker fails.
+    max_per_task: only the first items of each. max_s: no further task is begun after so many seconds. Items are dealt
+    out to the ranks, each of which needs a whole model; they meet after each task, and an error on one is raised on
+    all. execute: programs that the model writes may be run, in the sandbox unless unsafe_exec. watched: what the
+    batches of a task go through (a list, for each task anew) and, where answers are generated, the steps of each
+    batch; it may raise EvaluationInterrupted. report: called with each task's score as soon as it is there. Raises
+    what `require_ready` raises before anything is scored; DataError when a checker fails.
     """
     assert max_per_task is None or max_per_task > 0, max_per_task
     started = time.monotonic()
@@ -293,7 +296,8 @@ def score_chat_tasks(
 
 
 def chat_numbers(scores: list[TaskScore]) -> dict[str, float]:
-    """Return chat/<task>, the accuracy, and chat/core: the mean centred accuracy of nanochat's five tasks, when all are complete.
+    """Return chat/<task>, the accuracy, and chat/core: the mean centred accuracy of nanochat's five tasks, when all
+    are complete.
 
     chat/core_part: the same where not all of their items were asked. chat/core_spelling_bee: over the five and
     spelling_bee. Another selection of tasks has no figure of its own.
@@ -321,15 +325,16 @@ def require_ready(
 ) -> Isolation | None:
     """Return what isolates the model's programs, where a task has any.
 
-    Raises all that would stop the scoring later: RecipeError for programs that may not be run, DataError for a tokenizer
-    without chat template or without the letters as tokens.
+    Raises all that would stop the scoring later: RecipeError for programs that may not be run, DataError for a
+    tokenizer without chat template or without the letters as tokens.
     """
     isolation = require_execution(
         [loaded.task for loaded in tasks], execute=execute, unsafe_exec=unsafe_exec, where=where
     )
     if not tokenizer.chat_template:
         raise DataError(
-            f"{where}: the tokenizer has no chat template, so questions cannot be put to the model. Score a model tuned for chat."
+            f"{where}: the tokenizer has no chat template, so questions cannot be put to the model. Score a model "
+            "tuned for chat."
         )
     _ids_of_letters(tasks, tokenizer)
     return isolation
@@ -342,7 +347,8 @@ def require_execution(tasks: list[ChatTask], *, execute: bool, unsafe_exec: bool
         return None
     if not execute:
         raise RecipeError(
-            f"{where}: {', '.join(programs)} runs programs that the model wrote, and that was not asked for. Allow it with --execute or evals.chat.execute: true (they run in a sandbox), or leave the task out."
+            f"{where}: {', '.join(programs)} runs programs that the model wrote, and that was not asked for. Allow it "
+            "with --execute or evals.chat.execute: true (they run in a sandbox), or leave the task out."
         )
     return choose_isolation(unsafe_exec, where=where)
 
@@ -383,13 +389,16 @@ def _task_score(
 
 
 def _by_subject(loaded: LoadedTask, correct: dict[int, bool]) -> dict[str, tuple[int, int]]:
-    """Return (right, items) by subject in the order of their names; nothing where a task has none, or has too many to be read."""
+    """Return (right, items) by subject in the order of their names; nothing where a task has none, or has too many to
+    be read."""
     found: dict[str, list[bool]] = {}
     if loaded.task.checker:
         for number, right in sorted(correct.items()):
             if subject := loaded.items[number].subject:
                 found.setdefault(subject, []).append(right)
-    return {name: (sum(found[name]), len(found[name])) for name in sorted(found)} if len(found) <= MOST_SUBJECTS else {}
+    return (
+        {name: (sum(found[name]), len(found[name])) for name in sorted(found)} if len(found) <= MOST_SUBJECTS else {}
+    )
 
 
 # Chat scores as rows for evals.json, as metrics by name, and as a table for the terminal.
@@ -400,10 +409,11 @@ RULE = 1  # raise it when the same items under the same window give other answer
 def chat_results(
     tasks: list[LoadedTask], scores: list[TaskScore], findings: Findings | None = None
 ) -> list[dict[str, Any]]:
-    """Return a row for each mean that the tasks give, then one for each task: its accuracy, and what it was measured on.
+    """Return a row for each mean that the tasks give, then one for each task: its accuracy, and what it was measured
+    on.
 
-    tasks: those that were to be scored; scores may be of the first ones only. findings: of the training text of the run
-    that is scored; rows then tell of contaminated items too.
+    tasks: those that were to be scored; scores may be of the first ones only. findings: of the training text of the
+    run that is scored; rows then tell of contaminated items too.
     """
     loaded_by_name = {loaded.task.name: loaded for loaded in tasks}
     numbers = chat_numbers(scores)
@@ -443,7 +453,14 @@ def chat_results(
         accuracies = {score.name: score.accuracy for score in scores if score.name in tasks_of_mean}
         found = clean_mean(accuracies, cleaned, lambda task, accuracy: loaded_by_name[task].task.centred(accuracy))
         low, high = chat_interval(scores, name, value)
-        about = {"name": name, "value": value, "low": low, "high": high, **together.row(), "tasks": list(tasks_of_mean)}
+        about = {
+            "name": name,
+            "value": value,
+            "low": low,
+            "high": high,
+            **together.row(),
+            "tasks": list(tasks_of_mean),
+        }
         means.append(about | contamination_of(found))
     return means + rows
 
@@ -531,7 +548,8 @@ class ChatCommand:
     def score(
         self, model: Any, tokenizer: Any, *, findings: Findings | None, rank: int, world_size: int
     ) -> list[dict[str, Any]]:
-        """Return rows for evals.json, printed as they come. findings: of the training text of the run that is scored."""
+        """Return rows for evals.json, printed as they come. findings: of the training text of the run that is
+        scored."""
         print(heading())
         scores = score_chat_tasks(
             self.tasks,
@@ -548,7 +566,8 @@ class ChatCommand:
         print("\n".join(closing_lines(scores)))
         if self.arguments.tasks["chat"] is None and not self.arguments.execute:
             print(
-                "humaneval was left out: it runs programs that the model writes. Add --execute to run them in a sandbox."
+                "humaneval was left out: it runs programs that the model writes. Add --execute to run them in a "
+                "sandbox."
             )
         return chat_results(self.tasks, scores, findings)
 
@@ -556,10 +575,11 @@ class ChatCommand:
 def open_chat(
     names: list[str] | None, arguments: argparse.Namespace, *, settings: dict[str, Any], cache: str | None
 ) -> ChatCommand:
-    """Return the tasks by name (None: ChatCORE's five and spelling_bee; without --execute not humaneval) and those of --own-task.
+    """Return the tasks by name (None: ChatCORE's five and spelling_bee; without --execute not humaneval) and those of
+    --own-task.
 
-    settings: evals.chat of the run's recipe, for its data and max_new_tokens. cache: its data.cache_dir. Raises what load_chat_tasks raises, and RecipeError for tasks that there are
-    not, or that run programs without --execute.
+    settings: evals.chat of the run's recipe, for its data and max_new_tokens. cache: its data.cache_dir. Raises what
+    load_chat_tasks raises, and RecipeError for tasks that there are not, or that run programs without --execute.
     """
     if names is None:
         names = [name for name in (*CHAT_CORE, "spelling_bee") if name != "humaneval" or arguments.execute]
@@ -625,8 +645,8 @@ class ChatBenchmark:
         world_size: int,
         watched: Any,
     ) -> list[dict[str, Any]]:
-        """Return rows for evals.json; their values are the same on every rank. findings: of the run's training text, on the rank
-        that writes."""
+        """Return rows for evals.json; their values are the same on every rank. findings: of the run's training text,
+        on the rank that writes."""
         scores = score_chat_tasks(
             self.tasks,
             model,
@@ -654,7 +674,8 @@ def _own_tasks(recipe: Recipe, *, where: str) -> list[ChatTask]:
             )
         if not own.name or not (own.id or own.files):
             raise RecipeError(
-                f"{where}: a task of evals.chat.own lacks {'files or id' if own.name else 'a name'}, so it cannot be scored. Write {{name: mine, files: mine.jsonl, checker: exact}}."
+                f"{where}: a task of evals.chat.own lacks {'files or id' if own.name else 'a name'}, so it cannot be "
+                "scored. Write {name: mine, files: mine.jsonl, checker: exact}."
             )
         source = Source(
             files=own.files,

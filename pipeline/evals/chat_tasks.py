@@ -16,7 +16,13 @@ from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import Source
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import Format, format_of
-from pipeline.sources.quickstart import SPELLED_LETTERS, SPELLED_NUMBERS, built_in_files, is_held_out, word_conversation
+from pipeline.sources.quickstart import (
+    SPELLED_LETTERS,
+    SPELLED_NUMBERS,
+    built_in_files,
+    is_held_out,
+    word_conversation,
+)
 from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
 from pipeline.sources.verify import FactsOfFiles, row_name, verified
 
@@ -25,10 +31,12 @@ from pipeline.sources.verify import FactsOfFiles, row_name, verified
 
 @dataclass(frozen=True, kw_only=True)
 class ChatItem:
-    """One question. messages: what the assistant answers to. answer: the right letter, or what a checker compares with.
+    """One question. messages: what the assistant answers to. answer: the right letter, or what a checker compares
+    with.
 
     letters: what may be answered, for multiple choice. subject: what a score can be split by. row: further texts that
-    a checker needs; of multiple choice the bare question and the right choice. tools: definitions that the prompt is given.
+    a checker needs; of multiple choice the bare question and the right choice. tools: definitions that the prompt is
+    given.
     """
 
     messages: list[dict]
@@ -47,7 +55,8 @@ NUMBER_WORDS |= {"once": "1", "twice": "2", "zero": "0"}
 
 
 def number_after_marks(text: str) -> str | None:
-    """Return the number after the first ####, without commas; the official rule of GSM8K (grade_school_math/dataset.py)."""
+    """Return the number after the first ####, without commas; the official rule of GSM8K
+    (grade_school_math/dataset.py)."""
     found = re.search(r"#### (\-?[0-9\.\,]+)", text)
     return found[1].replace(",", "") if found else None
 
@@ -64,7 +73,8 @@ def gsm8k_correct(item: ChatItem, text: str) -> bool:
 
 
 def spelling_correct(item: ChatItem, text: str) -> bool:
-    """Check a count: the number in the answer. A spelling: somewhere exactly the word's letters in a row, between commas, dashes or spaces."""
+    """Check a count: the number in the answer. A spelling: somewhere exactly the word's letters in a row, between
+    commas, dashes or spaces."""
     if item.answer.isdecimal():
         return number_said(text) == item.answer
     runs = re.findall(r"(?<![a-z])[a-z](?:[ ,.-]{1,2}[a-z])+(?![a-z])", text.lower())
@@ -72,9 +82,11 @@ def spelling_correct(item: ChatItem, text: str) -> bool:
 
 
 def humaneval_program(item: ChatItem, text: str) -> str:
-    """Return the program to run: the prompt's imports, the completion, the test, the call of it. It passes by ending without error.
+    """Return the program to run: the prompt's imports, the completion, the test, the call of it. It passes by ending
+    without error.
 
-    The completion is the first code block of the text, else all of it. Source of the rules: nanochat tasks/humaneval.py.
+    The completion is the first code block of the text, else all of it. Source of the rules: nanochat
+    tasks/humaneval.py.
     """
     block = re.search(r"```(?:python)?\s*\n(.*?)\n```", text, re.DOTALL)
     completion = (block[1] if block else text).strip()
@@ -116,7 +128,8 @@ def checker_of(checker: str | MessagesChecker, *, folder: CodeFolder | str | Non
             return found
         what = f"the checker {checker} is no function"
     raise RecipeError(
-        f"{where}: {what}, so nothing can be judged. Write exact, contains, or module:attr of a function (messages, text) -> bool."
+        f"{where}: {what}, so nothing can be judged. Write exact, contains, or module:attr of a function (messages, "
+        "text) -> bool."
     )
 
 
@@ -133,7 +146,8 @@ def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str
 
 
 def arc_item(row: Any) -> ChatItem:
-    """Return an item of ARC as on the Hub (question, choices {text, label}, answerKey), or as in the CORE bundle (query, choices, gold)."""
+    """Return an item of ARC as on the Hub (question, choices {text, label}, answerKey), or as in the CORE bundle
+    (query, choices, gold)."""
     if isinstance(row, dict) and ("query" in row or "gold" in row):
         choices = _texts(_column(row, "choices", list), "choices")
         question = _column(row, "query", str).removeprefix("Question: ")
@@ -169,14 +183,16 @@ def gsm8k_item(row: Any) -> ChatItem:
 
 
 def humaneval_item(row: Any) -> ChatItem:
-    """Return an item of HumanEval: the beginning of a program as the user's message; its test and entry_point are kept for the check."""
+    """Return an item of HumanEval: the beginning of a program as the user's message; its test and entry_point are kept
+    for the check."""
     kept = {name: _column(row, name, str) for name in ("test", "entry_point")}
     prompt = _column(row, "prompt", str)
     return ChatItem(messages=_asked(prompt), answer=prompt + _column(row, "canonical_solution", str), row=kept)
 
 
 def spelling_item(row: Any) -> ChatItem:
-    """Return the first question of a conversation of `tandem:spelling`. answer: the word to be spelled, or a number."""
+    """Return the first question of a conversation of `tandem:spelling`. answer: the word to be spelled, or a
+    number."""
     asked, answered = (_column(message, "content", str) for message in _column(row, "messages", list)[:2])
     spelled = re.fullmatch(r"([a-z]+): [a-z](?:, [a-z])*\.", answered)
     answer = spelled[1] if spelled else number_said(answered)
@@ -228,8 +244,9 @@ def _texts(values: list, name: str) -> list[str]:
 class ChatTask:
     """One task. kind letters: the likeliest of the item's letters is the answer. kind text: an answer is generated.
 
-    A text is judged by `check`, or by running the `program` made of it. checker: of a task of one's own, its name. baseline: the accuracy of guessing. rows: of the
-    official test set, None where there is none. local_name: a regular expression that the task's file in a folder matches.
+    A text is judged by `check`, or by running the `program` made of it. checker: of a task of one's own, its name.
+    baseline: the accuracy of guessing. rows: of the official test set, None where there is none. local_name: a regular
+    expression that the task's file in a folder matches.
     """
 
     name: str
@@ -252,19 +269,64 @@ class ChatTask:
 # Figures beside those of tasks: chat/core, chat/eval_s ...
 RESERVED = ("core", "core_part", "core_spelling_bee", "core_spelling_bee_part", "eval_s")
 # Baselines, splits and 512 tokens are those of nanochat (scripts/chat_eval.py).
-# fmt: off
 BUILT_IN = {
     task.name: task
     for task in (
-        ChatTask(name="arc_easy", kind="letters", source=Source(id="allenai/ai2_arc", config="ARC-Easy", split="test"), read_row=arc_item, baseline=0.25, rows=2376, local_name=r"arc[-_ ]?easy"),
-        ChatTask(name="arc_challenge", kind="letters", source=Source(id="allenai/ai2_arc", config="ARC-Challenge", split="test"), read_row=arc_item, baseline=0.25, rows=1172, local_name=r"arc[-_ ]?challenge"),
-        ChatTask(name="mmlu", kind="letters", source=Source(id="cais/mmlu", config="all", split="test"), read_row=mmlu_item, baseline=0.25, rows=14042, local_name=r"mmlu"),
-        ChatTask(name="gsm8k", kind="text", source=Source(id="openai/gsm8k", config="main", split="test"), read_row=gsm8k_item, check=gsm8k_correct, rows=1319, local_name=r"gsm8k"),
-        ChatTask(name="humaneval", kind="text", source=Source(id="openai/openai_humaneval", config="openai_humaneval", split="test"), read_row=humaneval_item, program=humaneval_program, rows=164, local_name=r"human[-_ ]?eval"),
-        ChatTask(name="spelling_bee", kind="text", source=Source(id="tandem:spelling", split="validation"), read_row=spelling_item, check=spelling_correct, local_name=r"^words"),
+        ChatTask(
+            name="arc_easy",
+            kind="letters",
+            source=Source(id="allenai/ai2_arc", config="ARC-Easy", split="test"),
+            read_row=arc_item,
+            baseline=0.25,
+            rows=2376,
+            local_name=r"arc[-_ ]?easy",
+        ),
+        ChatTask(
+            name="arc_challenge",
+            kind="letters",
+            source=Source(id="allenai/ai2_arc", config="ARC-Challenge", split="test"),
+            read_row=arc_item,
+            baseline=0.25,
+            rows=1172,
+            local_name=r"arc[-_ ]?challenge",
+        ),
+        ChatTask(
+            name="mmlu",
+            kind="letters",
+            source=Source(id="cais/mmlu", config="all", split="test"),
+            read_row=mmlu_item,
+            baseline=0.25,
+            rows=14042,
+            local_name=r"mmlu",
+        ),
+        ChatTask(
+            name="gsm8k",
+            kind="text",
+            source=Source(id="openai/gsm8k", config="main", split="test"),
+            read_row=gsm8k_item,
+            check=gsm8k_correct,
+            rows=1319,
+            local_name=r"gsm8k",
+        ),
+        ChatTask(
+            name="humaneval",
+            kind="text",
+            source=Source(id="openai/openai_humaneval", config="openai_humaneval", split="test"),
+            read_row=humaneval_item,
+            program=humaneval_program,
+            rows=164,
+            local_name=r"human[-_ ]?eval",
+        ),
+        ChatTask(
+            name="spelling_bee",
+            kind="text",
+            source=Source(id="tandem:spelling", split="validation"),
+            read_row=spelling_item,
+            check=spelling_correct,
+            local_name=r"^words",
+        ),
     )
 }
-# fmt: on
 
 
 def built_in_tasks(names: list[str], *, where: str) -> list[ChatTask]:
@@ -272,7 +334,8 @@ def built_in_tasks(names: list[str], *, where: str) -> list[ChatTask]:
     unknown = [name for name in names if name not in BUILT_IN]
     if unknown:
         raise RecipeError(
-            f"{where}: there is no chat task called {', '.join(unknown)}, so nothing was scored. There are {', '.join(BUILT_IN)}."
+            f"{where}: there is no chat task called {', '.join(unknown)}, so nothing was scored. There are "
+            f"{', '.join(BUILT_IN)}."
         )
     return [BUILT_IN[name] for name in dict.fromkeys(names)]
 
@@ -286,11 +349,12 @@ def custom_task(
     max_new_tokens: int = 512,
     where: str = "chat tasks",
 ) -> ChatTask:
-    """Return a task of any conversations: the last message must be the assistant's and is the right answer, those before are asked.
+    """Return a task of any conversations: the last message must be the assistant's and is the right answer, those
+    before are asked.
 
-    checker: `exact`, `contains`, or a function (messages, text) -> bool, itself or as module:attr of a module in folder.
-    A column `subject` of texts splits the score.
-    Raises RecipeError for a name that is taken, a checker or a format that there is not.
+    checker: `exact`, `contains`, or a function (messages, text) -> bool, itself or as module:attr of a module in
+    folder. A column `subject` of texts splits the score. Raises RecipeError for a name that is taken, a checker or a
+    format that there is not.
     """
     if name in BUILT_IN or name in RESERVED or not re.fullmatch(r"[\w.-]+", name):
         why = (
@@ -321,7 +385,8 @@ def custom_task(
             return bool(checks([*item.messages, {"role": "assistant", "content": item.answer}], text))
         except Exception as error:  # it is the user's, and may raise anything
             raise DataError(
-                f"{where}: the checker of {name} raised {type(error).__name__}: {error}, at the answer {text[:80]!r}. Correct it."
+                f"{where}: the checker of {name} raised {type(error).__name__}: {error}, at the answer {text[:80]!r}. "
+                "Correct it."
             ) from error
 
     return ChatTask(
@@ -365,10 +430,11 @@ def load_chat_tasks(
 ) -> list[LoadedTask]:
     """Return the items of all tasks, shuffled as nanochat does (`datasets.Dataset.shuffle(seed=42)`).
 
-    places: local files and folders in which a built-in task's file is found by its name (arc_easy.jsonl, mmlu_test.jsonl,
-    HumanEval.jsonl.gz, words.txt ...); without them they come from the Hub. A task of one's own has its own source; its
-    relative files are looked for in folder. All problems are raised at once: InputMissingError for files that are not
-    there, DataError for files that are not what their name says and for rows that cannot be read, ServiceError.
+    places: local files and folders in which a built-in task's file is found by its name (arc_easy.jsonl,
+    mmlu_test.jsonl, HumanEval.jsonl.gz, words.txt ...); without them they come from the Hub. A task of one's own has
+    its own source; its relative files are looked for in folder. All problems are raised at once: InputMissingError for
+    files that are not there, DataError for files that are not what their name says and for rows that cannot be read,
+    ServiceError.
     """
     cache = cache or cache_dir()
     loaded, problems = [], []
@@ -438,7 +504,8 @@ def _split_in(label: str) -> str | None:
 
 
 def _recognised(task: ChatTask, files: list[SourceFile], places: list[str], where: str) -> list[SourceFile]:
-    """Return the task's file, or its shards, among others: by its own name, else by its folders'. Other splits are not taken."""
+    """Return the task's file, or its shards, among others: by its own name, else by its folders'. Other splits are not
+    taken."""
     expression = re.compile(task.local_name or "", re.IGNORECASE)
     named = [f for f in files if expression.search(f.local_path().name)]
     named = named or [f for f in files if expression.search("/".join(f.local_path().parts[-3:]))]
@@ -447,7 +514,8 @@ def _recognised(task: ChatTask, files: list[SourceFile], places: list[str], wher
     if not found:
         others = f" {', '.join(f.label for f in named)} is of another split." if named else ""
         raise InputMissingError(
-            f"{where}: no file of it in {looked}, so it cannot be scored.{others} Its name must match {task.local_name} (in any case)."
+            f"{where}: no file of it in {looked}, so it cannot be scored.{others} Its name must match "
+            f"{task.local_name} (in any case)."
         )
     if len({re.sub(r"\d+-of-", "", str(f.local_path())) for f in found}) > 1:
         raise RecipeError(
@@ -505,7 +573,9 @@ def _about_words(words: Iterable[str]) -> Iterator[tuple[str, dict]]:
     held_out = {
         w
         for w in words
-        if re.fullmatch(f"[a-z]{{{SPELLED_LETTERS[0]},{SPELLED_LETTERS[1]}}}", w) and len(set(w)) > 1 and is_held_out(w)
+        if re.fullmatch(f"[a-z]{{{SPELLED_LETTERS[0]},{SPELLED_LETTERS[1]}}}", w)
+        and len(set(w)) > 1
+        and is_held_out(w)
     }
     order = np.random.default_rng(42).permutation(len(held_out))
     chosen = sorted(held_out)

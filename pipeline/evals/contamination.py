@@ -29,8 +29,8 @@ def own_sources(run: RunDirectory, *, trust_code: bool = False) -> tuple[Recipe,
     """Return the run's recipe, and its (training, validation) sources; Hub datasets at the commits, and the
     files held out, that it began with.
 
-    trust_code: whether a format that the recipe names as module:attr is run; nobody named this recipe, and it may be somebody
-    else's. Raises what the recipe and the sources raise when something is no longer there.
+    trust_code: whether a format that the recipe names as module:attr is run; nobody named this recipe, and it may be
+    somebody else's. Raises what the recipe and the sources raise when something is no longer there.
     """
     recipe = read_recipe([str(run.recipe)], stage=None)
     why = f"{run.recipe} belongs to a run, which may have come from elsewhere"
@@ -46,7 +46,8 @@ def own_sources(run: RunDirectory, *, trust_code: bool = False) -> tuple[Recipe,
 
 
 def core_texts(task: CoreTask, items: list[dict]) -> list[str]:
-    """Return the text of each item, in the order given: the question and the right option, or the text and how it goes on."""
+    """Return the text of each item, in the order given: the question and the right option, or the text and how it goes
+    on."""
     return [_core_text(task, item) for item in items]
 
 
@@ -60,7 +61,8 @@ def _core_text(task: CoreTask, item: dict) -> str:
 
 
 def chat_texts(loaded: LoadedTask) -> list[str]:
-    """Return the text of each of the task's items, in their order: the question and the right answer, of letters the choice's text."""
+    """Return the text of each of the task's items, in their order: the question and the right answer, of letters the
+    choice's text."""
     return [_chat_text(item) for item in loaded.items]
 
 
@@ -73,7 +75,8 @@ def _chat_text(item: ChatItem) -> str:
 
 
 def watched_bundle(bundle: Bundle) -> dict[str, list[str]]:
-    """Return the texts of every item of every task that the bundle has, in the order of its file, by the name of the metric."""
+    """Return the texts of every item of every task that the bundle has, in the order of its file, by the name of the
+    metric."""
     scored = [task for task in TASKS if task.name not in bundle.missing]
     return {f"core/{task.name}": core_texts(task, bundle.items[task.file]) for task in scored}
 
@@ -120,7 +123,8 @@ def record_findings(run: RunDirectory, plan: dict, benchmarks: list[Any]) -> Fin
         )
     except Exception as error:  # whatever it is, it must not end a training
         print(
-            f"contamination: which items are in the training text is unknown ({type(error).__name__}: {error}); the training goes on",
+            f"contamination: which items are in the training text is unknown ({type(error).__name__}: {error}); the "
+            "training goes on",
             file=sys.stderr,
             flush=True,
         )
@@ -143,10 +147,11 @@ def findings_of(run: RunDirectory | None) -> Findings | None:
 
 
 def clean_score(found: dict[str, Any], correct: Sequence[float], flags: Sequence[bool | None]) -> dict[str, Any]:
-    """Return, for a task's row, counts, its score with and without contaminated items, and whose text was not looked through.
+    """Return, for a task's row, counts, its score with and without contaminated items, and whose text was not looked
+    through.
 
-    found: of the task, by the findings. correct: of the items scored. flags: of the same items and in the same order, more
-    may follow.
+    found: of the task, by the findings. correct: of the items scored. flags: of the same items and in the same order,
+    more may follow.
     """
     return without_contaminated(correct, flags[: len(correct)]) | {
         "shards": found["shards"],
@@ -164,8 +169,8 @@ def clean_scores(
 ) -> dict[str, dict[str, Any]]:
     """Return the clean_score of each task that was searched for, by its name.
 
-    scored: of each task the name of its metric, the texts of all its items, and whether those scored were answered rightly.
-    in_order: brings what is known of all items into the order in which they were scored.
+    scored: of each task the name of its metric, the texts of all its items, and whether those scored were answered
+    rightly. in_order: brings what is known of all items into the order in which they were scored.
     """
     found: dict[str, dict[str, Any]] = {}
     if not findings:
@@ -179,11 +184,12 @@ def clean_scores(
 def clean_mean(
     accuracies: dict[str, float], cleaned: dict[str, dict[str, Any]], centred: Callable[[str, float], float]
 ) -> dict[str, Any] | None:
-    """Return, for the row of a mean, counts over the tasks, and the mean of the centred scores without contaminated items.
+    """Return, for the row of a mean, counts over the tasks, and the mean of the centred scores without contaminated
+    items.
 
-    accuracies: by task of the mean. cleaned: the clean_score of tasks that were looked for. centred: of a task and its accuracy. A task
-    that has no clean item is left out and named; one that nobody looked for counts as it is and is named too. None when
-    that is all of them.
+    accuracies: by task of the mean. cleaned: the clean_score of tasks that were looked for. centred: of a task and its
+    accuracy. A task that has no clean item is left out and named; one that nobody looked for counts as it is and is
+    named too. None when that is all of them.
     """
     cleaned = {name: found for name, found in cleaned.items() if name in accuracies}
     if not cleaned:
@@ -210,9 +216,15 @@ def contamination_line(results: list[dict[str, Any]]) -> str:
     found = [row for row in results if "contamination" in row]
     tasks = [row["contamination"] for row in found if "left_out" not in row["contamination"]]
     if not tasks:
-        return "contamination: nobody looked for these items in the training text of this run; --search-text reads it and looks"
+        return (
+            "contamination: nobody looked for these items in the training text of this run; --search-text reads it "
+            "and looks"
+        )
     items, unjudged, contaminated = (sum(one[c] for one in tasks) for c in ("items", "unjudged", "contaminated"))
-    line = f"contamination: {contaminated:,} of {items:,} scored items stand in the training text ({unjudged:,} cannot be judged)"
+    line = (
+        f"contamination: {contaminated:,} of {items:,} scored items stand in the training text ({unjudged:,} cannot "
+        "be judged)"
+    )
     without = [
         f"{row['name']} {row['contamination']['score_without']:.6f}"
         for row in found
@@ -224,7 +236,8 @@ def contamination_line(results: list[dict[str, Any]]) -> str:
 
 
 def search_notes(tasks: list[dict[str, Any]]) -> list[str]:
-    """Return whose text was searched and whose not. tasks: of the rows of several tasks what they say of contamination."""
+    """Return whose text was searched and whose not. tasks: of the rows of several tasks what they say of
+    contamination."""
     notes = []
     most = max(tasks, key=lambda found: found["unchecked_shards"])
     if most["unchecked_shards"]:
@@ -247,9 +260,9 @@ def search_text(run: RunDirectory, tasks: dict[str, list[str]], *, trust_code: b
     """Look for the tasks' items in all text that the run trains on, and in that of the runs it comes from; recorded in
     report/contamination.json.
 
-    tasks: the texts of a task's items by the name of its metric. Shards whose text was looked through for these items before
-    are not read again; those that are gone are prepared again. A parent whose text cannot be read is named in the findings.
-    Raises InputMissingError and DataError when the run's own text is not there or has changed.
+    tasks: the texts of a task's items by the name of its metric. Shards whose text was looked through for these items
+    before are not read again; those that are gone are prepared again. A parent whose text cannot be read is named in
+    the findings. Raises InputMissingError and DataError when the run's own text is not there or has changed.
     """
     watchlist = Watchlist.of(tasks)
     matches, text_of = [_seen(run, watchlist, trust_code=trust_code)], {run.path.resolve(): run.name}
@@ -275,7 +288,9 @@ def _seen(run: RunDirectory, watchlist: Watchlist, *, trust_code: bool) -> Match
     """Return what the run's text holds, by its recipe and the inputs that its manifest names."""
     inputs = run.read_manifest().get("inputs") or {}
     if not (inputs and run.recipe.exists()):
-        raise InputMissingError(f"{run.path}: what the run trained on is not recorded, so its text cannot be searched.")
+        raise InputMissingError(
+            f"{run.path}: what the run trained on is not recorded, so its text cannot be searched."
+        )
     recipe, sources = own_sources(run, trust_code=trust_code)
     # It may follow from the number of processes, which were others.
     recipe = with_values(recipe, {"data.batch_tokens": inputs["batch_tokens"]})
@@ -292,8 +307,8 @@ def _refuse_changed(run: RunDirectory, sources: list[Any], recorded: list[dict[s
     now = {source.name: source.describe()["fingerprint"] for source in sources}
     if changed := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
         raise DataError(
-            f"{run.path}: the files of {', '.join(changed)} are not those that the run trained on, so searching them would tell nothing. "
-            "Put them back as they were."
+            f"{run.path}: the files of {', '.join(changed)} are not those that the run trained on, so searching them "
+            "would tell nothing. Put them back as they were."
         )
 
 

@@ -48,14 +48,16 @@ class Row:
 
 
 def in_order(items: list[Any], max_items: int | None) -> list[Any]:
-    """Return the items, or what is known of each, in the order of every evaluation, of which a capped one takes the first."""
+    """Return the items, or what is known of each, in the order of every evaluation, of which a capped one takes the
+    first."""
     items = list(items)
     random.Random(SHUFFLE_SEED).shuffle(items)
     return items[:max_items]
 
 
 def shots_of(task: CoreTask, index: int, num_items: int) -> list[int]:
-    """Return which items are the examples before item `index`: drawn from the others, as many as there are when too few."""
+    """Return which items are the examples before item `index`: drawn from the others, as many as there are when too
+    few."""
     k = min(task.shots, num_items - 1)
     # Of the others' places rather than of a list of the others: the same draw, without a list of all items for each.
     drawn = random.Random(SHOTS_SEED + index).sample(range(num_items - 1), k) if k else []
@@ -63,7 +65,8 @@ def shots_of(task: CoreTask, index: int, num_items: int) -> list[int]:
 
 
 def prompts_of(task: CoreTask, item: dict, shots: list[dict]) -> list[str]:
-    """Return the texts of an item's rows; of language modelling the prompt alone, then the prompt with its continuation."""
+    """Return the texts of an item's rows; of language modelling the prompt alone, then the prompt with its
+    continuation."""
     if task.kind == "multiple_choice":
         before = "".join(f"{s['query']}{task.delimiter}{s['choices'][s['gold']]}\n\n" for s in shots)
         return [f"{before}{item['query']}{task.delimiter}{choice}" for choice in item["choices"]]
@@ -78,12 +81,13 @@ def prompts_of(task: CoreTask, item: dict, shots: list[dict]) -> list[str]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokenizer and limits that make rows of texts. bos: what a row begins with; positions: the longest row the model takes, None for any.
+    """Tokenizer and limits that make rows of texts. bos: what a row begins with; positions: the longest row the model
+    takes, None for any.
 
-    long_prompts says what happens to a longer one. `fewer_shots`: as few whole examples as needed are left out from the
-    front, the same for all options, and BOS stays; a question that is too long by itself loses its beginning. `crop`: each
-    row keeps its last tokens, without BOS and perhaps from inside an example: nanochat's rule, under which GPT-2 has its
-    published scores.
+    long_prompts says what happens to a longer one. `fewer_shots`: as few whole examples as needed are left out from
+    the front, the same for all options, and BOS stays; a question that is too long by itself loses its beginning.
+    `crop`: each row keeps its last tokens, without BOS and perhaps from inside an example: nanochat's rule, under
+    which GPT-2 has its published scores.
     """
 
     tokenizer: Any
@@ -207,7 +211,8 @@ class Group:
 class Scores:
     """Summed nats of each row's targets, and whether each target is the likeliest token.
 
-    forwarded: token positions that went through the model, padding included, over all ranks; given: tokens of all rows.
+    forwarded: token positions that went through the model, padding included, over all ranks; given: tokens of all
+    rows.
     """
 
     nats: np.ndarray
@@ -228,8 +233,9 @@ def score_rows(
 ) -> Scores:
     """Return scores of rows (ids (T,), start): targets ids[start:] given what comes before them; start is at least 1.
 
-    Every rank calls this with all rows and takes its share of the batches; an error on one rank is raised on all of them.
-    The model is left in the mode it was in. watched: what this rank's batches go through; it may raise EvaluationInterrupted.
+    Every rank calls this with all rows and takes its share of the batches; an error on one rank is raised on all of
+    them. The model is left in the mode it was in. watched: what this rank's batches go through; it may raise
+    EvaluationInterrupted.
     """
     device = torch.device(device)
     nats_R, misses_R = (torch.zeros(len(rows), dtype=torch.float64) for _ in range(2))
@@ -254,8 +260,8 @@ def score_rows(
 
 
 def groups_of(rows: list[tuple[np.ndarray, int]], *, share: bool = True) -> list[Group]:
-    """Return the rows as groups: a row that is another's beginning is scored within it, and rows that share at least half of
-    their tokens go on from one prefix (not without share)."""
+    """Return the rows as groups: a row that is another's beginning is scored within it, and rows that share at least
+    half of their tokens go on from one prefix (not without share)."""
     # In the order of their ids, beginnings and likenesses are neighbours.
     found: list[Sequence] = []
     keyed = sorted(((ids.astype(">u4").tobytes(), number) for number, (ids, _) in enumerate(rows)), reverse=True)
@@ -292,7 +298,8 @@ def _shared_with(group: Group, sequence: Sequence) -> int:
 
 def batches_of(groups: list[Group], *, batch_tokens: int, cached_tokens: float) -> list[list[Group]]:
     """Return groups of about equal length, as long as that wastes less than another forward pass costs; the dearest
-    batches first, so that ranks end at about the same time. cached_tokens: of all rows that go on from kept prefixes."""
+    batches first, so that ranks end at about the same time. cached_tokens: of all rows that go on from kept
+    prefixes."""
     priced: list[tuple[int, list[Group]]] = []
     batch: list[Group] = []
     now = Price()
@@ -371,7 +378,8 @@ def _score_batch(model, batch: list[Group], device: torch.device, nats_R, misses
 
 
 def forward_at(model, input_ids_BT: torch.Tensor, wanted_N: torch.Tensor, *, cache=None, use_cache=False) -> Any:
-    """Return the model's output with the logits of these positions alone: the head for all others is most of a small model."""
+    """Return the model's output with the logits of these positions alone: the head for all others is most of a small
+    model."""
     known = inspect.signature(model.forward).parameters
     inputs: dict[str, Any] = {"use_cache": use_cache} if "use_cache" in known else {}
     if cache is not None:
@@ -384,7 +392,8 @@ def forward_at(model, input_ids_BT: torch.Tensor, wanted_N: torch.Tensor, *, cac
 
 
 def _bytes_of_a_position(model) -> int:
-    """Return the bytes that the model caches for one position; 0 when a prefix's states cannot be kept and dealt out to rows."""
+    """Return the bytes that the model caches for one position; 0 when a prefix's states cannot be kept and dealt out
+    to rows."""
     if not {cache_argument(model), "use_cache"} <= set(inspect.signature(model.forward).parameters):
         return 0
     output = model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True)
@@ -438,7 +447,8 @@ class CoreScore:
 
     @property
     def whole(self) -> bool:
-        """Return whether the mean may be called CORE: every task, every file the published one, all items that were to be scored."""
+        """Return whether the mean may be called CORE: every task, every file the published one, all items that were to
+        be scored."""
         return not self.missing and not self.cut_short and all(self.bundle.published(t.task) for t in self.tasks)
 
     @property
@@ -446,8 +456,8 @@ class CoreScore:
         return "core" if self.whole else "core_partial"
 
     def mean(self, version: str) -> float:
-        """Return the mean of the centred accuracies. version: v1, the baselines of every published CORE score, or v2, DCLM's
-        corrected ones."""
+        """Return the mean of the centred accuracies. version: v1, the baselines of every published CORE score, or v2,
+        DCLM's corrected ones."""
         return float(np.mean([t.task.centred(t.accuracy, version) for t in self.tasks]))
 
     def interval(self, version: str) -> tuple[float, float]:
@@ -472,15 +482,16 @@ def score_core(
 ) -> CoreScore:
     """Score the bundle's tasks; every rank calls it and gets the same.
 
-    max_per_task: the first so many items of each task. max_s: as many as are expected to fit, a like share of every task;
-    the score is partial then. report: called with each task's score as soon as it is there (without max_s).
+    max_per_task: the first so many items of each task. max_s: as many as are expected to fit, a like share of every
+    task; the score is partial then. report: called with each task's score as soon as it is there (without max_s).
     Raises DataError for a tokenizer without BOS and EOS and for a model whose loss is no number.
     """
     started = time.monotonic()
     bos = document_start(tokenizer)
     if bos is None:
         raise DataError(
-            "the tokenizer has neither a BOS nor an EOS token, so a prompt has nothing to begin with. Set bos_token in its tokenizer_config.json."
+            "the tokenizer has neither a BOS nor an EOS token, so a prompt has nothing to begin with. Set bos_token "
+            "in its tokenizer_config.json."
         )
     tokens = Tokens(
         tokenizer, bos, getattr(model.config.get_text_config(), "max_position_embeddings", None), long_prompts
@@ -507,7 +518,8 @@ def score_core(
         )
         if np.isnan(scores.nats).any():
             error = DataError(
-                "the model's loss is no number, so nothing was scored: its weights or its precision are broken. Score an earlier checkpoint."
+                "the model's loss is no number, so nothing was scored: its weights or its precision are broken. Score "
+                "an earlier checkpoint."
             )
             error.of_all_ranks = True
             raise error
@@ -553,8 +565,8 @@ def score_core(
 def core_protocol(
     bundle: Bundle, *, max_per_task: int | None, long_prompts: LongPrompts, window: int | None, coverage: float
 ) -> Protocol:
-    """Return the protocol of the tasks and their mean. window: the model's positions where a prompt was longer, else None:
-    then they change nothing. coverage: of the items' text, by this tokenizer."""
+    """Return the protocol of the tasks and their mean. window: the model's positions where a prompt was longer, else
+    None: then they change nothing. coverage: of the items' text, by this tokenizer."""
     return Protocol(
         {
             "score": "core",
@@ -578,7 +590,8 @@ def _texts(item: dict) -> Iterator[str]:
 def _correct(
     task: CoreTask, items: list[dict], rows: list[Row], nats: np.ndarray, greedy: np.ndarray
 ) -> dict[int, bool]:
-    """Return whether each item was answered rightly: all its tokens the likeliest, or the right option the one of least loss."""
+    """Return whether each item was answered rightly: all its tokens the likeliest, or the right option the one of
+    least loss."""
     if task.kind == "language_modeling":
         return {row.item: bool(all_greedy) for row, all_greedy in zip(rows, greedy, strict=True)}
     losses: dict[int, list[float]] = {}
@@ -679,13 +692,15 @@ def closing_lines(score: CoreScore) -> list[str]:
         low, high = score.interval(version)
         meaning = "baselines of published scores" if version == "v1" else "DCLM's corrected baselines"
         lines.append(
-            f"{score.name}_{version}: {score.mean(version):.6f}  (95 % {low:.4f} to {high:.4f}; {meaning}; {len(score.tasks)} of {len(TASKS)} tasks)"
+            f"{score.name}_{version}: {score.mean(version):.6f}  (95 % {low:.4f} to {high:.4f}; {meaning}; "
+            f"{len(score.tasks)} of {len(TASKS)} tasks)"
         )
     if not score.whole:
         tasks = [(t.task.name, len(t.correct), t.of, score.bundle.published(t.task)) for t in score.tasks]
         lines.append(f"This is not CORE: {'; '.join(why_partial(score.missing, tasks))}.")
     lines.append(
-        f"bundle {score.bundle.id}, protocol {score.protocol.id} ({score.protocol}); {score.forwarded:,} tokens forwarded of {score.given:,} in prompts, {score.seconds:.1f} s"
+        f"bundle {score.bundle.id}, protocol {score.protocol.id} ({score.protocol}); {score.forwarded:,} tokens "
+        f"forwarded of {score.given:,} in prompts, {score.seconds:.1f} s"
     )
     return lines
 
@@ -710,7 +725,7 @@ class CoreBenchmark:
     def score(
         self, model: Any, tokenizer: Any, *, findings: Findings | None = None, **where: Any
     ) -> list[dict[str, Any]]:
-        """Return rows for evals.json; their values are the same on every rank. findings: of the run's training text, on the rank
-        that writes. where: device, rank ... as score_core takes them."""
+        """Return rows for evals.json; their values are the same on every rank. findings: of the run's training text,
+        on the rank that writes. where: device, rank ... as score_core takes them."""
         limits = {name: getattr(self.settings, name) for name in ("max_per_task", "max_s", "long_prompts")}
         return core_results(score_core(self.bundle, model, tokenizer, **limits, **where), findings)

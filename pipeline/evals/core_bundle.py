@@ -83,8 +83,8 @@ TASKS = (
 # Fetches the published files of the CORE tasks from the first mirror that gives the right bytes.
 
 SILENCE_S = 60.0
-# Where the files are, {file} their name under eval_data/; one without it is a zip of all. What they give is believed by its
-# hash alone, so that a mirror can neither change a score nor put an error page into the cache.
+# Where the files are, {file} their name under eval_data/; one without it is a zip of all. What they give is believed
+# by its hash alone, so that a mirror can neither change a score nor put an error page into the cache.
 MIRRORS = (
     f"https://raw.githubusercontent.com/mosaicml/llm-foundry/{FOUNDRY}/scripts/eval/local_data/{{file}}",
     "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip",
@@ -121,7 +121,10 @@ def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
         raise ServiceError(
             f"CORE bundle: no mirror gives {file}, so nothing was scored:\n  "
             + "\n  ".join(reasons)
-            + "\nDownload the eval_bundle yourself and name its folder or zip (--bundle, evals.core.bundle), or a mirror in TANDEM_CORE_MIRRORS."
+            + (
+                "\nDownload the eval_bundle yourself and name its folder or zip (--bundle, evals.core.bundle), or "
+                "a mirror in TANDEM_CORE_MIRRORS."
+            )
         )
 
 
@@ -199,8 +202,8 @@ def open_bundle(path: str | None = None, *, cache: str | None = None, wanted: li
         missing = {t.name: f"{t.file} is not in {path}" for t in TASKS if t.file not in contents}
         if absent := [name for name in wanted or [] if name in missing]:
             raise InputMissingError(
-                f"{path}: the bundle lacks {', '.join(absent)} ({'; '.join(missing[name] for name in absent)}), so nothing was scored. "
-                "Add the files, or leave the path out to fetch the published ones."
+                f"{path}: the bundle lacks {', '.join(absent)} ({'; '.join(missing[name] for name in absent)}), so "
+                "nothing was scored. Add the files, or leave the path out to fetch the published ones."
             )
     items, problems = {}, []
     for task in {t.file: t for t in TASKS if t.file in contents}.values():
@@ -236,7 +239,8 @@ def _local(path: Path) -> dict[str, bytes]:
         found = _of_zip(path, files)
     if not found:
         raise InputMissingError(
-            f"{path}: holds no file of a CORE task (such as eval_data/{TASKS[0].file}), so nothing can be scored. Name the folder or zip of the eval_bundle."
+            f"{path}: holds no file of a CORE task (such as eval_data/{TASKS[0].file}), so nothing can be scored. "
+            "Name the folder or zip of the eval_bundle."
         )
     return found
 
@@ -314,8 +318,8 @@ def _reason(task: CoreTask, item: Any) -> str | None:
 
 
 def why_partial(missing: Iterable[str], tasks: Iterable[tuple[str, int, int, bool]]) -> list[str]:
-    """Return the reasons in words; none for CORE itself. tasks: name, items scored, items that were to be, whether the file is the
-    published one."""
+    """Return the reasons in words; none for CORE itself. tasks: name, items scored, items that were to be, whether the
+    file is the published one."""
     missing, tasks = list(missing), list(tasks)
     reasons = [f"missing {', '.join(missing)}"] if missing else []
     scored, wanted = sum(items for _, items, _, _ in tasks), sum(of for _, _, of, _ in tasks)

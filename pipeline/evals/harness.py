@@ -22,7 +22,8 @@ def require_harness() -> None:
     """Raise InputMissingError when lm-evaluation-harness is not installed; imports nothing."""
     if importlib.util.find_spec("lm_eval") is None:
         raise InputMissingError(
-            f'command line: {PREFIX} needs the package lm-eval, which is not installed. Run pip install "tandem-llm[lm-eval]".'
+            f"command line: {PREFIX} needs the package lm-eval, which is not installed. Run pip install "
+            '"tandem-llm[lm-eval]".'
         )
 
 
@@ -40,18 +41,18 @@ def harness_scores(
 ) -> list[dict[str, Any]]:
     """Return one row per task and metric of the harness, groups after their tasks, from the model as it is in memory.
 
-    Rows: name `lm_eval/<task>/<metric>` (`<metric>,<filter>` where the task has filters), value, stderr (None where the
-    harness gives none), low, high (95 %, where there is one), n items, task_version, num_fewshot, filter, cut (items whose
-    prompt was longer than the model's positions and lost its beginning behind the BOS), protocol and its parts. limit: first
-    items of each task. num_fewshot: None for each task's own. include_path: a folder of task YAMLs; when it has all the
-    names, the harness's own are not read.
-    chat: prompts go through the chat template, after `system`.
-    Raises InputMissingError, RecipeError, ServiceError or DataError before anything is scored.
+    Rows: name `lm_eval/<task>/<metric>` (`<metric>,<filter>` where the task has filters), value, stderr (None where
+    the harness gives none), low, high (95 %, where there is one), n items, task_version, num_fewshot, filter, cut
+    (items whose prompt was longer than the model's positions and lost its beginning behind the BOS), protocol and its
+    parts. limit: first items of each task. num_fewshot: None for each task's own. include_path: a folder of task
+    YAMLs; when it has all the names, the harness's own are not read. chat: prompts go through the chat template, after
+    `system`. Raises InputMissingError, RecipeError, ServiceError or DataError before anything is scored.
     """
     require_harness()
     if chat and not tokenizer.chat_template:
         raise RecipeError(
-            f"{PREFIX}: the tokenizer has no chat template, so no prompt can be put as a chat. Score it as a base model."
+            f"{PREFIX}: the tokenizer has no chat template, so no prompt can be put as a chat. Score it as a base "
+            "model."
         )
     with _quiet():
         from lm_eval.evaluator import evaluate
@@ -64,8 +65,13 @@ def harness_scores(
             _check(name, task, lm)
             _set_fewshot(task, num_fewshot)
         found = evaluate(
-            lm, task_dict=loaded, limit=limit, apply_chat_template=chat, system_instruction=system, fewshot_as_multiturn=True
-        )  # fmt: skip
+            lm,
+            task_dict=loaded,
+            limit=limit,
+            apply_chat_template=chat,
+            system_instruction=system,
+            fewshot_as_multiturn=True,
+        )
     return _rows(found, tokenizer, cut=lm.cut, chat=chat, system=system, limit=limit, window=lm.max_length)
 
 
@@ -82,7 +88,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _load(names: list[str], include_path: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the harness's tasks and groups of these names, with their data. Raises for all names that cannot be had."""
+    """Return the harness's tasks and groups of these names, with their data. Raises for all names that cannot be
+    had."""
     manager = _manager(names, include_path)
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}}
     problems: list[TandemError] = []
@@ -92,7 +99,8 @@ def _load(names: list[str], include_path: Path | None) -> dict[str, dict[str, An
         except ConnectionError as error:
             # The other tasks would wait for the same Hub, each with its own retries.
             raise ServiceError(
-                f"{PREFIX}:{name}: its data cannot be fetched ({error}), so nothing was scored. Run it once where the Hub is within reach, or give tasks on files of your own with --include-path."
+                f"{PREFIX}:{name}: its data cannot be fetched ({error}), so nothing was scored. Run it once where the "
+                "Hub is within reach, or give tasks on files of your own with --include-path."
             ) from None
         except Exception as error:  # a task may run code of its own while it loads, and that may raise anything
             problems.append(_unloadable(name, error))
@@ -120,7 +128,8 @@ def _manager(names: list[str], include_path: Path | None) -> Any:
             unknown.append(name + (f" (did you mean {' or '.join(near)}?)" if near else ""))
     if unknown:
         raise RecipeError(
-            f"command line: lm-evaluation-harness {_version()} has no task {', '.join(unknown)}, so nothing was scored. Give the name of one, or the folder of your own with --include-path."
+            f"command line: lm-evaluation-harness {_version()} has no task {', '.join(unknown)}, so nothing was "
+            "scored. Give the name of one, or the folder of your own with --include-path."
         )
     return manager
 
@@ -129,11 +138,13 @@ def _unloadable(name: str, error: Exception) -> TandemError:
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, ImportError):
         return InputMissingError(
-            f"{PREFIX}:{name}: needs a package that is not here ({reason}), so nothing was scored. Install it, or leave the task out."
+            f"{PREFIX}:{name}: needs a package that is not here ({reason}), so nothing was scored. Install it, or "
+            "leave the task out."
         )
     if isinstance(error, FileNotFoundError):
         return InputMissingError(
-            f"{PREFIX}:{name}: its data is missing ({reason}), so nothing was scored. Check the task's dataset_path and data_files."
+            f"{PREFIX}:{name}: its data is missing ({reason}), so nothing was scored. Check the task's dataset_path "
+            "and data_files."
         )
     return DataError(
         f"{PREFIX}:{name}: cannot be loaded ({reason}), so nothing was scored. Fix the task, or leave it out."
@@ -154,12 +165,14 @@ def _check(name: str, task: Any, lm: Any) -> None:
         asked = normalize_gen_kwargs(dict(task.config.generation_kwargs or {}), lm.max_gen_toks)["max_gen_toks"]
         if asked >= lm.max_length:
             raise RecipeError(
-                f"{PREFIX}:{name}: writes up to {asked} tokens, and the model has {lm.max_length} positions, so no prompt fits. Leave it out."
+                f"{PREFIX}:{name}: writes up to {asked} tokens, and the model has {lm.max_length} positions, so no "
+                "prompt fits. Leave it out."
             )
 
 
 def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
-    """Set the few-shot settings as the harness's own command does: its seed, the task's own number unless another is asked for, else none."""
+    """Set the few-shot settings as the harness's own command does: its seed, the task's own number unless another is
+    asked for, else none."""
     from lm_eval.defaults import DEFAULT_OTHER_SEED
 
     own = task.get_config("num_fewshot")
@@ -235,7 +248,8 @@ def _leaves(task: str, children: dict[str, list[str]]) -> list[str]:
 
 
 def _hashes(samples: list[dict[str, Any]]) -> list[str]:
-    """Return the harness's own hashes of items and answers, each once: of several filters an item has several samples."""
+    """Return the harness's own hashes of items and answers, each once: of several filters an item has several
+    samples."""
     return sorted({f"{sample.get('doc_hash')} {sample.get('target_hash')}" for sample in samples})
 
 
@@ -261,5 +275,6 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
         ends = "" if row["low"] is None else f"{row['low']:.4f}-{row['high']:.4f}"
         cut = f"  {row['cut']:,} prompts cut" if row["cut"] else ""
         print(
-            f"{row['name']:<48} {row['value']:>9.4f} {stderr:>8}  {ends:<15} {row['n']:>7,} {row['num_fewshot']!s:>5}{cut}"
+            f"{row['name']:<48} {row['value']:>9.4f} {stderr:>8}  {ends:<15} {row['n']:>7,} "
+            f"{row['num_fewshot']!s:>5}{cut}"
         )

@@ -15,17 +15,18 @@ class HarnessModel(HFLM):
     """HFLM with our ids: BOS where the tokenizer has one, whether or not it adds it itself, and never two.
 
     HFLM leaves BOS to the tokenizer: one that adds none (byte-level BPE) then scores every context without, one that
-    adds it scores the likelihood of a text as two. Base models read control strings in a task's text as text. chat: texts
-    come from the chat template, which writes its own BOS. A prompt longer than the model's positions loses its oldest
-    tokens behind the BOS; `cut` holds the contexts that did.
-    Raises DataError when the tokenizer has neither BOS nor EOS, so that an empty context has no token to begin with.
+    adds it scores the likelihood of a text as two. Base models read control strings in a task's text as text. chat:
+    texts come from the chat template, which writes its own BOS. A prompt longer than the model's positions loses its
+    oldest tokens behind the BOS; `cut` holds the contexts that did. Raises DataError when the tokenizer has neither
+    BOS nor EOS, so that an empty context has no token to begin with.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, batch_rows: int, chat: bool):
         first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         if first is None:
             raise DataError(
-                "the tokenizer has neither a BOS nor an EOS token, so a text has nothing to begin with. Set bos_token in its tokenizer_config.json."
+                "the tokenizer has neither a BOS nor an EOS token, so a text has nothing to begin with. Set bos_token "
+                "in its tokenizer_config.json."
             )
         tokenizer = copy.deepcopy(tokenizer)  # HFLM sets a padding token, if need be a new one.
         if tokenizer.pad_token_id is None:
@@ -72,7 +73,8 @@ class HarnessModel(HFLM):
         for key, context, continuation in requests:
             if len(continuation) > self.max_length:
                 raise DataError(
-                    f"lm_eval: an answer of {len(continuation)} tokens is longer than the model's {self.max_length} positions: {key[1][:60]!r}. Leave that task out."
+                    f"lm_eval: an answer of {len(continuation)} tokens is longer than the model's {self.max_length} "
+                    f"positions: {key[1][:60]!r}. Leave that task out."
                 )
             # The last token is a target only, no input.
             limit = self.max_length + 1 - len(continuation)

@@ -18,19 +18,21 @@ DRAWS = 2000
 def share_interval(right: int, n: int) -> tuple[float, float]:
     """Return the 95 % interval of a share of `right` out of `n`: mid-P, of the exact binomial tails.
 
-    It is never a point, also where none or all are right: the other end then is a share under which that has a chance of 5 %.
-    Against Wilson's it is narrower on average, and covers 92 % of shares or more where Wilson's falls to 84 % (shares of about
-    0.18 / n). Source: Berry and Armitage, Mid-P confidence intervals: a brief review (1995).
+    It is never a point, also where none or all are right: the other end then is a share under which that has a chance
+    of 5 %. Against Wilson's it is narrower on average, and covers 92 % of shares or more where Wilson's falls to 84 %
+    (shares of about 0.18 / n). Source: Berry and Armitage, Mid-P confidence intervals: a brief review (1995).
     """
     assert 0 <= right <= n > 0, (right, n)
     return _lower_end(right, n), 1 - _lower_end(n - right, n)
 
 
 def mean_interval(shares: Sequence[tuple[int, int]], *, slopes: Sequence[float], value: float) -> tuple[float, float]:
-    """Return the 95 % interval of a mean over tasks, each (right, n) times its slope (1 / (1 - baseline) where it is centred).
+    """Return the 95 % interval of a mean over tasks, each (right, n) times its slope (1 / (1 - baseline) where it is
+    centred).
 
-    value: the mean. Its distance from each end is the root of the summed squares of the tasks' distances, so that tasks with none
-    right add their doubt too. Source: Zou and Donner, Construction of confidence limits ...: a general approach (2008).
+    value: the mean. Its distance from each end is the root of the summed squares of the tasks' distances, so that
+    tasks with none right add their doubt too. Source: Zou and Donner, Construction of confidence limits ...: a general
+    approach (2008).
     """
     below = above = 0.0
     for (right, n), slope in zip(shares, slopes, strict=True):
@@ -41,9 +43,11 @@ def mean_interval(shares: Sequence[tuple[int, int]], *, slopes: Sequence[float],
 
 
 def interval_of_error(value: float, stderr: float, n: int) -> tuple[float, float] | None:
-    """Return the 95 % interval of a mean over n items whose standard error is known: of a share of right ones, where it is one.
+    """Return the 95 % interval of a mean over n items whose standard error is known: of a share of right ones, where
+    it is one.
 
-    A share is known by its error, the root of p (1 - p) / (n - 1). None where an error of 0 says nothing: one item alone.
+    A share is known by its error, the root of p (1 - p) / (n - 1). None where an error of 0 says nothing: one item
+    alone.
     """
     right = round(value * n)
     if n > 1 and 0 <= right <= n and abs(value * n - right) < 1e-6:
@@ -56,8 +60,8 @@ def interval_of_error(value: float, stderr: float, n: int) -> tuple[float, float
 def bootstrap_means(correct: np.ndarray, *, seed: int = 0) -> np.ndarray:
     """Return (DRAWS,) accuracies of as many items drawn from these with replacement; the same for the same seed.
 
-    For the mean over many tasks: of one task, or of few, use the functions above, as none right gives draws of 0 alone.
-    Of right and wrong only their number matters, so each draw is one from a binomial distribution.
+    For the mean over many tasks: of one task, or of few, use the functions above, as none right gives draws of 0
+    alone. Of right and wrong only their number matters, so each draw is one from a binomial distribution.
     """
     return np.random.default_rng(seed).binomial(len(correct), correct.mean(), size=DRAWS) / len(correct)
 
@@ -69,10 +73,11 @@ def interval(draws: np.ndarray) -> tuple[float, float]:
 
 
 def two_sided(t: float, freedom: float) -> float:
-    """Return the chance of |T| >= |t| under Student's distribution, by Simpson's rule over the angle atan(t / sqrt(freedom)).
+    """Return the chance of |T| >= |t| under Student's distribution, by Simpson's rule over the angle atan(t /
+    sqrt(freedom)).
 
-    Within 1e-4 of scipy 1.17, relatively, down to chances of 1e-9. Not scipy itself: 113 MB for these 20 lines and the mid-P
-    tails, which it does not have.
+    Within 1e-4 of scipy 1.17, relatively, down to chances of 1e-9. Not scipy itself: 113 MB for these 20 lines and the
+    mid-P tails, which it does not have.
     """
     if math.isinf(freedom):
         return math.erfc(abs(t) / math.sqrt(2))
@@ -88,7 +93,8 @@ def two_sided(t: float, freedom: float) -> float:
 
 
 def student_t(chance: float, freedom: float) -> float:
-    """Return the t that |T| reaches with this chance under Student's distribution: 12.71 for 0.05 and one degree of freedom."""
+    """Return the t that |T| reaches with this chance under Student's distribution: 12.71 for 0.05 and one degree of
+    freedom."""
     low, high = 0.0, 1.0
     while two_sided(high, freedom) > chance:
         high *= 2

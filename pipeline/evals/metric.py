@@ -20,7 +20,7 @@ class BitsPerByte(evaluate.Metric):
         return evaluate.MetricInfo(
             description="Cross-entropy in bits per byte of text.",
             citation="",
-            inputs_description="predictions: nats per target; references: bytes of text per target, -1 for special ones.",
+            inputs_description="predictions: nats per target; references: bytes of text per target, -1 if special.",
             features=datasets.Features(
                 {"predictions": datasets.Value("float64"), "references": datasets.Value("int64")}
             ),
@@ -37,16 +37,18 @@ class BitsPerByte(evaluate.Metric):
 class CentredAccuracy(evaluate.Metric):
     """Share of right answers above guessing, with its 95 % interval: what CORE and ChatCORE average.
 
-    predictions, references: the option chosen and the right one, or 1 and 0 for right and wrong beside references of 1.
-    `CentredAccuracy().compute(predictions=..., references=..., baseline=0.25)`.
+    predictions, references: the option chosen and the right one, or 1 and 0 for right and wrong beside references of
+    1. `CentredAccuracy().compute(predictions=..., references=..., baseline=0.25)`.
     """
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description="Accuracy, and (accuracy - baseline) / (1 - baseline).",
             citation="",
-            inputs_description="predictions, references: numbers of options; baseline: the share that guessing gets right.",
-            features=datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")}),
+            inputs_description="predictions, references: numbers of options; baseline: the share guessing gets right.",
+            features=datasets.Features(
+                {"predictions": datasets.Value("int64"), "references": datasets.Value("int64")}
+            ),
         )
 
     def _compute(self, predictions, references, baseline: float = 0.0) -> dict[str, float]:

@@ -1,13 +1,13 @@
 """Executing programs that a model wrote, each in a process of its own behind walls.
 
-A program reads Python's library and nothing else, writes nothing, starts no process or thread, signals and reaches nobody, and
-has bounded time, memory and a line of output. What it sees of the machine: names and sizes of files by stat(2) where only
-Landlock hides files, the kernel's version, the clock.
+A program reads Python's library and nothing else, writes nothing, starts no process or thread, signals and reaches
+nobody, and has bounded time, memory and a line of output. What it sees of the machine: names and sizes of files by
+stat(2) where only Landlock hides files, the kernel's version, the clock.
 
-Passing means that the program ran to its end without an exception: leaving early, killing itself or changing Python's own
-names is no pass. Not covered: a program made to cheat. It shares its interpreter with the check it is to pass, so it can
-return objects that equal everything, define the names that the check uses, or look for this sandbox's pipes and answer for
-itself. It wins a wrong score by that, and no access.
+Passing means that the program ran to its end without an exception: leaving early, killing itself or changing Python's
+own names is no pass. Not covered: a program made to cheat. It shares its interpreter with the check it is to pass, so
+it can return objects that equal everything, define the names that the check uses, or look for this sandbox's pipes and
+answer for itself. It wins a wrong score by that, and no access.
 """
 
 import json
@@ -25,7 +25,8 @@ from pipeline.process.errors import RecipeError
 
 PACKAGE_ROOT = Path(__file__).parents[2]
 START = "import sys; sys.path.append(sys.argv[1]); from pipeline.evals.sandbox_child import main; main()"
-# All that the program sees of an environment. A fixed hash seed: sets are walked in one order, a score can be repeated.
+# All that the program sees of an environment. A fixed hash seed: sets are walked in one order, a score can be
+# repeated.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "TZ": "UTC"}
 INHERITED = ("LD_LIBRARY_PATH",)  # without it the Python of many a cluster does not start
 GRACE_S = 60.0  # for starting and ending the child on a busy machine
@@ -68,9 +69,9 @@ def run_program(
 ) -> Execution:
     """Execute the source as `__main__` with Python's library, without standard input and output.
 
-    timeout_s: wall seconds of the program; its CPU time is limited to a little more. memory_bytes: of address space, the
-    interpreter's about 30 MB included. The program's failures are in the result; NotIsolated is raised where a wall cannot be
-    put up, RuntimeError or subprocess.TimeoutExpired where the sandbox itself does not start or end.
+    timeout_s: wall seconds of the program; its CPU time is limited to a little more. memory_bytes: of address space,
+    the interpreter's about 30 MB included. The program's failures are in the result; NotIsolated is raised where a
+    wall cannot be put up, RuntimeError or subprocess.TimeoutExpired where the sandbox itself does not start or end.
     """
     request = {
         "mechanisms": isolation.mechanisms,
@@ -101,7 +102,8 @@ def run_program(
 def run_programs(
     programs: list[str], *, workers: int, timeout_s: float = TIMEOUT_S, isolation: Isolation
 ) -> list[Execution]:
-    """Return one result per program, in their order; `workers` of them run at a time, each within run_program's limits."""
+    """Return one result per program, in their order; `workers` of them run at a time, each within run_program's
+    limits."""
     run = partial(run_program, timeout_s=timeout_s, isolation=isolation)
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(run, programs))
@@ -141,7 +143,8 @@ assert set(os.environ) <= {environment!r}, "the environment is seen"
 
 @cache
 def available_isolation() -> Isolation:
-    """Return the walls that are here, each tried in a process of its own, and all together by acts that they must refuse."""
+    """Return the walls that are here, each tried in a process of its own, and all together by acts that they must
+    refuse."""
     isolation = granted_isolation()
     if not isolation.safe:
         return isolation
@@ -173,14 +176,16 @@ def granted_isolation() -> Isolation:
 
 
 def choose_isolation(unsafe_exec: bool, *, where: str) -> Isolation:
-    """Return the best isolation to be had. RecipeError where it is not safe, unless the user takes that upon themselves.
+    """Return the best isolation to be had. RecipeError where it is not safe, unless the user takes that upon
+    themselves.
 
     where: names the request in the message, as Recipe.where does.
     """
     isolation = available_isolation()
     if not isolation.safe and not unsafe_exec:
         raise RecipeError(
-            f"{where}: the programs that the model writes cannot be locked in here ({'; '.join(isolation.missing)}), and are not executed. "
-            "Run it where Linux grants seccomp and either Landlock or user namespaces, or write evals.unsafe_exec: true to execute them with all the rights that you have."
+            f"{where}: the programs that the model writes cannot be locked in here ({'; '.join(isolation.missing)}), "
+            "and are not executed. Run it where Linux grants seccomp and either Landlock or user namespaces, or write "
+            "evals.unsafe_exec: true to execute them with all the rights that you have."
         )
     return isolation

@@ -1,10 +1,11 @@
-"""The process that sandbox.py starts for one program: a supervisor, whose child puts up the walls and executes the program.
+"""The process that sandbox.py starts for one program: a supervisor, whose child puts up the walls and executes the
+program.
 
     sandbox.py --(JSON line, program)--> supervisor --("go" + token)--> worker: walls, "ready", the program
                <--(JSON line)----------            <--(token | reason)--
 
-The token is made after the fork and waits in the pipe while the program runs, in no variable of its process; the worker takes
-it from there when the program has run to its end. Ending early, in whatever way, is therefore no pass.
+The token is made after the fork and waits in the pipe while the program runs, in no variable of its process; the
+worker takes it from there when the program has run to its end. Ending early, in whatever way, is therefore no pass.
 """
 
 import builtins
@@ -66,9 +67,11 @@ HARMLESS = {
     "read": (0, 63), "pread64": (17, 67), "readv": (19, 65), "write": (1, 64), "writev": (20, 66), "lseek": (8, 62),
     "close": (3, 57), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "poll": (7, None), "ppoll": (271, 73),
     "select": (23, None), "pselect6": (270, 72), "stat": (4, None), "fstat": (5, 80), "lstat": (6, None),
-    "newfstatat": (262, 79), "statx": (332, 291), "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
+    "newfstatat": (262, 79), "statx": (332, 291), "access": (21, None), "faccessat": (269, 48),
+    "faccessat2": (439, 439),
     "getdents64": (217, 61), "readlink": (89, None), "readlinkat": (267, 78), "getcwd": (79, 17),
-    "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233), "brk": (12, 214),
+    "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233),
+    "brk": (12, 214),
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
     "alarm": (37, None), "setitimer": (38, 103), "getitimer": (36, 102), "pause": (34, None),
     "clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "nanosleep": (35, 101),
@@ -81,7 +84,8 @@ HARMLESS = {
 }
 # fmt: on
 OPEN, OPENAT, FCNTL, PRLIMIT64, IOCTL = (2, None), (257, 56), (72, 25), (302, 261), (16, 29)
-# F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC. Not F_SETOWN: with O_ASYNC it sends a signal to any process of the user.
+# F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC. Not F_SETOWN: with O_ASYNC it sends a signal to any process of
+# the user.
 FCNTL_COMMANDS = (0, 1, 2, 3, 1030)
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 FIRST_RECENT = 424  # since Linux 5.1 calls have one number on all machines
@@ -128,7 +132,8 @@ def compute_only() -> bytes:
     unset = [_load(2), instruction(EQUAL, 0, if_false=3), _load(2, high=True), instruction(EQUAL, 0, if_false=1)]
     rule(PRLIMIT64, [*unset, allow, refuse])
     rule(IOCTL, [instruction(RETURN, ERRNO | errno.ENOTTY)])  # as if no file were a terminal
-    # The C library tries clone3 and the like first and falls back on an older call only where the kernel has no such one.
+    # The C library tries clone3 and the like first and falls back on an older call only where the kernel has no such
+    # one.
     code += [instruction(AT_LEAST, FIRST_RECENT, if_false=1), instruction(RETURN, ERRNO | errno.ENOSYS), refuse]
     return b"".join(code)
 
@@ -146,7 +151,8 @@ def install(code: bytes) -> None:
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
-    0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)  # fmt: skip
+    0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
+)  # fmt: skip
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
     1, 2, 4, 8, 32, 4096, 16384, 1 << 18)  # fmt: skip
 MNT_DETACH = 2
@@ -161,7 +167,8 @@ OPEN_FILES = 64
 
 
 def readable_folders() -> list[str]:
-    """Return Python's library and the shared objects it loads: all that a program may read. None is named below another one."""
+    """Return Python's library and the shared objects it loads: all that a program may read. None is named below
+    another one."""
     found: list[str] = []
     names = [*sys.path, f"{sys.base_prefix}/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     for folder in sorted({os.path.abspath(name) for name in names if os.path.isdir(name)}):
@@ -172,7 +179,15 @@ def readable_folders() -> list[str]:
 
 def limit(*, cpu_s: int, memory_bytes: int) -> None:
     """Bound CPU seconds, address space, files; no core dump. Root is exempt from the number of processes."""
-    limits = {"CPU": cpu_s, "AS": memory_bytes, "FSIZE": FILE_BYTES, "NOFILE": OPEN_FILES, "CORE": 0, "NPROC": 0, "MEMLOCK": 0}  # fmt: skip
+    limits = {
+        "CPU": cpu_s,
+        "AS": memory_bytes,
+        "FSIZE": FILE_BYTES,
+        "NOFILE": OPEN_FILES,
+        "CORE": 0,
+        "NPROC": 0,
+        "MEMLOCK": 0,
+    }
     for name, value in limits.items():
         try:
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
@@ -197,7 +212,8 @@ def drop_privileges() -> None:
 
 
 def enter_namespaces() -> None:
-    """Enter own namespaces of users, network, IPC and host name; the next child is the first process of its own process tree."""
+    """Enter own namespaces of users, network, IPC and host name; the next child is the first process of its own
+    process tree."""
     user, group = os.getuid(), os.getgid()
     call("unshare", CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
@@ -209,7 +225,8 @@ def enter_namespaces() -> None:
 
 
 def hide_files(folders: list[str]) -> None:
-    """Mount a root folder that holds nothing but these, read-only, in a namespace of mounts. Needs enter_namespaces."""
+    """Mount a root folder that holds nothing but these, read-only, in a namespace of mounts. Needs
+    enter_namespaces."""
     call("unshare", CLONE_NEWNS)  # not together with the others: pivot_root takes along all processes that share it
     root = "/proc"  # any folder that holds none of them
     call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
@@ -229,7 +246,8 @@ def hide_files(folders: list[str]) -> None:
 
 
 def restrict_to(folders: list[str]) -> None:
-    """Restrict this process by Landlock: read these folders and open no other file; what the kernel's version also knows is refused: TCP, signals."""
+    """Restrict this process by Landlock: read these folders and open no other file; what the kernel's version also
+    knows is refused: TCP, signals."""
     abi = call("syscall", LANDLOCK_CREATE_RULESET, None, 0, 1)
     files = LANDLOCK_FILES[max(known for known in LANDLOCK_FILES if known <= abi)]
     tcp = LANDLOCK_TCP if abi >= LANDLOCK_TCP_ABI else 0
@@ -253,7 +271,8 @@ MOST_BYTES = 4096
 
 
 def main() -> None:
-    """Answer the request on stdin with one JSON line: {"reason", "seconds"}, or {"failed"} where a wall cannot be put up."""
+    """Answer the request on stdin with one JSON line: {"reason", "seconds"}, or {"failed"} where a wall cannot be put
+    up."""
     sys.path.pop()  # the place this package was imported from
     request = json.loads(sys.stdin.buffer.readline())
     program = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
@@ -312,7 +331,8 @@ def supervise(program: str, *, mechanisms: list[str], timeout_s: float, memory_b
 
 
 def read_line(descriptor: int, *, until: float) -> bytes:
-    """Return the line without its end; empty when the other side ends or the time is up before there is a whole one."""
+    """Return the line without its end; empty when the other side ends or the time is up before there is a whole
+    one."""
     read = b""
     while (left := until - time.monotonic()) > 0 and select.select([descriptor], [], [], left)[0]:
         some = os.read(descriptor, MOST_BYTES)
@@ -325,7 +345,8 @@ def read_line(descriptor: int, *, until: float) -> bytes:
 
 
 def end(worker: int, *, until: float) -> tuple[int | None, float]:
-    """Wait for the worker, kill it when the time is up; its status, None if it had to be killed, and the CPU seconds it used."""
+    """Wait for the worker, kill it when the time is up; its status, None if it had to be killed, and the CPU seconds
+    it used."""
     ended, status, used = os.wait4(worker, os.WNOHANG)
     while not ended and time.monotonic() < until:
         time.sleep(0.002)
@@ -375,7 +396,8 @@ def cause_of(status: int | None, *, cpu_used_s: float, cpu_s: int, timeout_s: fl
 def work(
     program: str, token_read: int, answer_write: int, *, mechanisms: list[str], cpu_s: int, memory_bytes: int
 ) -> NoReturn:
-    """Put up the walls, execute the program, say how it ended. Only this function's own variables are used after it began."""
+    """Put up the walls, execute the program, say how it ended. Only this function's own variables are used after it
+    began."""
     write, leave, read = os.write, os._exit, os.read
     try:
         put_up_walls(mechanisms, cpu_s=cpu_s, memory_bytes=memory_bytes)
@@ -422,7 +444,8 @@ def put_up_walls(mechanisms: list[str], *, cpu_s: int, memory_bytes: int) -> Non
 
 
 def explain(error: BaseException) -> bytes:
-    """Return one line, as the last one of a traceback, behind its kind. The program may have made str() fail or endless."""
+    """Return one line, as the last one of a traceback, behind its kind. The program may have made str() fail or
+    endless."""
     kind = (
         "memory" if isinstance(error, MemoryError) else "forbidden" if isinstance(error, PermissionError) else "wrong"
     )

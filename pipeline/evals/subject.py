@@ -17,8 +17,8 @@ from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model to load. path: folder or Hub id; run: the run it belongs to; step: its optimizer step, when known. trust_code: whether
-    code that came with it is run (process/user_code.py)."""
+    """A model to load. path: folder or Hub id; run: the run it belongs to; step: its optimizer step, when known.
+    trust_code: whether code that came with it is run (process/user_code.py)."""
 
     path: str
     trust_code: bool = False
@@ -42,9 +42,11 @@ class Subject:
 
 
 def find_subject(name: str, *, trust_code: bool = False) -> Subject:
-    """Return the model that `name` means; of a run its model/, else its newest whole checkpoint. Nothing is moved or changed.
+    """Return the model that `name` means; of a run its model/, else its newest whole checkpoint. Nothing is moved or
+    changed.
 
-    Raises InputMissingError when it is neither a run with a model, nor a folder with config.json, nor shaped like a Hub id.
+    Raises InputMissingError when it is neither a run with a model, nor a folder with config.json, nor shaped like a
+    Hub id.
     """
     subject = _find(name)
     if Path(subject.path).is_dir():
@@ -67,7 +69,8 @@ def _find(name: str) -> Subject:
         )
     if path.is_dir():
         raise InputMissingError(
-            f"{name}: the folder holds neither a run (run_manifest.json) nor a model (config.json). Name one that does."
+            f"{name}: the folder holds neither a run (run_manifest.json) nor a model (config.json). Name one that "
+            "does."
         )
     if path.parent.is_dir() and path.parent == Path("runs"):
         there = sorted(manifest.parent.name for manifest in Path("runs").glob("*/run_manifest.json"))
@@ -101,7 +104,8 @@ def _of_run(run: RunDirectory) -> Subject:
         damaged.append(f"{folder.name}: {'; '.join(found)}")
     why = f" ({' / '.join(damaged)})" if damaged else ""
     raise InputMissingError(
-        f"{run.path}: the run has neither model/ nor a whole checkpoint yet{why}. Let it train until its first one (train.save_steps)."
+        f"{run.path}: the run has neither model/ nor a whole checkpoint yet{why}. Let it train until its first one "
+        "(train.save_steps)."
     )
 
 
@@ -110,8 +114,8 @@ def _finished_step(run: RunDirectory) -> int | None:
 
 
 def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple[Any, Any]:
-    """Return the model in fp32 on the device and its tokenizer. Raises InputMissingError when either cannot be had, and
-    DataError when they do not belong together."""
+    """Return the model in fp32 on the device and its tokenizer. Raises InputMissingError when either cannot be had,
+    and DataError when they do not belong together."""
     import torch
 
     from pipeline.model.build import first_nonfinite
@@ -125,14 +129,15 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
     except OSError as error:
         reason = first_line(error)
         raise InputMissingError(
-            f"{subject.path}: the model cannot be loaded ({reason}). Name a folder with its weights, or a Hub id you may read."
+            f"{subject.path}: the model cannot be loaded ({reason}). Name a folder with its weights, or a Hub id "
+            "you may read."
         ) from None
     refuse_nonfinite_model(subject.path, first_nonfinite(model.state_dict()))
     embedded = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > embedded:
         raise DataError(
-            f"{subject.path}: the tokenizer has {len(tokenizer):,} ids and the model {embedded:,} embeddings, so some texts could not be scored. "
-            "Put the tokenizer that the model was trained with beside it."
+            f"{subject.path}: the tokenizer has {len(tokenizer):,} ids and the model {embedded:,} embeddings, so some "
+            "texts could not be scored. Put the tokenizer that the model was trained with beside it."
         )
     return model.to(device).eval(), tokenizer
 
@@ -141,14 +146,17 @@ def refuse_nonfinite_model(path: str, name: str | None) -> None:
     """Raise DataError for a model whose tensor of that name is not finite."""
     if name:
         raise DataError(
-            f"{path}: {name} holds a NaN or an infinity, so the model computes nothing. Take another checkpoint, or save the model again."
+            f"{path}: {name} holds a NaN or an infinity, so the model computes nothing. Take another checkpoint, or "
+            "save the model again."
         )
 
 
 def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | None = None, **settings: Any) -> Any:
-    """Return load_model of a folder or Hub id; code files that come with it are run only where `code` says that they are trusted.
+    """Return load_model of a folder or Hub id; code files that come with it are run only where `code` says that they
+    are trusted.
 
-    Raises RecipeError for a model that needs others, OSError when nothing is there, DataError when its files make no model.
+    Raises RecipeError for a model that needs others, OSError when nothing is there, DataError when its files make no
+    model.
     """
     from pipeline.model.build import ModelOptionsError
     from pipeline.model.load import load_model

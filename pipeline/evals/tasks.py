@@ -1,4 +1,5 @@
-"""Evaluations beside bits per byte: the user's own, the record of results, and how the ranks of one talk with each other.
+"""Evaluations beside bits per byte: the user's own, the record of results, and how the ranks of one talk with each
+other.
 
 A user's task is a function module:attr, called as task(model, tokenizer) -> numbers by metric name.
 """
@@ -30,10 +31,11 @@ class OtherRankFailed(RuntimeError):
 def summed_over_ranks(
     tensors: list[torch.Tensor], *, world_size: int, device: torch.device, error: Exception | None = None
 ) -> list[torch.Tensor]:
-    """Return the sums over all ranks, on the CPU; every rank must call this. With a world_size of 1 each has its own sums.
+    """Return the sums over all ranks, on the CPU; every rank must call this. With a world_size of 1 each has its own
+    sums.
 
-    error: what this rank's share failed with. It is raised here, and OtherRankFailed on the ranks that went well; EvaluationInterrupted
-    is raised on all of them.
+    error: what this rank's share failed with. It is raised here, and OtherRankFailed on the ranks that went well;
+    EvaluationInterrupted is raised on all of them.
     """
     if world_size == 1:
         if error is not None:
@@ -113,8 +115,8 @@ def score_tasks(
     """Return the numbers of all tasks by name, the same on every rank: those of rank 0.
 
     Every rank calls every task, as a sharded model needs; without gradients and in evaluation mode. Raises RecipeError
-    when a task gives something else than finite or infinite numbers under names with a slash, which a tracker groups by.
-    watched: what the tasks go through.
+    when a task gives something else than finite or infinite numbers under names with a slash, which a tracker groups
+    by. watched: what the tasks go through.
     """
     numbers: dict[str, float] = {}
     with evaluating(model):
@@ -131,12 +133,14 @@ def score_tasks(
 def _checked(task: str, numbers: Any) -> dict[str, float]:
     if not isinstance(numbers, dict):
         raise RecipeError(
-            f"evals.tasks: {task} gave {type(numbers).__name__}, so there is nothing to record. Return a dict of numbers by metric name."
+            f"evals.tasks: {task} gave {type(numbers).__name__}, so there is nothing to record. Return a dict of "
+            "numbers by metric name."
         )
     wrong = [n for n, v in numbers.items() if not isinstance(n, str) or "/" not in n or not isinstance(v, int | float)]
     if wrong:
         raise RecipeError(
-            f"evals.tasks: {task} gave {wrong}, which cannot be recorded. Names need a group before a slash (spelling/accuracy), values are numbers."
+            f"evals.tasks: {task} gave {wrong}, which cannot be recorded. Names need a group before a slash "
+            "(spelling/accuracy), values are numbers."
         )
     return {name: float(value) for name, value in numbers.items()}
 
@@ -173,7 +177,8 @@ def entry_of(
 
 
 def in_precision(results: list[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
-    """Return the rows with what the model computed in; another precision than fp32 may give other answers, and is another protocol."""
+    """Return the rows with what the model computed in; another precision than fp32 may give other answers, and is
+    another protocol."""
     return [row | {"dtype": dtype} | Protocol(row["protocol_parts"]).having(dtype=dtype).row() for row in results]
 
 

@@ -36,8 +36,8 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class FilePart:
-    """The part of a file that is scored: documents or conversations, and of text its bytes. complete: all of it; false where a limit
-    came before its end. of_bytes: size of the file."""
+    """The part of a file that is scored: documents or conversations, and of text its bytes. complete: all of it; false
+    where a limit came before its end. of_bytes: size of the file."""
 
     label: str
     items: int
@@ -47,12 +47,14 @@ class FilePart:
 
 
 def read_texts(patterns: list[str], *, max_bytes: int) -> tuple[list[str], list[FilePart]]:
-    """Return whole documents of the files in sorted order, at least max_bytes bytes of UTF-8, and what was taken of each file."""
+    """Return whole documents of the files in sorted order, at least max_bytes bytes of UTF-8, and what was taken of
+    each file."""
     return _items(patterns, kind="text", option="--text", limit=max_bytes, size=lambda text: len(text.encode()))
 
 
 def lines_of_files(files: list[FilePart], *, limit: str) -> list[str]:
-    """Return what is scored of each file, one line a file, where that is not all of every file. limit: the option that cuts."""
+    """Return what is scored of each file, one line a file, where that is not all of every file. limit: the option that
+    cuts."""
     if all(file.complete and file.items for file in files):
         return []
     lines = [f"  {file.label}: {_part_in_words(file)}" for file in files]
@@ -109,7 +111,8 @@ def _items(
     if bad:
         shown = "\n  ".join(bad[:SHOWN]) + (f"\n  and {len(bad) - SHOWN} more" if len(bad) > SHOWN else "")
         raise DataError(
-            f"{option}: {len(bad)} bad rows, so the figure would not be of the text that was named:\n  {shown}\nCorrect them, or name other files."
+            f"{option}: {len(bad)} bad rows, so the figure would not be of the text that was named:\n  "
+            f"{shown}\nCorrect them, or name other files."
         )
     if not items:
         raise InputMissingError(
@@ -122,7 +125,8 @@ def _items(
 
 
 def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False) -> Any:
-    """Return the ValidationRows of the run's recipe, prepared first when the cache does not have them; nothing is trained on.
+    """Return the ValidationRows of the run's recipe, prepared first when the cache does not have them; nothing is
+    trained on.
 
     Raises what the recipe and the sources raise when the text is no longer there or was changed.
     """
@@ -153,8 +157,8 @@ DOCUMENTS_RULE = 1  # raise it when the same texts under the same window give an
 def documents_protocol(
     texts: Iterable[str], *, window: int, scored_bytes: int, coverage: float, dtype: str
 ) -> Protocol:
-    """Return the protocol of these documents in this order, the same for any tokenizer that keeps the text and any rows of a
-    batch. scored_bytes, coverage: under this tokenizer."""
+    """Return the protocol of these documents in this order, the same for any tokenizer that keeps the text and any
+    rows of a batch. scored_bytes, coverage: under this tokenizer."""
     return Protocol(
         {
             "score": "documents",
@@ -179,7 +183,8 @@ def document_batches(tokenizer, texts: list[str], *, window: int, rows: int) -> 
     start = document_start(tokenizer)
     if start is None:
         raise DataError(
-            "the tokenizer has neither a BOS nor an EOS token, so the first token of a text cannot be scored. Set bos_token in its tokenizer_config.json."
+            "the tokenizer has neither a BOS nor an EOS token, so the first token of a text cannot be scored. Set "
+            "bos_token in its tokenizer_config.json."
         )
     pieces = []
     for ids, lengths in _encoded(tokenizer, texts):
@@ -205,7 +210,8 @@ def _encoded(tokenizer, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarr
 def _batches(
     pieces: list[dict[str, np.ndarray]], *, rows: int, padding: dict[str, int]
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the pieces, arrays of (T,) by name, longest first: rows of a batch are about equally long, with little padding."""
+    """Yield the pieces, arrays of (T,) by name, longest first: rows of a batch are about equally long, with little
+    padding."""
     pieces.sort(key=lambda piece: -len(piece["input_ids"]))
     for first in range(0, len(pieces), rows):
         some = [{name: torch.from_numpy(row) for name, row in piece.items()} for piece in pieces[first : first + rows]]
@@ -250,12 +256,13 @@ def conversation_batches(
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Return batches of up to `rows` conversations, one a row, longest first; targets are what the assistant writes.
 
-    A conversation longer than the window is cut at its last whole turn that fits, else left out, as in training. Raises
-    DataError when the tokenizer has no chat template or no conversation fits.
+    A conversation longer than the window is cut at its last whole turn that fits, else left out, as in training.
+    Raises DataError when the tokenizer has no chat template or no conversation fits.
     """
     if not tokenizer.chat_template:
         raise DataError(
-            "the tokenizer has no chat template, so conversations cannot be put before the model. Score text with --text."
+            "the tokenizer has no chat template, so conversations cannot be put before the model. Score text with "
+            "--text."
         )
     fitted, outcomes = [], set()
     tools = [getattr(messages, "tools", None) for messages in conversations]
@@ -270,12 +277,14 @@ def conversation_batches(
             fitted.append({"input_ids": np.array(ids[:-1], np.int64), "shift_labels": targets.astype(np.int64)})
     if outcomes == {"no_target"}:
         raise DataError(
-            f"nothing in the {len(conversations)} conversations is the assistant's by the tokenizer's chat template, which marks it with "
-            "{% generation %} ... {% endgeneration %}, so no answer can be scored. Mark it there, or score text with --text."
+            f"nothing in the {len(conversations)} conversations is the assistant's by the tokenizer's chat template, "
+            "which marks it with {% generation %} ... {% endgeneration %}, so no answer can be scored. Mark it there, "
+            "or score text with --text."
         )
     if not fitted:
         raise DataError(
-            f"none of the {len(conversations)} conversations has an answer within {window} tokens, so nothing can be scored. Give shorter ones."
+            f"none of the {len(conversations)} conversations has an answer within {window} tokens, so nothing can be "
+            "scored. Give shorter ones."
         )
     return _batches(fitted, rows=rows, padding={"input_ids": 0, "shift_labels": IGNORED})
 
@@ -288,7 +297,8 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 50}
 
 
 def sample_texts(model, tokenizer, *, chat: bool, prompts: list[str] | None = None) -> list[dict[str, Any]]:
-    """Return rows of prompt, text, chat and the settings that made them; the same on every call. Default prompts: the recipe's."""
+    """Return rows of prompt, text, chat and the settings that made them; the same on every call. Default prompts: the
+    recipe's."""
     prompts = prompts or Samples().prompts
     rows = []
     for settings in (GREEDY, SAMPLED):
@@ -309,7 +319,8 @@ def require_text(subject: Subject, arguments: argparse.Namespace) -> None:
     """Raise RecipeError when there is no text to score: none is named and the subject is no run."""
     if subject.run is None and not (arguments.text or arguments.chat):
         raise RecipeError(
-            f"command line: {subject.path} is no run and has no validation text of its own, so there is nothing to score. Name text with --text FILE."
+            f"command line: {subject.path} is no run and has no validation text of its own, so there is nothing to "
+            "score. Name text with --text FILE."
         )
 
 
@@ -407,7 +418,8 @@ def _of_validation(run: RunDirectory, stage: str | None, tokenizer, *, trust_cod
 
 
 def dtype_of_run(run: RunDirectory) -> str:
-    """Return what the run computes its own validation in. Under float8 that is bfloat16: only its steps multiply in less."""
+    """Return what the run computes its own validation in. Under float8 that is bfloat16: only its steps multiply in
+    less."""
     dtype = (run.read_manifest().get("shape") or {}).get("dtype") or "float32"
     return "bfloat16" if dtype == "float8" else str(dtype)
 

@@ -27,10 +27,12 @@ def next_tokens(
     top_p: float | None,
     generators: Sequence[torch.Generator],
 ) -> list[int]:
-    """Return each row's likeliest token at temperature 0, else one drawn after temperature, then top_k, then top_p, as `generate` does.
+    """Return each row's likeliest token at temperature 0, else one drawn after temperature, then top_k, then top_p, as
+    `generate` does.
 
-    Drawn on the CPU in fp32 with the row's generator alone: the global random state stays where it is, and equal logits
-    and seed give the same token on any device. One wait for the device, however many rows. Raises DataError for logits that are no numbers.
+    Drawn on the CPU in fp32 with the row's generator alone: the global random state stays where it is, and equal
+    logits and seed give the same token on any device. One wait for the device, however many rows. Raises DataError for
+    logits that are no numbers.
     """
     if temperature == 0:
         likeliest_B = logits_BV.argmax(-1)
@@ -57,10 +59,12 @@ def next_tokens(
 
 
 def _refuse_nonfinite(finite: bool) -> None:
-    """Raise DataError unless each row's largest logit is finite: it is NaN where any is, and there is nothing to choose by."""
+    """Raise DataError unless each row's largest logit is finite: it is NaN where any is, and there is nothing to
+    choose by."""
     if not finite:
         raise DataError(
-            "the model computes no numbers (its logits are NaN or infinite), so no token follows. Take another checkpoint, or compute in float32."
+            "the model computes no numbers (its logits are NaN or infinite), so no token follows. Take another "
+            "checkpoint, or compute in float32."
         )
 
 
@@ -91,13 +95,15 @@ def stream_together(
     stop_ids: Collection[int] | None = None,
     calculator: bool = False,
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yield the tokens that follow several prompts in one batch: after each forward, those that are new as (prompt's place, token).
+    """Yield the tokens that follow several prompts in one batch: after each forward, those that are new as (prompt's
+    place, token).
 
-    A row ends with a stop token that the model writes, which is not given, after max_new_tokens, or where the model has
-    no more positions; it leaves the batch at once. stop_ids: default those of `stop_ids_of`. calculator: tool calls are
-    answered, and the answer's tokens stand in the row and count as its own. seeds: one a prompt, which alone decides what
-    is drawn for it. Prompts of unequal length are padded on the left. The global random state does not move and the model
-    is left in the mode it was in. Raises ValueError when a prompt is empty or longer than the model's positions.
+    A row ends with a stop token that the model writes, which is not given, after max_new_tokens, or where the model
+    has no more positions; it leaves the batch at once. stop_ids: default those of `stop_ids_of`. calculator: tool
+    calls are answered, and the answer's tokens stand in the row and count as its own. seeds: one a prompt, which alone
+    decides what is drawn for it. Prompts of unequal length are padded on the left. The global random state does not
+    move and the model is left in the mode it was in. Raises ValueError when a prompt is empty or longer than the
+    model's positions.
     """
     stops = set(stop_ids_of(model, tokenizer) if stop_ids is None else stop_ids)
     limit = positions(model)
@@ -136,7 +142,8 @@ def stream_together(
         kept = [n for n, row in enumerate(rows) if row.room > 0]
         if 0 < len(kept) < len(rows):
             kept_B = torch.tensor(kept, device=model.device)
-            # Not batch_select_indices: in transformers 5.23 it leaves the states of convolutions, `smear` here, as they were.
+            # Not batch_select_indices: in transformers 5.23 it leaves the states of convolutions, `smear` here, as
+            # they were.
             cache.reorder_cache(kept_B)
             aligned = {name: tensor_BT[kept_B] for name, tensor_BT in aligned.items()}
         rows = [rows[n] for n in kept]
@@ -165,7 +172,8 @@ class _Row:
 
 
 def _alignment(lengths: list[int], device: torch.device) -> dict[str, torch.Tensor]:
-    """Return mask and positions of rows that are padded on the left; nothing for equal lengths, whose kernels need no mask."""
+    """Return mask and positions of rows that are padded on the left; nothing for equal lengths, whose kernels need no
+    mask."""
     longest = max(lengths)
     if min(lengths) == longest:
         return {}
@@ -182,7 +190,8 @@ def _one_further(aligned: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def cache_argument(model) -> str:
-    """Return the name of a cache among the arguments of the model's forward: `cache` in transformers' own models since 5.24."""
+    """Return the name of a cache among the arguments of the model's forward: `cache` in transformers' own models since
+    5.24."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
@@ -217,8 +226,9 @@ def forward_last(model, input_ids_BT: torch.Tensor, cache: Any = None, **inputs:
             model.train()
     if (cache := cache_of(output)) is None:
         raise DataError(
-            f"{type(model).__name__} keeps no cache of the text before a token (past_key_values, or cache), so no text can be written with it. "
-            "Its bits per byte and CORE can be computed; for texts, take another model or a newer transformers."
+            f"{type(model).__name__} keeps no cache of the text before a token (past_key_values, or cache), so no "
+            "text can be written with it. Its bits per byte and CORE can be computed; for texts, take another model "
+            "or a newer transformers."
         )
     return output.logits[:, -1], cache
 
@@ -229,7 +239,8 @@ def positions(model) -> int | None:
 
 
 def stop_ids_of(model, tokenizer) -> set[int]:
-    """Return what ends a text: the end token, a BOS (the next document begins), and what the model's generation config names."""
+    """Return what ends a text: the end token, a BOS (the next document begins), and what the model's generation config
+    names."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     named = named if isinstance(named, list) else [named]
     return {i for i in (*named, tokenizer.eos_token_id, tokenizer.bos_token_id) if i is not None}
@@ -250,9 +261,9 @@ def complete(
 ) -> list[str]:
     """Return what the model writes after each prompt, up to an end token; control tokens are left out of the text.
 
-    chat: a prompt is the user's first message (after `system`), rendered by the chat template, and the calculator answers
-    the model's tool calls; else it is a document's beginning. The settings are those of `continuations`: a prompt's text
-    does not depend on the other prompts, and no global random state moves.
+    chat: a prompt is the user's first message (after `system`), rendered by the chat template, and the calculator
+    answers the model's tool calls; else it is a document's beginning. The settings are those of `continuations`: a
+    prompt's text does not depend on the other prompts, and no global random state moves.
     """
     ids = [_chat_ids(tokenizer, prompt, system) if chat else document_ids(tokenizer, prompt) for prompt in prompts]
     found = continuations(model, tokenizer, ids, batch_size=batch_size, calculator=chat, **settings)
@@ -260,7 +271,8 @@ def complete(
 
 
 def document_ids(tokenizer, text: str) -> list[int]:
-    """Return the ids of a document's beginning: what documents began with in training, where the tokenizer has it, and the text."""
+    """Return the ids of a document's beginning: what documents began with in training, where the tokenizer has it, and
+    the text."""
     start = document_start(tokenizer)
     return ([] if start is None else [start]) + encode_documents(tokenizer, [text])[0].tolist()
 
@@ -277,9 +289,9 @@ def continuations(
 ) -> list[list[int]]:
     """Return the tokens that follow each prompt, in the prompts' order; the settings are those of `stream_together`.
 
-    Prompts of about one length are continued together, the longest first: what is too much for the memory is so at once.
-    Each prompt has its own seed (seed + its place). watched: what the steps of a batch go through, for a caller who may want
-    to end early.
+    Prompts of about one length are continued together, the longest first: what is too much for the memory is so at
+    once. Each prompt has its own seed (seed + its place). watched: what the steps of a batch go through, for a caller
+    who may want to end early.
     """
     found: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))

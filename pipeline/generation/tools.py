@@ -28,10 +28,11 @@ OPERATIONS: dict[type, Callable[..., int | float]] = {
 
 
 def calculate(expression: str) -> str | None:
-    """Return the value of + - * / // % and parentheses over decimal numbers, and of "text".count("x"), as Python prints it.
+    """Return the value of + - * / // % and parentheses over decimal numbers, and of "text".count("x"), as Python
+    prints it.
 
-    1,234 is read as 1234. None for all else: other syntax, a power, division by zero, more than 256 characters. Nothing
-    is executed, and neither time nor memory depends on what is there.
+    1,234 is read as 1234. None for all else: other syntax, a power, division by zero, more than 256 characters.
+    Nothing is executed, and neither time nor memory depends on what is there.
     """
     expression = expression.strip()
     if '"' not in expression and "'" not in expression:
@@ -40,7 +41,8 @@ def calculate(expression: str) -> str | None:
         return None
     try:
         return str(_value(ast.parse(expression, mode="eval").body))
-    # ValueError: a NUL byte, before Python 3.12. The last two: a parser or a caller that is deep in calls already leaves no room for the tree.
+    # ValueError: a NUL byte, before Python 3.12. The last two: a parser or a caller that is deep in calls already
+    # leaves no room for the tree.
     except (SyntaxError, ValueError, _NotArithmetic, ZeroDivisionError, RecursionError, MemoryError):
         return None
 

@@ -1,4 +1,5 @@
-"""The device of this process, how many processes share the model, and what `auto` means for formats and compilation."""
+"""The device of this process, how many processes share the model, and what `auto` means for formats and
+compilation."""
 
 import os
 from functools import cache
@@ -25,13 +26,15 @@ def device_info() -> DeviceInfo:
 
 
 def shards_model() -> bool:
-    """Return whether processes share a model: FSDP2 (accelerate_configs/fsdp2.yaml) or tensor parallelism (tp.yaml)."""
+    """Return whether processes share a model: FSDP2 (accelerate_configs/fsdp2.yaml) or tensor parallelism
+    (tp.yaml)."""
     fsdp = os.environ.get("FSDP_VERSION") == "2" and int(os.environ.get("WORLD_SIZE", 1)) > 1
     return fsdp or tensor_parallel_size() > 1
 
 
 def tensor_parallel_size() -> int:
-    """Return how many processes compute each layer together, on the same rows (accelerate_configs/tp.yaml); 1 without it."""
+    """Return how many processes compute each layer together, on the same rows (accelerate_configs/tp.yaml); 1 without
+    it."""
     return parallelism_size("tp") if int(os.environ.get("WORLD_SIZE", 1)) > 1 else 1
 
 
@@ -46,7 +49,8 @@ def batch_rank(rank: int) -> int:
 
 
 def model_replicas() -> int:
-    """Return how often the ranks hold the whole of a sharded model: once under FSDP2, more often under HSDP (accelerate_configs/hsdp.yaml)."""
+    """Return how often the ranks hold the whole of a sharded model: once under FSDP2, more often under HSDP
+    (accelerate_configs/hsdp.yaml)."""
     return parallelism_size("dp_replicate") if shards_model() else 1
 
 
@@ -56,7 +60,8 @@ def model_shards(processes: int) -> int:
 
 
 def parallelism_size(name: str) -> int:
-    """Return a size of accelerate's parallelism_config (dp_replicate, dp_shard, tp, cp, sp); 1 where it is not given."""
+    """Return a size of accelerate's parallelism_config (dp_replicate, dp_shard, tp, cp, sp); 1 where it is not
+    given."""
     return int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", 1))
 
 

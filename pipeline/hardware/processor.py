@@ -1,4 +1,5 @@
-"""The processor: cores and memory this process may use, its flags, whether it can compile, and how its C library and kernels behave."""
+"""The processor: cores and memory this process may use, its flags, whether it can compile, and how its C library and
+kernels behave."""
 
 import ctypes
 import os
@@ -14,7 +15,8 @@ TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def usable_cores() -> int:
-    """Return cores this process may keep busy: its affinity, and a container's quota, which the core count does not show."""
+    """Return cores this process may keep busy: its affinity, and a container's quota, which the core count does not
+    show."""
     try:
         affinity = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not on macOS; some sandboxes refuse the call
@@ -34,7 +36,8 @@ def _quota() -> int | None:
 
 
 def physical_cores() -> int:
-    """Return cores behind the usable ones, two threads of one core counted once; as many where the kernel does not say."""
+    """Return cores behind the usable ones, two threads of one core counted once; as many where the kernel does not
+    say."""
     try:
         cores = {(TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text() for cpu in os.sched_getaffinity(0)}
     except (AttributeError, OSError):
@@ -64,7 +67,8 @@ def available_bytes() -> int:
 
 
 def has_memory_files() -> bool:
-    """Return whether a file without a name can be had in memory; macOS has no such call, and some sandboxes refuse it."""
+    """Return whether a file without a name can be had in memory; macOS has no such call, and some sandboxes refuse
+    it."""
     try:
         os.close(os.memfd_create("probe"))
     except (AttributeError, OSError):
@@ -105,7 +109,8 @@ def cpu_name() -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return instruction sets by the kernel's names (amx_bf16, avx512_bf16 ...); empty where the kernel does not list them."""
+    """Return instruction sets by the kernel's names (amx_bf16, avx512_bf16 ...); empty where the kernel does not list
+    them."""
     return frozenset(_proc_field("cpuinfo", "flags").split())
 
 
@@ -131,8 +136,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of <malloc.h>
 def keep_freed_memory() -> None:
     """Let the C library keep what is freed: a training step takes the same tensors as the one before.
 
-    By default glibc gives large blocks back at once, and touching fresh ones costs a page fault every 4 KiB: a third of the
-    time of a bf16 step (docs/log.md). Other C libraries stay as they are, and so does what the user sets by MALLOC_* variables.
+    By default glibc gives large blocks back at once, and touching fresh ones costs a page fault every 4 KiB: a third
+    of the time of a bf16 step (docs/log.md). Other C libraries stay as they are, and so does what the user sets by
+    MALLOC_* variables.
     """
     if any(name.startswith("MALLOC_") for name in os.environ):
         return
@@ -146,28 +152,47 @@ def keep_freed_memory() -> None:
 
 # What torch computes on a CPU with MKL's vector functions.
 _VECTOR_FUNCTIONS = (
-    *("acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "sin", "sinh"),
+    *(
+        "acos",
+        "asin",
+        "atan",
+        "cos",
+        "erf",
+        "erfc",
+        "erfinv",
+        "exp",
+        "expm1",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "sin",
+        "sinh",
+    ),
     *("cosh", "sqrt", "tan", "tanh"),
-)  # fmt: skip
+)
 
 
 def use_deterministic_kernels() -> None:
-    """Compute the same sums in the same order at every run, which resuming to the bit needs; it costs no time on a CPU.
+    """Compute the same sums in the same order at every run, which resuming to the bit needs; it costs no time on a
+    CPU.
 
     Without it compiled code of several threads adds up the embedding's gradient atomically, in whatever order.
     """
     import torch
 
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a guard for debugging that costs a pass over every new tensor
+    # A guard for debugging that costs a pass over every new tensor
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     initialize_vector_functions()
 
 
 def initialize_vector_functions() -> None:
     """Call MKL's vector functions on one number, which one thread computes, before several threads call them.
 
-    MKL looks for the kernel of a function at its first call, and of two threads that make that call at once one may take a
-    coarse kernel: four digits instead of seven, in one call of some process of a thousand (pytorch issue 188792).
+    MKL looks for the kernel of a function at its first call, and of two threads that make that call at once one may
+    take a coarse kernel: four digits instead of seven, in one call of some process of a thousand (pytorch issue
+    188792).
     """
     import torch
 

@@ -1,7 +1,9 @@
-"""The measured speed of matrix products on this processor, and what follows from it: the format and the threads it trains with.
+"""The measured speed of matrix products on this processor, and what follows from it: the format and the threads it
+trains with.
 
-Its flags do not tell it: an EPYC with avx512_bf16 and no AMX trains in bfloat16 1.8 times as fast as in float32, other processors
-emulate the type and lose by it (docs/log.md). The measurement takes a fraction of a second on one thread, and is kept in the cache.
+Its flags do not tell it: an EPYC with avx512_bf16 and no AMX trains in bfloat16 1.8 times as fast as in float32, other
+processors emulate the type and lose by it (docs/log.md). The measurement takes a fraction of a second on one thread,
+and is kept in the cache.
 """
 
 import hashlib
@@ -19,7 +21,8 @@ from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_j
 
 WIDTH = 512  # of the square matrices: as wide as the blocks of a small model
 REPEATS = 8  # of each dtype in turn; the best counts, which other programs on the machine disturb least
-GAIN = 1.1  # of both threads of a core over one: they share its units, and the other programs of the run find a thread free
+# Of both threads of a core over one: they share its units, and the other programs of the run find a thread free
+GAIN = 1.1
 FASTER = 1.5  # what bfloat16 must gain in the products, so that the step gains too: its other half stays as it is
 _decided: list[bool] = []  # what all ranks train with; empty until it is decided
 
@@ -114,9 +117,10 @@ def seconds_of_product(threads: int) -> float:
 def set_threads(local_processes: int = 1, *, kept: int | None = None) -> int:
     """Share the cores out among the processes of this machine, and return the threads that torch now uses.
 
-    Where two threads share a core, one of each core is used unless both were measured to be faster by best_threads. The number
-    changes the last bits of fp32 sums, and launchers set it to 1 unasked: it is set here, and printed and saved by the caller.
-    kept: of a run that goes on, which stays where it is one of the two numbers of this machine, whatever is measured now.
+    Where two threads share a core, one of each core is used unless both were measured to be faster by best_threads.
+    The number changes the last bits of fp32 sums, and launchers set it to 1 unasked: it is set here, and printed and
+    saved by the caller. kept: of a run that goes on, which stays where it is one of the two numbers of this machine,
+    whatever is measured now.
     """
     import torch
 

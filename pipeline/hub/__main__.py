@@ -1,4 +1,5 @@
-"""python -m pipeline.hub push RUN | pull ID | export RUN | space RUN: publish a finished run, restore one, write its model for others, make its page."""
+"""python -m pipeline.hub push RUN | pull ID | export RUN | space RUN: publish a finished run, restore one, write its
+model for others, make its page."""
 
 import argparse
 from pathlib import Path
@@ -9,11 +10,13 @@ from pipeline.run_dir.failures import exit_with_status
 from pipeline.run_dir.run_directory import RunDirectory
 
 
-# fmt: off
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=program("hub"),
-        description="Publish a finished run with verification, restore one, or write its model for other programs. The token comes from HF_TOKEN or `hf auth login`.",
+        description=(
+            "Publish a finished run with verification, restore one, or write its model for other programs. The "
+            "token comes from HF_TOKEN or `hf auth login`."
+        ),
     )
     commands = parser.add_subparsers(dest="command", required=True)
     push_arguments = commands.add_parser(
@@ -21,9 +24,15 @@ def main(argv: list[str]) -> int:
     )
     push_arguments.add_argument("run", metavar="RUN", help="a run directory, or the name of one under runs/")
     push_arguments.add_argument("--id", help="NAMESPACE/NAME of the repository; default the recipe's hub.id")
-    push_arguments.add_argument("--public", action="store_true", help="create the repository as public; default the recipe's hub.private")
-    push_arguments.add_argument("--with-state", action="store_true", help="also the newest checkpoint, from which `pull` goes on training")
-    push_arguments.add_argument("--trust-code", action="store_true", help="load what was published also with code that is not this program's")
+    push_arguments.add_argument(
+        "--public", action="store_true", help="create the repository as public; default the recipe's hub.private"
+    )
+    push_arguments.add_argument(
+        "--with-state", action="store_true", help="also the newest checkpoint, from which `pull` goes on training"
+    )
+    push_arguments.add_argument(
+        "--trust-code", action="store_true", help="load what was published also with code that is not this program's"
+    )
     pull_arguments = commands.add_parser("pull", help="download a pushed run into runs/<its name>")
     pull_arguments.add_argument("id", metavar="ID", help="NAMESPACE/NAME of the repository")
     pull_arguments.add_argument("--revision", help="branch, tag or commit; default the newest")
@@ -37,7 +46,14 @@ def main(argv: list[str]) -> int:
     export_arguments.add_argument("model", metavar="RUN_OR_MODEL", help="a run, a checkpoint or a model folder")
     export_arguments.add_argument("--to", choices=("gguf", "ollama", "onnx", "safetensors"), required=True)
     export_arguments.add_argument("--output", metavar="PATH", help="default beside the model, named by run and format")
-    export_arguments.add_argument("--type", metavar="TYPE", help="f32, f16, bf16; of gguf and ollama also q8_0, q4_k_m, q5_k_m, q6_k, whose cost in bits per byte is printed; onnx is f32")
+    export_arguments.add_argument(
+        "--type",
+        metavar="TYPE",
+        help=(
+            "f32, f16, bf16; of gguf and ollama also q8_0, q4_k_m, q5_k_m, q6_k, whose cost in bits per byte is "
+            "printed; onnx is f32"
+        ),
+    )
     export_arguments.add_argument("--max-shard-size", default="5GB", help="of one file of safetensors (default 5GB)")
     export_arguments.add_argument("--trust-code", action="store_true", help="run code files that come with the model")
     beside_arguments = commands.add_parser("beside", help="what a run starts by itself to publish its checkpoints")
@@ -72,7 +88,6 @@ def main(argv: list[str]) -> int:
         trust_code=arguments.trust_code,
     )
     return 0
-# fmt: on
 
 
 def _write_space(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """The model card, README.md of a published repository: every statement comes from the run's own files.
 
-`card.md.jinja` is the page; this module reads what is on it, and writes the metadata as huggingface_hub's ModelCardData.
+`card.md.jinja` is the page; this module reads what is on it, and writes the metadata as huggingface_hub's
+ModelCardData.
 """
 
 import math
@@ -52,7 +53,8 @@ HUB = "https://huggingface.co"
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """The model that another one began with. name: of its run, or its Hub id. repo_id, commit: where it is published, if known."""
+    """The model that another one began with. name: of its run, or its Hub id. repo_id, commit: where it is published,
+    if known."""
 
     name: str
     repo_id: str | None = None
@@ -110,7 +112,10 @@ def _published(run: RunData) -> Parent:
 
 # The model that a card is about.
 
-SIZES = {"n_layer": "{} layers", "n_embd": "width {}", "n_head": "{} heads", "n_positions": "{} positions", "vocab_size": "{} token ids"}  # fmt: skip
+SIZES = {
+    "n_layer": "{} layers", "n_embd": "width {}", "n_head": "{} heads", "n_positions": "{} positions",
+    "vocab_size": "{} token ids",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +198,8 @@ class Published:
 
     @property
     def command(self) -> str | None:
-        """Return what trains it again from its recipe, without what only the publisher has: the parent's folder, and the
-        right to write to the repository."""
+        """Return what trains it again from its recipe, without what only the publisher has: the parent's folder, and
+        the right to write to the repository."""
         if not self.data.run.recipe.exists():
             return None
         processes = self.data.fact("shape.processes") or 1
@@ -231,7 +236,8 @@ class Published:
 
 
 def published(data: RunData, *, repo_id: str, model: Path | None, step: int | None) -> Published:
-    """Return what the card is about. model: a folder with config.json, default the run's model/. step: default as the folder's seal has it."""
+    """Return what the card is about. model: a folder with config.json, default the run's model/. step: default as the
+    folder's seal has it."""
     folder = model or data.run.model
     finished = folder == data.run.model
     if step is None:
@@ -256,8 +262,8 @@ TEXTS = {
 
 
 def bpb_of_model(card: Published) -> list[Score]:
-    """Return the newest score of each metric and protocol, of the published files before others; none without a protocol, which
-    nobody could compare."""
+    """Return the newest score of each metric and protocol, of the published files before others; none without a
+    protocol, which nobody could compare."""
     own = [s for s in card.data.scores() if card.is_scored(subject=s.of, step=s.step) and s.protocol is not None]
     own.sort(key=lambda score: score.of == "model/")
     return list({(score.name, score.protocol): score for score in own if math.isfinite(score.value)}.values())
@@ -267,7 +273,10 @@ def bpb_text(card: Published) -> str:
     if not (scores := bpb_of_model(card)):
         return ""
     rows = [[s.name, TEXTS.get(s.name), f"{s.value:.6f}", s.protocol] for s in scores]
-    intro = f"{str(METRICS[VAL_BPB].better).capitalize()} is better. A protocol names what was scored and how: compare figures of equal protocol only.\n\n"
+    intro = (
+        f"{str(METRICS[VAL_BPB].better).capitalize()} is better. A protocol names what was scored and how: compare "
+        "figures of equal protocol only.\n\n"
+    )
     shown = filled_table(["metric", "of held-out text", "value", "protocol"], rows)
     return joined(intro + shown, protocols_text(scores))
 
@@ -276,7 +285,8 @@ def bpb_text(card: Published) -> str:
 
 
 def benchmarks_of_model(card: Published) -> list[Benchmark]:
-    """Return the newest of each series of equal measurements of this model; of the published files themselves where those were scored."""
+    """Return the newest of each series of equal measurements of this model; of the published files themselves where
+    those were scored."""
     found = [b for b in card.data.benchmarks() if card.is_scored(subject=b.subject, step=b.step)]
     own = [replace(b, means=_numbers(b.means), tasks=_numbers(b.tasks)) for b in found]
     own.sort(key=lambda benchmark: (benchmark.subject == "model/", *benchmark.age))
@@ -284,7 +294,8 @@ def benchmarks_of_model(card: Published) -> list[Benchmark]:
 
 
 def _numbers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows without NaN and infinities, which a user's own function may give and the Hub's index cannot hold."""
+    """Return the rows without NaN and infinities, which a user's own function may give and the Hub's index cannot
+    hold."""
     return [row for row in rows if math.isfinite(row["value"])]
 
 
@@ -293,7 +304,10 @@ def benchmarks_text(card: Published) -> str:
     if not (benchmarks := benchmarks_of_model(card)):
         return ""
     parts = [
-        "Compare figures of equal protocol only. [evals.json](evals.json) has the command of each, with versions, device and files.\n"
+        (
+            "Compare figures of equal protocol only. [evals.json](evals.json) has the command of each, with versions, "
+            "device and files.\n"
+        )
     ]
     for benchmark in benchmarks:
         protocols = benchmark.protocols()
@@ -305,7 +319,8 @@ def benchmarks_text(card: Published) -> str:
 
 
 def repeat_command(benchmark: Benchmark, repo_id: str) -> str:
-    """Return the command that measures the same on the published model. The recorded one may name paths of this machine."""
+    """Return the command that measures the same on the published model. The recorded one may name paths of this
+    machine."""
     of_suite = {"core": _core_words, "chat": _chat_words, "lm_eval": _harness_words}[benchmark.suite]
     capped = ["--max-per-task", str(benchmark.first_items)] if benchmark.first_items else []
     words = ["python", "-m", "pipeline.evals", repo_id, *of_suite(benchmark), *capped]
@@ -348,15 +363,22 @@ SUITES = {"core": "tasks of CORE", "chat": "chat task", "lm_eval": "lm-evaluatio
 
 
 def eval_results(card: Published) -> list[EvalResult]:
-    """Return what model-index holds. The protocol, which tells two figures of one metric apart, is the configuration."""
+    """Return what model-index holds. The protocol, which tells two figures of one metric apart, is the
+    configuration."""
     task: dict[str, Any] = {"task_type": "text-generation", "task_name": "Text generation"}
     found = [
         EvalResult(
-            **task, dataset_type="text", dataset_name=f"held-out text, protocol {score.protocol}", dataset_config=str(score.protocol),
-            metric_type="bits_per_byte", metric_name=score.name, metric_value=score.value, verified=False,
+            **task,
+            dataset_type="text",
+            dataset_name=f"held-out text, protocol {score.protocol}",
+            dataset_config=str(score.protocol),
+            metric_type="bits_per_byte",
+            metric_name=score.name,
+            metric_value=score.value,
+            verified=False,
         )
         for score in bpb_of_model(card)
-    ]  # fmt: skip
+    ]
     for benchmark in benchmarks_of_model(card):
         for row in [*benchmark.means, *benchmark.tasks]:
             known = BUILT_IN.get(task_name(row)) if benchmark.suite == "chat" and row.get("revision") else None
@@ -413,8 +435,8 @@ def _tags(card: Published) -> list[str]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quote text that some YAML readers take for another type: 1e5 is text to PyYAML, and so to ModelCardData.to_yaml, but a
-    number to the Hub."""
+    """Quote text that some YAML readers take for another type: 1e5 is text to PyYAML, and so to ModelCardData.to_yaml,
+    but a number to the Hub."""
 
 
 def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -446,7 +468,8 @@ def samples_text(card: Published) -> str:
 
 
 def _newest(card: Published) -> tuple[int | None, list[dict[str, Any]]]:
-    """Return the step and the rows, each with how it was chosen: of the training, else of an evaluation of this very model."""
+    """Return the step and the rows, each with how it was chosen: of the training, else of an evaluation of this very
+    model."""
     by_step: dict[int, dict[str, dict[str, Any]]] = {}
     for row in card.data.samples:
         if "prompt" in row and "text" in row:
@@ -507,7 +530,8 @@ def training_text(card: Published) -> str:
 
 
 def _sampled_energy(card: Published) -> str | None:
-    """Return the energy of a finished run on several hosts, which logs none; of an unfinished one the samples are of later steps too."""
+    """Return the energy of a finished run on several hosts, which logs none; of an unfinished one the samples are of
+    later steps too."""
     logged = card.data.last("perf/energy_kwh")
     return number(total_kwh(card.data)) if logged is None and card.finished else None
 

@@ -1,4 +1,5 @@
-"""A model as other programs read it: GGUF for llama.cpp and Ollama, ONNX for onnxruntime, safetensors in shards and in another type."""
+"""A model as other programs read it: GGUF for llama.cpp and Ollama, ONNX for onnxruntime, safetensors in shards and in
+another type."""
 
 import json
 import os
@@ -78,12 +79,14 @@ ARCHITECTURES = {
     ),
 }
 GEMMA3_PERIOD, GEMMA3_LOCAL_THETA = 6, 10_000.0  # every sixth layer sees all; the others turn by this base
-# llama.cpp's names (tokenizer.ggml.pre) of the patterns that cut text. Its llama-bpe also takes whole words that have an id
-# without merging (ignore_merges); smaug-bpe is the same pattern without that.
+# llama.cpp's names (tokenizer.ggml.pre) of the patterns that cut text. Its llama-bpe also takes whole words that have
+# an id without merging (ignore_merges); smaug-bpe is the same pattern without that.
 PATTERNS = {GPT2_PATTERN: "gpt-2", SPLIT_PATTERNS["qwen2"]: "qwen2", SPLIT_PATTERNS["llama3"]: "smaug-bpe"}
 # The same as the models of that name write them: alike but for U+017F, the long s, after an apostrophe.
 PATTERNS |= {
-    pattern.replace(r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"): name
+    pattern.replace(
+        r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    ): name
     for pattern, name in PATTERNS.items()
 }
 
@@ -95,8 +98,8 @@ ENDS_BY_TEXT = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endof
 def write_gguf(model: Path, target: Path, *, name: str, dtype: str = "f16") -> None:
     """Write the model of that folder as one GGUF file; norms, biases and positions stay fp32.
 
-    dtype: f32, f16, bf16 or q8_0, of the matrices; one whose rows q8_0 does not divide is f16. Raises RecipeError with the
-    reason when llama.cpp cannot compute this model or cut its text, InputMissingError without the package gguf.
+    dtype: f32, f16, bf16 or q8_0, of the matrices; one whose rows q8_0 does not divide is f16. Raises RecipeError with
+    the reason when llama.cpp cannot compute this model or cut its text, InputMissingError without the package gguf.
     """
     try:
         import gguf
@@ -107,8 +110,8 @@ def write_gguf(model: Path, target: Path, *, name: str, dtype: str = "f16") -> N
     config, tokenizer = read_json(model / "config.json"), json.loads((model / "tokenizer.json").read_text("utf-8"))
     if reasons := [*why_not_computed(config), *why_not_cut(tokenizer)]:
         raise RecipeError(
-            f"{model}: no GGUF is written of this model: {'; '.join(reasons)}. llama.cpp's own convert_hf_to_gguf.py may know it; "
-            "else train with model.preset portable."
+            f"{model}: no GGUF is written of this model: {'; '.join(reasons)}. llama.cpp's own convert_hf_to_gguf.py "
+            "may know it; else train with model.preset portable."
         )
     writer = gguf.GGUFWriter(target, ARCHITECTURES[config["model_type"]].name)
     try:
@@ -156,7 +159,8 @@ def _why_not_gemma3(config: dict[str, Any], ropes: dict[str, Any]) -> list[str]:
 
 
 def why_not_cut(tokenizer: dict[str, Any]) -> list[str]:
-    """Return why llama.cpp would give a text other ids; [] when it gives the same. tokenizer: the content of tokenizer.json."""
+    """Return why llama.cpp would give a text other ids; [] when it gives the same. tokenizer: the content of
+    tokenizer.json."""
     model, pattern = tokenizer["model"], split_pattern(tokenizer.get("pre_tokenizer"))
     whole_words = model.get("ignore_merges") and PATTERNS.get(pattern or "") != "smaug-bpe"
     if model["type"] != "BPE" or model.get("byte_fallback") or whole_words or tokenizer.get("normalizer"):
@@ -254,7 +258,8 @@ def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: 
 
 
 def ends_of(model: Path, tokenizer: Any) -> list[int]:
-    """Return the ids that end what the model in that folder generates; the tokenizer's end token where it has no list."""
+    """Return the ids that end what the model in that folder generates; the tokenizer's end token where it has no
+    list."""
     generation = model / "generation_config.json"
     ends = read_json(generation).get("eos_token_id") if generation.exists() else None
     ends = tokenizer.eos_token_id if ends is None else ends
@@ -287,7 +292,8 @@ def _tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, tensor in tensors.items():
         if name.endswith((".attn.bias", ".attn.masked_bias")):
             continue  # GPT-2's causal mask, in files of old versions
-        # Whether it is the embedding's is what the weights say: transformers loads another head also where the config ties it.
+        # Whether it is the embedding's is what the weights say: transformers loads another head also where the config
+        # ties it.
         if name == "lm_head.weight" and torch.equal(tensor, table):
             continue
         value = tensor.float()
@@ -310,7 +316,9 @@ def _names(config: dict[str, Any]) -> Any:
     def named(name: str) -> str:
         found = table.get_name(name, try_suffixes=(".weight", ".bias"))
         if found is None:
-            raise RecipeError(f"{name}: llama.cpp has no such tensor in a {config['model_type']}, so it cannot run it.")
+            raise RecipeError(
+                f"{name}: llama.cpp has no such tensor in a {config['model_type']}, so it cannot run it."
+            )
         return found
 
     return named
@@ -337,9 +345,11 @@ sys.exit(llama_cpp.llama_model_quantize(source.encode(), target.encode(), settin
 
 
 def quantize_gguf(source: Path, target: Path, *, dtype: str) -> None:
-    """Let llama.cpp write the f32 file `source` as `target`, quantized: llama-quantize on the PATH, else llama-cpp-python.
+    """Let llama.cpp write the f32 file `source` as `target`, quantized: llama-quantize on the PATH, else
+    llama-cpp-python.
 
-    Matrices whose rows 256 does not divide get llama.cpp's next type for them. Raises InputMissingError when neither is there.
+    Matrices whose rows 256 does not divide get llama.cpp's next type for them. Raises InputMissingError when neither
+    is there.
     """
     if tool := shutil.which("llama-quantize"):
         command = [tool, str(source), str(target), dtype.upper()]
@@ -348,8 +358,8 @@ def quantize_gguf(source: Path, target: Path, *, dtype: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if "No module named 'llama_cpp'" in done.stderr:
         raise InputMissingError(
-            f"--type {dtype}: is quantized by llama.cpp, and there is neither its llama-quantize on the PATH nor the package llama-cpp-python. "
-            "Install one of them, or take q8_0, which needs neither."
+            f"--type {dtype}: is quantized by llama.cpp, and there is neither its llama-quantize on the PATH nor the "
+            "package llama-cpp-python. Install one of them, or take q8_0, which needs neither."
         )
     if done.returncode or not target.exists():
         raise CannotWriteError(
@@ -358,7 +368,8 @@ def quantize_gguf(source: Path, target: Path, *, dtype: str) -> None:
 
 
 def weights_of_gguf(path: Path, model: Path) -> dict[str, Any]:
-    """Return the tensors of a GGUF file that write_gguf or llama.cpp made of that folder, dequantized, under transformers' names."""
+    """Return the tensors of a GGUF file that write_gguf or llama.cpp made of that folder, dequantized, under
+    transformers' names."""
     import torch
     from gguf import GGUFReader, quants
 
@@ -380,10 +391,11 @@ def weights_of_gguf(path: Path, model: Path) -> dict[str, Any]:
     return weights
 
 
-# What Ollama wants beside the file: how a conversation becomes a prompt, in its template language (Go's text/template).
+# What Ollama wants beside the file: how a conversation becomes a prompt, in its template language (Go's
+# text/template).
 
-# The built-in chat template (tokenizer/chat_template.jinja) without the document's start, which llama.cpp adds itself, and
-# without tools. Ollama's language has no way to replace text, so a control token that a user spells is one there.
+# The built-in chat template (tokenizer/chat_template.jinja) without the document's start, which llama.cpp adds itself,
+# and without tools. Ollama's language has no way to replace text, so a control token that a user spells is one there.
 OLLAMA_TEMPLATE = """{{- range $i, $_ := .Messages }}
 {{- $last := eq (len (slice $.Messages $i)) 1 }}
 {{- if eq .Role "assistant" }}<|assistant|>{{ .Content }}{{ if not $last }}<|end|>{{ end }}
@@ -395,7 +407,8 @@ OLLAMA_TEMPLATE = """{{- range $i, $_ := .Messages }}
 def modelfile(gguf: str, *, model: Path) -> str:
     """Return Ollama's Modelfile for the file `gguf` beside it, written of the model in that folder.
 
-    Raises RecipeError for a chat template that is not the built-in one: it would have to be written in another language.
+    Raises RecipeError for a chat template that is not the built-in one: it would have to be written in another
+    language.
     """
     from transformers import AutoTokenizer
 
@@ -407,8 +420,8 @@ def modelfile(gguf: str, *, model: Path) -> str:
         lines.append(f'TEMPLATE """{OLLAMA_TEMPLATE}"""')
     elif tokenizer.chat_template:
         raise RecipeError(
-            f"{model}: its chat template is not the built-in one, and Ollama's templates are of another language, so none is written. "
-            "Write the GGUF alone (--to gguf) and a Modelfile with a TEMPLATE of your own."
+            f"{model}: its chat template is not the built-in one, and Ollama's templates are of another language, so "
+            "none is written. Write the GGUF alone (--to gguf) and a Modelfile with a TEMPLATE of your own."
         )
     lines += [f'PARAMETER stop "{tokenizer.convert_ids_to_tokens(end)}"' for end in ends_of(model, tokenizer)]
     lines.append(f"PARAMETER num_ctx {_sizes(read_json(model / 'config.json'))['positions']}")
@@ -421,10 +434,12 @@ TOLERANCE = 1e-3  # of a logit; seen: 2e-6
 
 
 def write_onnx(model: Path, folder: Path, *, loaded: Any) -> None:
-    """Write the loaded model of that folder as model.onnx, its fp32 weights beside it, and its configs; compared in onnxruntime.
+    """Write the loaded model of that folder as model.onnx, its fp32 weights beside it, and its configs; compared in
+    onnxruntime.
 
     Rows may be padded on the left. There is no cache: every new token is computed from the whole text. Raises
-    InputMissingError without the packages, RecipeError when the graph cannot be taken or onnxruntime gives other logits.
+    InputMissingError without the packages, RecipeError when the graph cannot be taken or onnxruntime gives other
+    logits.
     """
     try:
         import onnxruntime
@@ -433,8 +448,8 @@ def write_onnx(model: Path, folder: Path, *, loaded: Any) -> None:
         exporter = OnnxExporter()
     except ImportError:
         raise InputMissingError(
-            "ONNX is written with the packages onnx and onnxscript and compared in onnxruntime, which are not all installed. "
-            'Run: pip install "tandem-llm[onnx]"'
+            "ONNX is written with the packages onnx and onnxscript and compared in onnxruntime, which are not all "
+            'installed. Run: pip install "tandem-llm[onnx]"'
         ) from None
     loaded = loaded.eval()
     taken = {**_batch(loaded.config, lengths=(7, 12)), "use_cache": False}
@@ -443,7 +458,8 @@ def write_onnx(model: Path, folder: Path, *, loaded: Any) -> None:
             exported = exporter.export(loaded, taken, config=OnnxConfig(dynamic=True))
     except Exception as error:  # whatever tracing another architecture ends in
         raise RecipeError(
-            f"{model}: transformers cannot write this model as ONNX: {first_line(error)}. The folder itself runs in transformers."
+            f"{model}: transformers cannot write this model as ONNX: {first_line(error)}. The folder itself runs in "
+            "transformers."
         ) from error
     exported.config = None  # the folder's own is copied: the model is loaded as ours also where it is written as GPT-2
     exported.save_pretrained(folder)
@@ -510,7 +526,8 @@ def write_space(runs: list[RunDirectory], *, output: Path) -> None:
     published = [run.read_manifest().get("hub") or {} for run in runs]
     if waiting := [str(run.path) for run, hub in zip(runs, published, strict=True) if not hub.get("commit")]:
         raise InputMissingError(
-            f"{', '.join(waiting)}: not published, so a Space has no model to load. Push first: {command('hub', 'push', waiting[0])}"
+            f"{', '.join(waiting)}: not published, so a Space has no model to load. Push first: "
+            f"{command('hub', 'push', waiting[0])}"
         )
     ids = [hub["id"] for hub in published]
     pinned = [f"{hub['id']}@{hub['commit']}" for hub in published]
@@ -555,15 +572,18 @@ def export(
 ) -> Path:
     """Write the model that `name` means (run, checkpoint, folder) whole or not at all; returns what was written.
 
-    to: gguf, one file; ollama, a folder with that file and a Modelfile; onnx, a folder with model.onnx; safetensors, a folder
-    that from_pretrained loads, its weights in files of at most max_shard_size. dtype: of the weights, one of DTYPES[to];
-    default f16 for gguf and ollama, as they are for safetensors. What quantizing costs in bits per byte is printed for a run. output: default beside the model, where run and format name it. Raises RecipeError when this model cannot be written so, CannotWriteError
-    when the output exists, InputMissingError when there is no such model or package, RecipeError for a model of code of its own (trust_code: run it).
+    to: gguf, one file; ollama, a folder with that file and a Modelfile; onnx, a folder with model.onnx; safetensors, a
+    folder that from_pretrained loads, its weights in files of at most max_shard_size. dtype: of the weights, one of
+    DTYPES[to]; default f16 for gguf and ollama, as they are for safetensors. What quantizing costs in bits per byte is
+    printed for a run. output: default beside the model, where run and format name it. Raises RecipeError when this
+    model cannot be written so, CannotWriteError when the output exists, InputMissingError when there is no such model
+    or package, RecipeError for a model of code of its own (trust_code: run it).
     """
     subject = find_subject(name, trust_code=trust_code)
     if not Path(subject.path).is_dir():
         raise RecipeError(
-            f"{name}: is not on this machine. Fetch it first: {command('hub', 'pull', name)}, or hf download {name} --local-dir FOLDER."
+            f"{name}: is not on this machine. Fetch it first: {command('hub', 'pull', name)}, or hf download {name} "
+            "--local-dir FOLDER."
         )
     if dtype is not None and dtype not in DTYPES[to]:
         raise RecipeError(f"--type {dtype}: {to} takes {', '.join(DTYPES[to])}. Name one of them.")
@@ -597,7 +617,11 @@ def _default(subject: Subject, *, to: str, dtype: str | None) -> Path:
 
 
 def _gguf(subject: Subject, target: Path, *, dtype: str) -> None:
-    model, unfinished, whole = Path(subject.path), target.with_name(f".tmp-{target.name}"), target.with_name(f".tmp-f32-{target.name}")  # fmt: skip
+    model, unfinished, whole = (
+        Path(subject.path),
+        target.with_name(f".tmp-{target.name}"),
+        target.with_name(f".tmp-f32-{target.name}"),
+    )
     try:
         if dtype in QUANTIZED:
             write_gguf(model, whole, name=_name(subject), dtype="f32")
@@ -616,7 +640,8 @@ SCORED_TOKENS, SCORED_ROWS = 65_536, 8  # of the run's held-out rows, and rows o
 
 
 def _cost_of_quantizing(subject: Subject, gguf: Path, *, dtype: str) -> str:
-    """Return a line with the bits per byte of the model and of its quantized weights, on the run's first held-out rows."""
+    """Return a line with the bits per byte of the model and of its quantized weights, on the run's first held-out
+    rows."""
     from pipeline.evals.bpb import bits_per_byte
     from pipeline.evals.texts import held_out_rows
 
@@ -641,8 +666,8 @@ def _cost_of_quantizing(subject: Subject, gguf: Path, *, dtype: str) -> str:
     del weights  # as large as the model
     after = score()
     return (
-        f"{dtype}: {after.bpb:.4f} bits per byte, {after.bpb - before.bpb:+.4f} beside the model's own {before.bpb:.4f} "
-        f"(of {before.tokens:,} held-out tokens; weights alone)"
+        f"{dtype}: {after.bpb:.4f} bits per byte, {after.bpb - before.bpb:+.4f} beside the model's own "
+        f"{before.bpb:.4f} (of {before.tokens:,} held-out tokens; weights alone)"
     )
 
 

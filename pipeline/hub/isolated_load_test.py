@@ -1,6 +1,7 @@
 """Load and run a published folder without this package: `python -P isolated_load_test.py FOLDER OUTPUT`.
 
-It imports nothing of ours. OUTPUT becomes safetensors: the ids of the text and the model's logits over them, fp32 on the CPU.
+It imports nothing of ours. OUTPUT becomes safetensors: the ids of the text and the model's logits over them, fp32 on
+the CPU.
 """
 
 import sys

@@ -1,5 +1,5 @@
-"""Restore a published run: what was pushed of it in a run directory, verified, whole or not at all. And the Hub as both ways meet it:
-requests that end, questions asked again, and whether a repository may be written."""
+"""Restore a published run: what was pushed of it in a run directory, verified, whole or not at all. And the Hub as
+both ways meet it: requests that end, questions asked again, and whether a repository may be written."""
 
 import errno
 import os
@@ -36,7 +36,8 @@ ATTEMPTS = 5
 FIRST_WAIT_S = 2.0
 # A Hub that asks for more is not waited for here: who called decides, with ServiceError.wait_s.
 LONGEST_WAIT_S = 60.0
-NAMES = (errno.ENOENT, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR)  # what the Hub called a file cannot be one here
+# What the Hub called a file cannot be one here
+NAMES = (errno.ENOENT, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR)
 T = TypeVar("T")
 
 
@@ -67,7 +68,8 @@ def retried(action: Callable[[], T], *, what: str) -> T:
             if attempt == ATTEMPTS or asked > LONGEST_WAIT_S:
                 attempts = f"in {attempt} attempts" if asked <= LONGEST_WAIT_S else f"and asks to wait {asked:.0f} s"
                 away = ServiceError(
-                    f"{what}: the Hub did not answer well {attempts} ({text}). Nothing is lost: run the same command later."
+                    f"{what}: the Hub did not answer well {attempts} ({text}). Nothing is lost: run the same command "
+                    "later."
                 )
                 away.wait_s = asked
                 raise away from None
@@ -138,7 +140,8 @@ def _cure(status: int) -> str:
 
 
 def bound_waits() -> None:
-    """Bound every request of this process from now on: it ends when the Hub is silent, asks to wait, or is not the Hub at all."""
+    """Bound every request of this process from now on: it ends when the Hub is silent, asks to wait, or is not the Hub
+    at all."""
     from huggingface_hub import set_client_factory
 
     def client() -> Any:
@@ -155,7 +158,9 @@ def _look_at(response: Any) -> None:
 
     kind = response.headers.get("Content-Type", "")
     if response.status_code == 200 and kind.startswith("text/html"):
-        raise HTTPError(f"{response.url}: a web page came instead of an answer; a proxy or a login page stands between")
+        raise HTTPError(
+            f"{response.url}: a web page came instead of an answer; a proxy or a login page stands between"
+        )
     if response.status_code in (429, 503) and "Retry-After" in response.headers:
         response.read()
         hf_raise_for_status(response)  # else the library sleeps for as long as the answer asks for
@@ -170,8 +175,8 @@ def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> Ru
     """Download a repository into runs/<name of the run>: its model under model/ and, where it was pushed, its newest
     checkpoint, from which the run goes on; both verified.
 
-    Raises CannotWriteError when a run of that name exists, DataError when the repository is no pushed run or its files are
-    not those that were sealed, ServiceError when the Hub refuses or stays away.
+    Raises CannotWriteError when a run of that name exists, DataError when the repository is no pushed run or its files
+    are not those that were sealed, ServiceError when the Hub refuses or stays away.
     """
     from huggingface_hub import HfApi
 
@@ -187,7 +192,8 @@ def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> Ru
         target = Path(runs) / run_name(snapshot, repo_id, needs=("config.json", SEAL))
         if target.exists():
             raise CannotWriteError(
-                f"{target}: the run exists, and pulling would mix two. Rename or remove it, or pull into another folder with --runs."
+                f"{target}: the run exists, and pulling would mix two. Rename or remove it, or pull into another "
+                "folder with --runs."
             )
         with new_folder(target) as restored:
             run = RunDirectory(restored)
@@ -206,7 +212,8 @@ def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> Ru
 
 @contextmanager
 def beside(runs: Path) -> Iterator[Path]:
-    """Yield an empty folder on the disk of the run directories, removed afterwards: a checkpoint is renamed, not copied."""
+    """Yield an empty folder on the disk of the run directories, removed afterwards: a checkpoint is renamed, not
+    copied."""
     runs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".tmp-pull-", dir=runs) as folder:
         snapshot = Path(folder) / "snapshot"  # a level below where runs are looked for
@@ -223,7 +230,8 @@ def download(repo_id: str, commit: str | None, folder: Path, *, only: list[str] 
 
 
 def run_name(snapshot: Path, repo_id: str, *, needs: tuple[str, ...] = ()) -> str:
-    """Return the name of the run that was pushed. Raises DataError when it was none of ours, or cannot be a folder's name here."""
+    """Return the name of the run that was pushed. Raises DataError when it was none of ours, or cannot be a folder's
+    name here."""
     missing = [name for name in ("run_manifest.json", "recipe.yaml", *needs) if not (snapshot / name).exists()]
     if missing:
         raise DataError(
@@ -233,13 +241,15 @@ def run_name(snapshot: Path, repo_id: str, *, needs: tuple[str, ...] = ()) -> st
     manifest, wrong = read_manifest(snapshot / "run_manifest.json")
     if wrong:
         raise DataError(
-            f"{repo_id}: its run_manifest.json is not what a run writes ({'; '.join(wrong)}), so it is no run of this program. Do not use it."
+            f"{repo_id}: its run_manifest.json is not what a run writes ({'; '.join(wrong)}), so it is no run of this "
+            "program. Do not use it."
         )
     name = str(manifest.get("name"))
     # It becomes a folder's name here, and anybody may have written it.
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", name):
         raise DataError(
-            f"{repo_id}: its manifest names the run {name!r}, which cannot be a folder. Take its files from the Hub by hand."
+            f"{repo_id}: its manifest names the run {name!r}, which cannot be a folder. Take its files from the Hub "
+            "by hand."
         )
     return name
 
@@ -285,7 +295,8 @@ def place_state(snapshot: Path, run: RunDirectory, repo_id: str) -> Path | None:
 def _refuse_damaged(folder: Path, repo_id: str) -> None:
     if found := problems(folder):
         raise ServiceError(
-            f"{repo_id}: the files are not those that were sealed ({'; '.join(found)}). Pull again; if it stays so, the upload was damaged."
+            f"{repo_id}: the files are not those that were sealed ({'; '.join(found)}). Pull again; if it stays so, "
+            "the upload was damaged."
         )
 
 
@@ -297,8 +308,8 @@ def what_it_can(run: RunDirectory) -> str:
     manifest: dict[str, Any] = run.read_manifest()
     if checkpoint is None:
         lines.append(
-            "It has no checkpoint to go on training from: none was pushed (hub.strategy: checkpoint, or hub push --with-state). "
-            "It can be evaluated, exported, and start another run (model.start_from)."
+            "It has no checkpoint to go on training from: none was pushed (hub.strategy: checkpoint, or hub push "
+            "--with-state). It can be evaluated, exported, and start another run (model.start_from)."
         )
     elif "finished" not in manifest:
         entry = f"pipeline/{'sft' if manifest.get('stage') == 'sft' else 'pretrain'}.py"
@@ -318,9 +329,9 @@ COMMITS = 10
 def restore_from_hub(recipe: Recipe, run: RunDirectory) -> None:
     """Fetch the pushed checkpoint of a run that has none here, under hub.strategy checkpoint and run.resume auto.
 
-    What is there afterwards is what a start on the old machine would find; a run that has finished is pulled whole. A state
-    that does not verify is named, and the commit before it is tried. Raises ServiceError when the Hub does not say what it
-    has: to begin anew would repeat the run and write over its state.
+    What is there afterwards is what a start on the old machine would find; a run that has finished is pulled whole. A
+    state that does not verify is named, and the commit before it is tried. Raises ServiceError when the Hub does not
+    say what it has: to begin anew would repeat the run and write over its state.
     """
     hub = recipe.hub
     if hub.id is None or hub.strategy != "checkpoint" or recipe.run.resume != "auto":
@@ -338,7 +349,8 @@ def restore_from_hub(recipe: Recipe, run: RunDirectory) -> None:
             theirs = run_name(snapshot, hub.id)
             if theirs != run.name:
                 print(
-                    f"{hub.id}: holds a checkpoint of the run {theirs}, and this run is {run.name}, which begins anew and will replace it.",
+                    f"{hub.id}: holds a checkpoint of the run {theirs}, and this run is {run.name}, which begins "
+                    "anew and will replace it.",
                     flush=True,
                 )
                 return
@@ -377,7 +389,8 @@ def _commits_with_state(repo_id: str, branch: str) -> list[str]:
         return retried(ask, what=f"asking {repo_id} for a checkpoint of this run")
     except ServiceError as error:
         raise ServiceError(
-            f"{error} The run has no checkpoint here; to begin anew in any case, whatever the Hub has: run.resume=never."
+            f"{error} The run has no checkpoint here; to begin anew in any case, whatever the Hub has: "
+            "run.resume=never."
         ) from None
 
 
@@ -413,13 +426,17 @@ def write_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     run = RunDirectory.of(recipe)
     if run.has_trained():
         return [], [
-            f"{where}: {outcome} The run has trained and goes on; what is not published is listed at its end, for `{command('hub', 'push', run.path)}`."
+            (
+                f"{where}: {outcome} The run has trained and goes on; what is not published is listed at its end, for "
+                f"`{command('hub', 'push', run.path)}`."
+            )
         ]
     return [ServiceError(f"{where}: {outcome}")], []
 
 
 def _refusal(repo_id: str, *, private: bool) -> str | None:
-    """Return why a push to the repository would be refused; None when it would not. Raises when the Hub does not answer."""
+    """Return why a push to the repository would be refused; None when it would not. Raises when the Hub does not
+    answer."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
     from huggingface_hub.utils import validate_repo_id
@@ -445,12 +462,16 @@ def _refusal(repo_id: str, *, private: bool) -> str | None:
             raise
         return f"the Hub refuses to let this token write to {repo_id} (status {status}). {LOGIN}"
     if private and public:
-        return f"{full} exists and is public, and hub.private is true. Make it private on the Hub, name another one, or write hub.private: false."
+        return (
+            f"{full} exists and is public, and hub.private is true. Make it private on the Hub, name another one, or "
+            "write hub.private: false."
+        )
     return None
 
 
 def _unknown_license(license: str | None) -> str | None:
-    """Return the Hub refuses a whole upload whose card names a license that it does not know; which it knows, it alone can say."""
+    """Return the Hub refuses a whole upload whose card names a license that it does not know; which it knows, it alone
+    can say."""
     from huggingface_hub import ModelCard
 
     if license is None:
@@ -458,7 +479,10 @@ def _unknown_license(license: str | None) -> str | None:
     try:
         ModelCard(f'---\nlicense: "{license}"\n---\n').validate()
     except ValueError:
-        return f"the Hub knows no license {license!r} (hub.license), and would take no model under it. Write one of huggingface.co/docs/hub/repositories-licenses, or leave it out."
+        return (
+            f"the Hub knows no license {license!r} (hub.license), and would take no model under it. Write one of "
+            "huggingface.co/docs/hub/repositories-licenses, or leave it out."
+        )
     return None
 
 
@@ -468,8 +492,8 @@ def _cannot_create(user: dict[str, Any], owner: str, repo_id: str) -> str | None
     token = ((user.get("auth") or {}).get("accessToken") or {}).get("role")
     if owner not in roles:
         return (
-            f"{repo_id} does not exist, and {user['name']} cannot create it: it is no member of {owner}. Name one of {', '.join(sorted(name for name, role in roles.items() if role != 'read'))}, or log in "
-            "as somebody else."
+            f"{repo_id} does not exist, and {user['name']} cannot create it: it is no member of {owner}. Name one of "
+            f"{', '.join(sorted(name for name, role in roles.items() if role != 'read'))}, or log in as somebody else."
         )
     if roles[owner] == "read" or token == "read":
         return f"{repo_id} does not exist, and this token may only read. {LOGIN}"

@@ -45,7 +45,8 @@ from pipeline.run_dir.checkpoints import SEAL, problems, read_seal, sealed_files
 from pipeline.run_dir.hub_queue import MODEL, HubQueue, Item
 from pipeline.run_dir.run_directory import RunDirectory
 
-# Verification that the Hub has what was sent: by the hashes that it states, or downloaded, loaded and run without this package.
+# Verification that the Hub has what was sent: by the hashes that it states, or downloaded, loaded and run without this
+# package.
 
 # Of logits in fp32 between the class of this program and the published code.
 CLOSE = 1e-4
@@ -55,13 +56,14 @@ NAMING_CLASSES = ("config.json", "generation_config.json", "tokenizer_config.jso
 def verify(
     sums: dict[str, str], *, model: Path, repo_id: str, commit: str, within: Path, trust_code: bool = False
 ) -> str:
-    """Download every file of the commit into an empty folder and compare it; then a process without this package loads the
-    model from there, and its ids and logits must be ours. Returns what was done. ServiceError says what differs.
+    """Download every file of the commit into an empty folder and compare it; then a process without this package loads
+    the model from there, and its ids and logits must be ours. Returns what was done. ServiceError says what differs.
 
-    A model with code files that are not this program's is compared and not loaded, unless they are trusted: that would run them.
+    A model with code files that are not this program's is compared and not loaded, unless they are trusted: that would
+    run them.
 
-    model: the local folder of the model. within: where the download is kept meanwhile; in the queue, what a killed process
-    leaves behind is cleared away.
+    model: the local folder of the model. within: where the download is kept meanwhile; in the queue, what a killed
+    process leaves behind is cleared away.
     """
     wrong = []
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=within) as folder:
@@ -80,8 +82,8 @@ def verify(
 
 
 def unknown_code(model: Path) -> list[str]:
-    """Return the names of the Python files of a model folder that are not those which this program writes, and of the classes that
-    its JSON files take from another repository."""
+    """Return the names of the Python files of a model folder that are not those which this program writes, and of the
+    classes that its JSON files take from another repository."""
     from pipeline.model.build import CODE_FILES
 
     ours = {file.name: sha256_file(file) for file in CODE_FILES}
@@ -99,7 +101,8 @@ def _classes_elsewhere(file: Path) -> list[str]:
 
 
 def compare_sums(files: dict[str, Path], *, repo_id: str, commit: str) -> None:
-    """Compare as verify does, by the hashes that the Hub states: a checkpoint is too large to fetch again at every save."""
+    """Compare as verify does, by the hashes that the Hub states: a checkpoint is too large to fetch again at every
+    save."""
     wrong = []
     for name, path in files.items():
         url = hf_hub_url(repo_id, name, revision=commit)
@@ -113,12 +116,14 @@ def compare_sums(files: dict[str, Path], *, repo_id: str, commit: str) -> None:
 def _refuse(wrong: list[str], repo_id: str, commit: str) -> None:
     if wrong:
         raise ServiceError(
-            f"{repo_id}@{commit}: the Hub gives back other bytes than were sent for {', '.join(wrong)}. Push again; do not use this commit."
+            f"{repo_id}@{commit}: the Hub gives back other bytes than were sent for {', '.join(wrong)}. Push again; "
+            "do not use this commit."
         )
 
 
 def _load_in_isolation(folder: Path, *, model: Path, published: str) -> None:
-    """Load it in a process without this package. The files are ours by their hashes: no code is run but what was sent."""
+    """Load it in a process without this package. The files are ours by their hashes: no code is run but what was
+    sent."""
     import torch
     from safetensors.torch import load_file
 
@@ -133,7 +138,8 @@ def _load_in_isolation(folder: Path, *, model: Path, published: str) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         raise ServiceError(
-            f"{published}: arrived whole, and a program without this package cannot load it ({reason}). Do not use this commit; please report it."
+            f"{published}: arrived whole, and a program without this package cannot load it ({reason}). Do not use "
+            "this commit; please report it."
         )
     theirs = load_file(output)
     ids_T = torch.tensor(
@@ -146,8 +152,8 @@ def _load_in_isolation(folder: Path, *, model: Path, published: str) -> None:
     same = torch.equal(ids_T, theirs["ids"]) and torch.allclose(logits_TV, theirs["logits"], rtol=0, atol=CLOSE)
     if not same:
         raise ServiceError(
-            f"{published}: arrived whole, and a program without this package computes other ids or logits than this one. "
-            "Do not use this commit; please report it."
+            f"{published}: arrived whole, and a program without this package computes other ids or logits than this "
+            "one. Do not use this commit; please report it."
         )
 
 
@@ -159,12 +165,13 @@ CARD = "README.md"
 def collect(
     data: RunData, *, model: Path, step: int, repo_id: str, folder: Path, state: Path | None = None
 ) -> dict[str, Path]:
-    """Return what is published, name in the repository -> file: the model, the records of the run, the card made in `folder`, and of
-    `state`, a whole checkpoint, every file under last-checkpoint/."""
+    """Return what is published, name in the repository -> file: the model, the records of the run, the card made in
+    `folder`, and of `state`, a whole checkpoint, every file under last-checkpoint/."""
     for whole in (model, *([state] if state else [])):
         if found := problems(whole):
             raise DataError(
-                f"{whole}: is damaged ({'; '.join(found)}) and is not pushed. Remove the folder and run the training command again: it writes it anew."
+                f"{whole}: is damaged ({'; '.join(found)}) and is not pushed. Remove the folder and run the training "
+                "command again: it writes it anew."
             )
     files = dict(sorted(sealed_files(model).items()))
     if state:
@@ -183,7 +190,8 @@ def write_card(data: RunData, *, model: Path, step: int, repo_id: str, folder: P
 
 
 def is_of_a_run(name: str) -> bool:
-    """Return whether a file of the repository tells of one run only: the next push there removes it, or replaces it."""
+    """Return whether a file of the repository tells of one run only: the next push there removes it, or replaces
+    it."""
     return name in {CARD, *(path.name for path in RunDirectory("").records())} or name.startswith(f"{STATE}/")
 
 
@@ -212,7 +220,8 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def is_pickle(path: Path) -> bool:
-    """Return whether loading the file could run code in it: by suffix, by pickle's first bytes, by torch's zip layout."""
+    """Return whether loading the file could run code in it: by suffix, by pickle's first bytes, by torch's zip
+    layout."""
     if path.suffix in _PICKLE_SUFFIXES:
         return True
     with open(path, "rb") as file:
@@ -246,15 +255,17 @@ class Upload:
         self.api, self.repo_id, self.branch, self.private = HfApi(), repo_id, branch, private
 
     def open(self) -> None:
-        """Create the repository and the branch where they are missing; ServiceError when it is public and must not be."""
+        """Create the repository and the branch where they are missing; ServiceError when it is public and must not
+        be."""
         api = self.api
         create = lambda: api.create_repo(self.repo_id, private=self.private, exist_ok=True)  # noqa: E731
         self.repo_id = retried(create, what=f"creating {self.repo_id}").repo_id
         info = retried(lambda: api.model_info(self.repo_id), what=f"reading {self.repo_id}")
         if self.private and not info.private:
             raise ServiceError(
-                f"{self.repo_id}: the repository exists and is public, and the recipe asks for a private one (hub.private), so nothing was "
-                "uploaded. Make it private on the Hub, name another repository, or push with --public."
+                f"{self.repo_id}: the repository exists and is public, and the recipe asks for a private one "
+                "(hub.private), so nothing was uploaded. Make it private on the Hub, name another repository, or push "
+                "with --public."
             )
 
         def head() -> tuple[Any, bool]:
@@ -300,7 +311,8 @@ class Upload:
                 if not isinstance(error.__cause__, BadRequestError):
                     raise ConnectionError(f"an answer that cannot be read: {error}") from None
                 raise DataError(
-                    f"{self.repo_id}: the Hub does not take the card ({' '.join(str(error).split())}). Correct hub.license, hub.language or run.tags."
+                    f"{self.repo_id}: the Hub does not take the card ({' '.join(str(error).split())}). Correct "
+                    "hub.license, hub.language or run.tags."
                 ) from None
             return made.oid, False
 
@@ -319,7 +331,8 @@ class Upload:
             return newest if Path(theirs).read_bytes() == seal.read_bytes() else None
 
     def tag(self, step: int, commit: str) -> None:
-        """Tag the commit step-<n>, which from_pretrained takes as a revision; on another branch than main <branch>-step-<n>. A later one replaces it."""
+        """Tag the commit step-<n>, which from_pretrained takes as a revision; on another branch than main
+        <branch>-step-<n>. A later one replaces it."""
         name = f"step-{step}" if self.branch == "main" else f"{self.branch}-step-{step}"
 
         def tag() -> None:
@@ -354,10 +367,11 @@ def push(
 ) -> Pushed:
     """Publish the finished model and what waits before it, or, before the end, the checkpoints that wait.
 
-    repo_id, private: default the recipe's hub.id and hub.private. with_state: also the newest checkpoint, for going on from,
-    as under hub.strategy checkpoint. trust_code: load the published model also with code that is not this program's. Raises RecipeError when no repository is named, InputMissingError without a model,
-    CannotWriteError while the run publishes by itself, DataError when the model is damaged or a byte must not leave this
-    machine, ServiceError when the Hub refuses, stays away, or gives back other bytes than it was sent.
+    repo_id, private: default the recipe's hub.id and hub.private. with_state: also the newest checkpoint, for going on
+    from, as under hub.strategy checkpoint. trust_code: load the published model also with code that is not this
+    program's. Raises RecipeError when no repository is named, InputMissingError without a model, CannotWriteError
+    while the run publishes by itself, DataError when the model is damaged or a byte must not leave this machine,
+    ServiceError when the Hub refuses, stays away, or gives back other bytes than it was sent.
     """
     data = read_run(str(run.path))
     hub = data.recipe.get("hub") or {}
@@ -375,13 +389,15 @@ def push(
             )
         if with_state and run.whole_checkpoint() is None:
             raise InputMissingError(
-                f"{run.checkpoints}: there is no whole checkpoint, so there is no state to push. Push without --with-state."
+                f"{run.checkpoints}: there is no whole checkpoint, so there is no state to push. Push without "
+                "--with-state."
             )
         if (run.model / SEAL).exists():
             queue.add_model(repo_id, again=True)  # with the report and the scores as they are now
         if not queue.items():
             raise InputMissingError(
-                f"{run.model}: there is no finished model, so there is nothing to push. Let the run end: start its command again."
+                f"{run.model}: there is no finished model, so there is nothing to push. Let the run end: start its "
+                "command again."
             )
         while item := queue.next():
             pushed = publish(queue, item, data=data, repo_id=repo_id, private=private, trust_code=trust_code)
@@ -460,7 +476,8 @@ def publish_while_training(run: RunDirectory, *, trainer: int) -> None:
     Nothing that happens here reaches the run: an item that fails stays in the queue with its reason.
     """
     end_with(trainer)  # in the middle of an upload too: the queue keeps the item
-    # Linux gives each thread a priority of its own: what is sent while the run trains yields to it, what its end waits for does not.
+    # Linux gives each thread a priority of its own: what is sent while the run trains yields to it, what its end waits
+    # for does not.
     yielding = ThreadPoolExecutor(1, initializer=yield_to_training)
     bound_waits()
     hub = read_run(str(run.path)).recipe["hub"]
@@ -492,7 +509,8 @@ def publish_while_training(run: RunDirectory, *, trainer: int) -> None:
 
 
 def _look(queue: HubQueue, repo_id: str) -> bool:
-    """Return whether what was saved could be queued; one that could not must not end the publishing of what comes later."""
+    """Return whether what was saved could be queued; one that could not must not end the publishing of what comes
+    later."""
     try:
         queue.add_checkpoints(repo_id)
         return True

@@ -1,4 +1,5 @@
-"""The console command of an installed Tandem: `tandem COMMAND ...` is the same as the `python -m pipeline. ...` beside it."""
+"""The console command of an installed Tandem: `tandem COMMAND ...` is the same as the `python -m pipeline. ...` beside
+it."""
 
 import os
 import runpy
@@ -63,7 +64,8 @@ def main() -> int:
     if command not in STAGES and command not in MODULES:
         print(f"command line: {command} is no command of tandem.\n\n{usage()}", file=sys.stderr)
         return WRONG
-    # Python processes started from here put the current folder on no path: a user's own pipeline.py would hide this package.
+    # Python processes started from here put the current folder on no path: a user's own pipeline.py would hide this
+    # package.
     os.environ["PYTHONSAFEPATH"] = "1"
     sys.path[:] = [str(PACKAGE.parent), *(place for place in sys.path[1:] if place)]
     from pipeline.process.commands import CONSOLE

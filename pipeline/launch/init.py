@@ -44,7 +44,8 @@ def recipe_text(source: dict[str, Any], *, stage: str, path: Path, train: str) -
     """Return a recipe over the source, with comments. train: its lines of that section."""
     source_lines = yaml.safe_dump({"data": {"sources": [source]}}, sort_keys=False, width=100, allow_unicode=True)
     return (
-        f"# {'Stage 2, chat SFT' if stage == 'sft' else 'Stage 1, pretraining'}, on files of yours. Written by `{program('init')}`; change what you like.\n"
+        f"# {'Stage 2, chat SFT' if stage == 'sft' else 'Stage 1, pretraining'}, on files of yours. Written by "
+        f"`{program('init')}`; change what you like.\n"
         f"# Look at the rows: {command('data', path)} --show 3\n"
         f"# Time and memory:  {command('plan', path)}\n"
         f"# Run:              {command(stage, path)}\n\n"
@@ -54,7 +55,8 @@ def recipe_text(source: dict[str, Any], *, stage: str, path: Path, train: str) -
 
 
 def train_lines(source: dict[str, Any], *, stage: str) -> str:
-    """Return the section `train`: the passes of the shipped recipe, and for a short run when it is scored and saved."""
+    """Return the section `train`: the passes of the shipped recipe, and for a short run when it is scored and
+    saved."""
     recipe = read_recipe([OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"], stage=stage)  # type: ignore[arg-type]
     import pipeline.model.build  # noqa: F401 - makes the type of our models known, whose tokenizer may be loaded
 
@@ -92,7 +94,8 @@ def only_text(data: str) -> Path | None:
 
 
 def documents_of(lines: Iterable[str], *, characters: int) -> Iterator[str]:
-    """Yield the text in documents of that many characters or a paragraph more, cut at blank lines; nothing of it is lost."""
+    """Yield the text in documents of that many characters or a paragraph more, cut at blank lines; nothing of it is
+    lost."""
     piece, size = list[str](), 0
     for line in lines:
         for start in range(0, len(line), LONGEST * characters):
@@ -107,7 +110,8 @@ def documents_of(lines: Iterable[str], *, characters: int) -> Iterator[str]:
 
 
 def cut_into_documents(text: Path, into: Path) -> int | None:
-    """Write a text as a jsonl file of documents; return how many, None where it is no UTF-8 or holds too little to cut."""
+    """Write a text as a jsonl file of documents; return how many, None where it is no UTF-8 or holds too little to
+    cut."""
     characters = max(200, min(PIECE, text.stat().st_size // PIECES))
     try:
         with open(text, encoding="utf-8-sig") as file:
@@ -142,8 +146,9 @@ def main(argv: list[str]) -> int:
     if text and (documents := cut_into_documents(text, into)):
         data = str(into)
         print(
-            f"{text} is one text, and a part has to be held out to measure by. {into} has it as {documents:,} documents, cut at blank "
-            f'lines; the recipe reads that file. To cut it otherwise, write one document a line: {{"text": "..."}}.\n'
+            f"{text} is one text, and a part has to be held out to measure by. {into} has it as {documents:,} "
+            f"documents, cut at blank lines; the recipe reads that file. To cut it otherwise, write one document "
+            'a line: {"text": "..."}.\n'
         )
     lines = preview(data, arguments.settings, tokenizer=None, rows=2, colour=sys.stdout.isatty(), recipe=False)
     while True:

@@ -51,9 +51,9 @@ from pipeline.run_dir.run_directory import WRITER_WAIT_S, RunDirectory
 
 # The hosts of one job: they meet before every start of it, say how theirs ended, and notice one that is lost.
 #
-# launch.py of node 0 keeps a store (torch's TCPStore) at MASTER_ADDR:MASTER_PORT for as long as it lives. Every host writes what it
-# does there once a second, as one JSON object under its number, and reads all others'. torch's elastic rendezvous would start any
-# failed run again, and names neither the host that is missing nor the one that is lost.
+# launch.py of node 0 keeps a store (torch's TCPStore) at MASTER_ADDR:MASTER_PORT for as long as it lives. Every host
+# writes what it does there once a second, as one JSON object under its number, and reads all others'. torch's elastic
+# rendezvous would start any failed run again, and names neither the host that is missing nor the one that is lost.
 
 BEAT_S = 1.0
 LOST_S = 30.0  # without a beat
@@ -69,7 +69,8 @@ ABORTED = "ended, since another host had failed"  # of ranks that had to be kill
 class End:
     """Status and message with which a host's start, or the job's, ended.
 
-    killed: a rank or the whole host was lost, or the host left before its ranks had started, which is why the others failed.
+    killed: a rank or the whole host was lost, or the host left before its ranks had started, which is why the others
+    failed.
     """
 
     status: int
@@ -86,9 +87,10 @@ class Hosts:
 
     nodes: this host's NNODES.
     round: the number of the round that this host waits for or makes.
-    port, met: of node 0 alone, once all wait for this round: where the ranks meet, and the lives (processes) that are part of it.
-    end: how the round ended on this host; None while its ranks run. A host that leaves before they start sets it, too.
-    again: of node 0 alone, together with the next round: why there is one; "" when there is none, and every host leaves.
+    port, met: of node 0 alone, once all wait for this round: where the ranks meet, and the lives (processes) that are
+    part of it. end: how the round ended on this host; None while its ranks run. A host that leaves before they start
+    sets it, too. again: of node 0 alone, together with the next round: why there is one; "" when there is none, and
+    every host leaves.
     """
 
     def __init__(
@@ -111,7 +113,8 @@ class Hosts:
         return f"host {host} (node {node})" if host else f"node {node}"
 
     def meet(self, signals: list[int]) -> int | None:
-        """Return the port on node 0 at which the ranks of this start meet, once all hosts have come; None after a signal.
+        """Return the port on node 0 at which the ranks of this start meet, once all hosts have come; None after a
+        signal.
 
         Raises HangError when one has not come within limit_s, RecipeError when one was started with another NNODES.
         """
@@ -121,13 +124,16 @@ class Hosts:
             if self._is_cut():
                 self.store, self.seen = None, {}
                 reason = self._connect()
-            here = {n: seen for n, seen in self._hosts() if seen.get("round") == self.own["round"] and not self.lost(n)}
+            here = {
+                n: seen for n, seen in self._hosts() if seen.get("round") == self.own["round"] and not self.lost(n)
+            }
             if self.node == 0:  # which alone decides; the others follow, and find one that left after that failed
                 here = {n: seen for n, seen in here.items() if not seen.get("end")}
             if others := [n for n, seen in self._hosts() if seen.get("nodes", self.nodes) != self.nodes]:
                 raise RecipeError(
-                    f"NNODES is {self.nodes} on {self.name(self.node)} and {self.seen[others[0]]['nodes']} on {self.name(others[0])}, so they would "
-                    "wait for each other in vain. Start all with the same number."
+                    f"NNODES is {self.nodes} on {self.name(self.node)} and {self.seen[others[0]]['nodes']} on "
+                    f"{self.name(others[0])}, so they would wait for each other in vain. Start all with the same "
+                    "number."
                 )
             waited = time.monotonic() - began
             if self.store is not None and (port := self._port(here)):
@@ -137,8 +143,9 @@ class Hosts:
             what = reason or f"{', '.join(missing)}: {len(here)} of {self.nodes} hosts are here"
             if waited > self.limit_s:
                 raise HangError(
-                    f"{self.name(self.node)}: waited {waited:.0f} s in vain for {what}. Look at the output of the hosts that are missing, and "
-                    "whether they reach MASTER_ADDR and MASTER_PORT; RDZV_TIMEOUT sets another limit, in seconds."
+                    f"{self.name(self.node)}: waited {waited:.0f} s in vain for {what}. Look at the output of the "
+                    "hosts that are missing, and whether they reach MASTER_ADDR and MASTER_PORT; RDZV_TIMEOUT sets "
+                    "another limit, in seconds."
                 )
             if time.monotonic() > line and len(here) < self.nodes:
                 line = time.monotonic() + LINE_S
@@ -197,7 +204,8 @@ class Hosts:
         yield from (self.seen | {self.node: self.own}).items()
 
     def _port(self, here: dict[int, dict[str, Any]]) -> int | None:
-        """Return the port that node 0 has chosen for this round, another one each time: the last one's may be held still."""
+        """Return the port that node 0 has chosen for this round, another one each time: the last one's may be held
+        still."""
         if self.node == 0 and len(here) == self.nodes:
             with socket.socket() as probe:
                 probe.bind(("", 0))
@@ -247,7 +255,8 @@ class Hosts:
         return End(**state["end"]) if state.get("end") else End(0)
 
     def agree(self, own: End) -> End:
-        """Publish how this host's start ended and return how the job's did: by the host that failed, not by those that lost it."""
+        """Publish how this host's start ended and return how the job's did: by the host that failed, not by those that
+        lost it."""
         self._publish(end=asdict(own))
         if own.status in ASKED:
             return own
@@ -263,7 +272,8 @@ class Hosts:
         if lost and not clear:
             return End(
                 HangError.status,
-                f"{lost}, which ended the run. The last whole checkpoint is good. Run the same command again to go on from it.",
+                f"{lost}, which ended the run. The last whole checkpoint is good. Run the same command again to go "
+                "on from it.",
                 killed=True,
             )
         node, end = (clear or sorted(found, key=lambda pair: (pair[1].message == ABORTED, pair[1].status)))[0]
@@ -272,10 +282,13 @@ class Hosts:
         return End(end.status, f"{self.name(node)}: {end.message}", killed=end.killed or end.status not in UNCLEAR)
 
     def start_again(self, decide: Callable[[], str | None], signals: list[int]) -> str | None:
-        """Return why there is another start, None for none. Node 0 decides for all; a host that has lost it decides for itself."""
+        """Return why there is another start, None for none. Node 0 decides for all; a host that has lost it decides
+        for itself."""
         if self.node == 0:
             reason = decide()
-            gone = [self.name(n) for n in self.lives if n and self.seen[n].get("end") and not self._end(n).is_failure()]
+            gone = [
+                self.name(n) for n in self.lives if n and self.seen[n].get("end") and not self._end(n).is_failure()
+            ]
             if reason and gone:
                 self.report(
                     f"{', '.join(gone)}: has ended, so nothing is started again. Run the same command again on all."
@@ -299,7 +312,8 @@ class Hosts:
         return first.get("round", 0) > self.own["round"] or first.get("again") == ""
 
     def leave(self, signals: list[int]) -> None:
-        """Wait, on node 0, until every host that met has ended too and has read how the others did; GRACE_S at most after a signal."""
+        """Wait, on node 0, until every host that met has ended too and has read how the others did; GRACE_S at most
+        after a signal."""
         began = time.monotonic()
         waiting = [n for n in self.lives if n != self.node]  # none before they have met
         while self.node == 0 and time.monotonic() - began < (GRACE_S if signals else self.limit_s):
@@ -316,8 +330,8 @@ CONFIGS = next(place for place in PLACES if place.is_dir())
 FORWARDED = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 PORT = "--main_process_port"
 LOST = 70  # of the launcher: a rank was killed, and what it says about that stands in $TANDEM_STATUS
-# What another start may fix: our bug or a flaky machine (1), a hang or a lost rank (70), a kill by something else than a
-# wish to stop. A wrong recipe, bad data, no memory, a full disk or a diverged run would only end so again.
+# What another start may fix: our bug or a flaky machine (1), a hang or a lost rank (70), a kill by something else than
+# a wish to stop. A wrong recipe, bad data, no memory, a full disk or a diverged run would only end so again.
 RESTARTABLE = (1, 70, *(128 + number for number in signal.Signals if number not in FORWARDED))
 
 
@@ -346,18 +360,21 @@ def with_recipe(arguments: list[str], default_recipe: str) -> list[str]:
 
 
 def hosts_of(environ: Mapping[str, str]) -> Hosts | None:
-    """Return the hosts of the job, None of a single one. Raises ValueError or RecipeError with a sentence for the user."""
+    """Return the hosts of the job, None of a single one. Raises ValueError or RecipeError with a sentence for the
+    user."""
     nodes = whole_number(environ, "NNODES", 1, least=1)
     if nodes == 1:
         return None
     if "NODE_RANK" not in environ or "MASTER_ADDR" not in environ:
         raise ValueError(
-            f"NNODES is {nodes}, so every machine must know its place and where to meet. Set NODE_RANK (0 to {nodes - 1}) and MASTER_ADDR (the first one's name)."
+            f"NNODES is {nodes}, so every machine must know its place and where to meet. Set NODE_RANK (0 to "
+            f"{nodes - 1}) and MASTER_ADDR (the first one's name)."
         )
     node = whole_number(environ, "NODE_RANK", 0, least=0)
     if node >= nodes:
         raise ValueError(
-            f"NODE_RANK is {node}, and NNODES is {nodes}: the machines are numbered 0 to {nodes - 1}. Write this one's number."
+            f"NODE_RANK is {node}, and NNODES is {nodes}: the machines are numbered 0 to {nodes - 1}. Write this "
+            "one's number."
         )
     return Hosts(
         nodes=nodes,
@@ -389,7 +406,8 @@ def on_signals(handler: Callable[[int, object], object]) -> None:
 
 
 class Supervisor:
-    """One `accelerate launch` and the ranks it started on this machine, which are its children. signals: what came so far."""
+    """One `accelerate launch` and the ranks it started on this machine, which are its children. signals: what came so
+    far."""
 
     def __init__(self, command: list[str], environ: Mapping[str, str], *, processes: int, signals: list[int]):
         self.processes, self.signals = processes, signals
@@ -440,7 +458,8 @@ LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def _end_with_parent() -> None:
-    """Let the launcher have SIGTERM when this script is killed: its ranks then save and end, instead of training on unseen."""
+    """Let the launcher have SIGTERM when this script is killed: its ranks then save and end, instead of training on
+    unseen."""
     pr_set_pdeathsig = 1  # linux/prctl.h
     LIBC.prctl(pr_set_pdeathsig, signal.SIGTERM)
 
@@ -463,7 +482,10 @@ def final_status(status_file: Path, launcher_status: int, signals: list[int]) ->
         if len(signals) > 1:
             return (
                 128 + signals[-1],
-                f"a second signal ({name}) ended the run at once. Run the same command again to go on from its newest checkpoint.",
+                (
+                    f"a second signal ({name}) ended the run at once. Run the same command again to go on from its "
+                    "newest checkpoint."
+                ),
             )
         status = 130 if signals[0] == signal.SIGINT else 75
         return status, f"{name} came before training could answer it; nothing is lost. Run the same command again."
@@ -474,7 +496,8 @@ def final_status(status_file: Path, launcher_status: int, signals: list[int]) ->
 
 
 def progress(status_file: Path) -> tuple[int, int] | None:
-    """Return (step at which the run began this time, step of its newest checkpoint), None when it never came to begin."""
+    """Return (step at which the run began this time, step of its newest checkpoint), None when it never came to
+    begin."""
     named = Path(f"{status_file}.run")
     if not named.exists():
         return None
@@ -487,8 +510,8 @@ def progress(status_file: Path) -> tuple[int, int] | None:
 
 
 def worth_another_start(status: int, status_file: Path, *, left: int) -> str | None:
-    """Return a sentence when a run that ended with this status is to be started again: only after progress, else it would crash
-    at the same place forever."""
+    """Return a sentence when a run that ended with this status is to be started again: only after progress, else it
+    would crash at the same place forever."""
     if not left or status not in RESTARTABLE:
         return None
     steps = progress(status_file)
@@ -528,8 +551,8 @@ def run(
                 status, message = LOST, ABORTED
             else:
                 status, message = final_status(status_file, launcher_status, signals)
-            # One rank's message still stands on the screen, unless it was killed and the launcher speaks for it; of several
-            # ranks the launcher's own report has pushed it away.
+            # One rank's message still stands on the screen, unless it was killed and the launcher speaks for it; of
+            # several ranks the launcher's own report has pushed it away.
             shown = not (processes > 1 or not status_file.exists() or launcher_status == LOST)
             if hosts:
                 end = hosts.agree(End(status, message, killed=launcher_status == LOST))
@@ -557,8 +580,8 @@ def run(
 
 
 def record_failure(status_file: Path, end: End, *, first: bool) -> None:
-    """Write what ended the job over what a rank of this host says that lost its connection, unless it stands there already. Of hosts that
-    lost each other and share the folder, the first one's word stands."""
+    """Write what ended the job over what a rank of this host says that lost its connection, unless it stands there
+    already. Of hosts that lost each other and share the folder, the first one's word stands."""
     named = Path(f"{status_file}.run")
     with suppress(OSError, TandemError):
         failure = RunDirectory(named.read_text()).failure

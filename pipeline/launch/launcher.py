@@ -1,8 +1,8 @@
 """`accelerate launch` as launch.py starts it: says in $TANDEM_STATUS which rank was killed by which signal.
 
-Only the launcher sees how the ranks end. A rank that was killed has printed nothing, and those that are left know at most
-that it is gone. One process alone is started here, with the variables that accelerate would set: importing accelerate
-and torch for that takes more than a second of every start.
+Only the launcher sees how the ranks end. A rank that was killed has printed nothing, and those that are left know at
+most that it is gone. One process alone is started here, with the variables that accelerate would set: importing
+accelerate and torch for that takes more than a second of every start.
 """
 
 import signal
@@ -29,7 +29,8 @@ LOST = 70
 ASKED = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 )  # before a rank could answer them
-# What ranks say that are left behind: our bug (1, an error in a collective), a lost rank, SIGTERM (the launcher's, to them).
+# What ranks say that are left behind: our bug (1, an error in a collective), a lost rank, SIGTERM (the launcher's, to
+# them).
 LEFT_BEHIND = (1, LOST, 75)
 
 
@@ -41,13 +42,14 @@ def report(rank: int, number: int) -> None:
         return
     reasons = " (on Linux often the kernel, when memory ran out)" if number == getattr(signal, "SIGKILL", None) else ""
     file.write_text(
-        f"{LOST}\nrank {rank} was lost: killed by {signal.Signals(number).name}{reasons}, which ended the run. The last whole checkpoint is good. "
-        "Run the same command again to go on from it.\n"
+        f"{LOST}\nrank {rank} was lost: killed by {signal.Signals(number).name}{reasons}, which ended the run. The "
+        "last whole checkpoint is good. Run the same command again to go on from it.\n"
     )
 
 
 def alone(config: dict[str, object], threads: str) -> dict[str, str] | None:
-    """Return the variables that `accelerate launch` gives to one process; None for a config that only accelerate understands."""
+    """Return the variables that `accelerate launch` gives to one process; None for a config that only accelerate
+    understands."""
     if not isinstance(use_cpu := config.get("use_cpu"), bool) or config != {**ALONE, "use_cpu": use_cpu}:
         return None
     on_cpu = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"} if use_cpu else {}

@@ -64,7 +64,8 @@ KNOWN: tuple[Any, ...] = (
 # Fields of TandemConfig that GPT2Config lacks and that do not change what the weights compute.
 FREE = {"initialization", "vocab_multiple", "rope_theta", "qk_norm_scale", "sliding_window", "n_kv_head"}
 EXTRAS = set(TandemConfig.__dataclass_fields__) - set(GPT2Config.__dataclass_fields__)
-# What GPT-2 declares itself: the rest are every config's, which would stand in config.json as if somebody had set them.
+# What GPT-2 declares itself: the rest are every config's, which would stand in config.json as if somebody had set
+# them.
 GPT2_FIELDS = tuple(GPT2Config.__annotations__)
 # Special tokens and what else both sides call alike.
 SHARED = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "initializer_range")
@@ -126,7 +127,8 @@ def native_class(config):
 
 
 def tandem_config(config) -> TandemConfig | None:
-    """Return the Tandem config that computes the same as transformers' gpt2 or nanochat, or None where there is none."""
+    """Return the Tandem config that computes the same as transformers' gpt2 or nanochat, or None where there is
+    none."""
     if config.model_type == "gpt2":
         if config.add_cross_attention or config.reorder_and_upcast_attn:
             return None
@@ -149,7 +151,9 @@ def to_native_name(name: str, model_type: str) -> str:
 
 def _is_gpt2(config) -> bool:
     defaults = {name: TandemConfig.__dataclass_fields__[name].default for name in EXTRAS - FREE}
-    return config.n_kv_head == config.n_head and all(getattr(config, name) == value for name, value in defaults.items())
+    return config.n_kv_head == config.n_head and all(
+        getattr(config, name) == value for name, value in defaults.items()
+    )
 
 
 CLASSES = {
@@ -176,8 +180,8 @@ def save_model(
     A Tandem whose options are those of transformers' gpt2 or nanochat is written as that and loads anywhere; another
     one carries its code and loads with trust_remote_code=True. dtype: of the weights written, default as they are.
     state_dict: the whole weights, where the model holds only a shard. max_shard_size: of one file of weights, as
-    transformers writes and names it. The rows that vocab_multiple adds are left out: other programs' losses and kernels take
-    every row of a head for an id. The model itself is not changed.
+    transformers writes and names it. The rows that vocab_multiple adds are left out: other programs' losses and
+    kernels take every row of a head for an id. The model itself is not changed.
     """
     form = saved_form(model, Path(folder))
     _assign(form, model, model.state_dict() if state_dict is None else state_dict, dtype=dtype)
@@ -185,7 +189,8 @@ def save_model(
 
 
 def saved_form(model: PreTrainedModel, folder: Path | None, *, padded: bool = False) -> PreTrainedModel:
-    """Return the model as the class and config that are written, without weights; its code files go into the folder, if one is given.
+    """Return the model as the class and config that are written, without weights; its code files go into the folder,
+    if one is given.
 
     padded: keep the rows that vocab_multiple adds, which an exact resume needs.
     """
@@ -224,7 +229,8 @@ def saved_form(model: PreTrainedModel, folder: Path | None, *, padded: bool = Fa
 
 
 def _add_older_rope_keys(config: Any) -> None:
-    """Say the bases of rotary positions also as transformers 4 did: mlx-lm 0.32 and others know no rope_parameters and take a default."""
+    """Say the bases of rotary positions also as transformers 4 did: mlx-lm 0.32 and others know no rope_parameters and
+    take a default."""
     ropes = getattr(config, "rope_parameters", None) or {}
     ropes_of_all = ropes.get("full_attention") or ropes
     if "rope_theta" not in ropes_of_all:
@@ -238,14 +244,19 @@ def _add_older_rope_keys(config: Any) -> None:
 
 
 def saved_weights(form: PreTrainedModel, model: PreTrainedModel, state: dict | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors that save_pretrained would write for the model: its own, not copied. form: what saved_form gave for it.
-    state: the whole weights of a part of its names; of others there is a tensor without memory (meta)."""
+    """Return the tensors that save_pretrained would write for the model: its own, not copied. form: what saved_form
+    gave for it. state: the whole weights of a part of its names; of others there is a tensor without memory (meta)."""
     _assign(form, model, model.state_dict() if state is None else state, strict=state is None)
     return revert_weight_conversion(form, remove_tied_weights_from_state_dict(form.state_dict(), form))
 
 
 def _assign(
-    form: PreTrainedModel, model: PreTrainedModel, state: dict, *, dtype: torch.dtype | None = None, strict: bool = True
+    form: PreTrainedModel,
+    model: PreTrainedModel,
+    state: dict,
+    *,
+    dtype: torch.dtype | None = None,
+    strict: bool = True,
 ) -> None:
     if dtype is not None:
         state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
@@ -307,8 +318,8 @@ def cut_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def read_tensors(folder, name: str = "model.safetensors") -> dict[str, torch.Tensor]:
-    """Return all tensors of a file, or of the several that its index names, as transformers cuts a large model, by the names in there.
-    The files are mapped: what is not looked at takes no memory."""
+    """Return all tensors of a file, or of the several that its index names, as transformers cuts a large model, by the
+    names in there. The files are mapped: what is not looked at takes no memory."""
     index = Path(folder) / f"{name}.index.json"
     if not index.exists():
         return load_file(Path(folder) / name)
@@ -321,7 +332,8 @@ def weight_files(index: Path) -> list[Path]:
     for name in names:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ModelOptionsError(
-                f"{index}: names {name}, a file outside its folder, so nothing is opened. Take the model from its source again."
+                f"{index}: names {name}, a file outside its folder, so nothing is opened. Take the model from its "
+                "source again."
             )
     return [index.parent / name for name in names]
 
@@ -330,7 +342,8 @@ def weight_files(index: Path) -> list[Path]:
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the first name whose tensor holds a NaN or an infinity; of a sharded tensor this rank's part is looked at.
+    """Return the first name whose tensor holds a NaN or an infinity; of a sharded tensor this rank's part is looked
+    at.
 
     The host waits once for each device, not for each tensor.
     """
@@ -348,7 +361,8 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def first_nonfinite_of_files(folder: Path) -> str | None:
-    """Return the first name of a tensor in the folder's safetensors files that holds a NaN or an infinity; one is in memory at a time."""
+    """Return the first name of a tensor in the folder's safetensors files that holds a NaN or an infinity; one is in
+    memory at a time."""
     from safetensors import safe_open
 
     for file in sorted(folder.glob("*.safetensors")):
@@ -393,13 +407,14 @@ def build_model(
     return model.float()
 
 
-# Classes of transformers whose forward is the base model, `lm_head` and the loss: no scale, cap or auxiliary loss between them.
+# Classes of transformers whose forward is the base model, `lm_head` and the loss: no scale, cap or auxiliary loss
+# between them.
 PLAIN_HEADS = {"llama", "mistral", "qwen2", "qwen3"}
 
 
 def use_chunked_loss(model: Any) -> None:
-    """Have a model of PLAIN_HEADS compute the training's loss, and per_token_nll, as Tandem does: the logits of a whole batch are
-    never held. Everything else, and what is saved, stays transformers' own."""
+    """Have a model of PLAIN_HEADS compute the training's loss, and per_token_nll, as Tandem does: the logits of a
+    whole batch are never held. Everything else, and what is saved, stays transformers' own."""
     kind, stock = getattr(model.config, "model_type", None), type(model).forward
     if kind not in PLAIN_HEADS or type(model).__module__ != f"transformers.models.{kind}.modeling_{kind}":
         return
@@ -417,7 +432,8 @@ def use_chunked_loss(model: Any) -> None:
         loss, nats_BT = head_loss(self.lm_head, hidden_BTD, shift_labels, vocab_size=self.config.vocab_size, **options)
         return TandemOutput(loss=loss, nats=nats_BT)
 
-    # generate reads from the signature what forward takes. Not functools.wraps: Accelerate unwraps whatever was wrapped.
+    # generate reads from the signature what forward takes. Not functools.wraps: Accelerate unwraps whatever was
+    # wrapped.
     forward.__signature__ = inspect.signature(stock)  # type: ignore[attr-defined]
     model.forward = MethodType(forward, model)
     model.per_token_nll = MethodType(TandemForCausalLM.per_token_nll, model)
@@ -488,7 +504,8 @@ def set_generation_config(model: PreTrainedModel) -> None:
 
 
 def needs_no_code(model_type: Any) -> bool:
-    """Return whether this program or transformers has the classes of a model_type, so that no code beside the weights is run."""
+    """Return whether this program or transformers has the classes of a model_type, so that no code beside the weights
+    is run."""
     return isinstance(model_type, str) and (model_type == "tandem" or any(model_type in names for names in KNOWN))
 
 

@@ -25,9 +25,10 @@ class TandemConfig(GPT2Config):
     residual_lambdas: each layer starts from resid_lambda * x + x0_lambda * embedding.
     backout: subtracts a learned share of the middle layer's output before the last norm.
     smear: adds a gated share of the embedding of the token before.
-    bigram_embeddings: rows of a table of embeddings for pairs of tokens, hashed, which every layer adds a learned share of
-        (modded-nanogpt PR 201, which has five times the vocabulary); None: none. For small models: nanochat found nothing at
-        depth 25.
+    bigram_embeddings: rows of a table of embeddings for pairs of tokens, hashed, which every layer adds a learned
+    share of
+        (modded-nanogpt PR 201, which has five times the vocabulary); None: none. For small models: nanochat found
+        nothing at depth 25.
     window_pattern: S (sliding) and L (full) per layer, repeated over the layers; the last layer is always full.
     sliding_window: keys that a token sees in an S layer, itself included (as everywhere in transformers). The
         default is one more than a quarter of n_positions rounded up to 128: the token itself and that many before.
@@ -40,7 +41,8 @@ class TandemConfig(GPT2Config):
     model_type = "tandem"
     attribute_map = GPT2Config.attribute_map | {"num_key_value_heads": "n_kv_head"}
 
-    # Tables and blocks are gathered one by one; the rest, and with it the head whose weight the loss reads, with the model.
+    # Tables and blocks are gathered one by one; the rest, and with it the head whose weight the loss reads, with the
+    # model.
     base_model_fsdp_plan: ClassVar[dict[str, str]] = dict.fromkeys(
         ("wte", "bigram_embedding", "h.*"), "free_full_weight"
     )
@@ -146,8 +148,8 @@ class TandemConfig(GPT2Config):
 
     @property
     def layer_types(self) -> list[str]:
-        """Return what transformers' caches read. The first layer of a smearing model also carries smear's state, the next one (or
-        without smear the first) the last token for bigram_embeddings."""
+        """Return what transformers' caches read. The first layer of a smearing model also carries smear's state, the
+        next one (or without smear the first) the last token for bigram_embeddings."""
         types = ["full_attention" if window is None else "sliding_attention" for window in self.windows]
         for layer in [0] * self.smear + [self.bigram_state_layer] * (self.bigram_embeddings is not None):
             types[layer] = "hybrid" if types[layer] == "full_attention" else "hybrid_sliding"
@@ -161,7 +163,8 @@ class TandemConfig(GPT2Config):
     def base_model_tp_plan(self) -> dict[str, str] | None:  # type: ignore[override]
         """Return how ranks split the blocks by heads, or None where they cannot and transformers and vLLM refuse.
 
-        Query, key and value in one matrix (use_bias) would be split across the three; a value embedding is looked up whole.
+        Query, key and value in one matrix (use_bias) would be split across the three; a value embedding is looked up
+        whole.
         """
         if self.use_bias or self.value_embeddings:
             return None
@@ -170,7 +173,8 @@ class TandemConfig(GPT2Config):
 
     @property
     def why_not_in_vllm(self) -> list[str]:
-        """Return what vLLM, handing over one new token at a time and keeping attention's state only, would compute wrongly."""
+        """Return what vLLM, handing over one new token at a time and keeping attention's state only, would compute
+        wrongly."""
         rows = self.padded_vocab_size
         checks = [
             (self.smear, "smear reads the token before each one, which vLLM does not keep"),

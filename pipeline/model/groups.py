@@ -14,7 +14,8 @@ def parameter_group(name: str, parameter) -> Group:
     """Return the group of the parameter called `name` in named_parameters() of a Tandem, GPT-2 or other causal LM.
 
     A head tied to the embedding is one parameter under the embedding's name: `embeddings`. Everything with fewer than
-    two dimensions is `scalars`, but for the scalars that mix: x0_lambdas, and smear's and backout's, which are `gates`.
+    two dimensions is `scalars`, but for the scalars that mix: x0_lambdas, and smear's and backout's, which are
+    `gates`.
     """
     path = name.split(".")
     owner = path[-2] if len(path) > 1 else ""
@@ -37,9 +38,11 @@ def parameter_group(name: str, parameter) -> Group:
 
 
 def store_embeddings(model: Any, dtype: Any) -> None:
-    """Keep a Tandem's token, bigram and value embeddings in `dtype` from now on, with their gradients; positions stay as they are.
+    """Keep a Tandem's token, bigram and value embeddings in `dtype` from now on, with their gradients; positions stay
+    as they are.
 
-    They are looked up, not multiplied: what is looked up is computed with in the dtype of the other weights, as before.
+    They are looked up, not multiplied: what is looked up is computed with in the dtype of the other weights, as
+    before.
     """
     for module in model.modules():
         if getattr(module, "init_role", None) in ("embedding", "value_embedding", "bigram_embedding"):

@@ -1,4 +1,5 @@
-"""Models from folders or the Hub, as they are: generation settings, parts for pictures and sound, a head of their own."""
+"""Models from folders or the Hub, as they are: generation settings, parts for pictures and sound, a head of their
+own."""
 
 import json
 import re
@@ -78,7 +79,8 @@ def repaired_generation_config(given: dict[str, Any]) -> tuple[GenerationConfig,
 
 
 def generation_config_of(path: str, revision: str | None) -> tuple[GenerationConfig | None, dict[str, Any]]:
-    """Return generation_config.json as `repaired_generation_config` does; None where there is none that can be read."""
+    """Return generation_config.json as `repaired_generation_config` does; None where there is none that can be
+    read."""
     for content in files_beside(path, ("generation_config.json",), revision).values():
         try:
             given = json.loads(content)
@@ -90,7 +92,8 @@ def generation_config_of(path: str, revision: str | None) -> tuple[GenerationCon
 
 
 def foreign_kernels(config: PreTrainedConfig) -> list[str]:
-    """Return the implementations of attention and experts that config.json asks for and torch does not have: code from the Hub."""
+    """Return the implementations of attention and experts that config.json asks for and torch does not have: code from
+    the Hub."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     wanted = [getattr(part, f"_{kind}_implementation", None) for part in parts for kind in ("attn", "experts")]
     return sorted({str(name) for name in wanted if name is not None and (not isinstance(name, str) or "/" in name)})
@@ -123,9 +126,11 @@ def freeze_other_parts(model: PreTrainedModel) -> dict[str, int]:
 
 
 def keep_own_head(model: PreTrainedModel) -> bool:
-    """Have the config say that the head is not the embedding where the file holds another one; return whether it said otherwise.
+    """Have the config say that the head is not the embedding where the file holds another one; return whether it said
+    otherwise.
 
-    transformers loads such a head, and replaces it by the embedding when it ties again: after new tokens, or in a copy.
+    transformers loads such a head, and replaces it by the embedding when it ties again: after new tokens, or in a
+    copy.
     """
     configs = [c for c in (model.config, model.config.get_text_config()) if getattr(c, "tie_word_embeddings", False)]
     if not configs or not has_own_head(model):
@@ -145,12 +150,13 @@ def load_model(
     trust_remote_code: bool = False,
     text_type: str | None = None,
 ):
-    """The causal LM in a folder or on the Hub, on the CPU in `dtype`. trust_remote_code: whether the model's own code files are run.
-    text_type: the model_type of the text part of a model with other parts, where it is to be loaded alone.
+    """The causal LM in a folder or on the Hub, on the CPU in `dtype`. trust_remote_code: whether the model's own code
+    files are run. text_type: the model_type of the text part of a model with other parts, where it is to be loaded
+    alone.
 
     transformers' gpt2 and nanochat are loaded as Tandem, which computes the same (the loss in chunks, one graph).
-    `notes` of the model are lines on what is another way than its files say: settings left out, parts that are not trained.
-    Raises OSError when nothing is there, ModelOptionsError when the weights do not fit the config.
+    `notes` of the model are lines on what is another way than its files say: settings left out, parts that are not
+    trained. Raises OSError when nothing is there, ModelOptionsError when the weights do not fit the config.
     """
     path = str(path)
     for index in Path(path).glob("*.index.json"):
@@ -158,7 +164,10 @@ def load_model(
     # Never left open: transformers would ask on the terminal then.
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     notes = [
-        f"model: its config.json asks for {name}, which is code from elsewhere and is not used; model.attn_implementation decides"
+        (
+            f"model: its config.json asks for {name}, which is code from elsewhere and is not used; "
+            "model.attn_implementation decides"
+        )
         for name in foreign_kernels(config)
     ]
     generation, dropped = generation_config_of(path, revision)
@@ -193,7 +202,8 @@ def load_model(
         frozen = freeze_other_parts(model)
         if not frozen:
             raise ModelOptionsError(
-                f"{path}: which part of {type(model).__name__} reads text is not known. Save that part as a model and take it."
+                f"{path}: which part of {type(model).__name__} reads text is not known. Save that part as a model and "
+                "take it."
             )
         left = ", ".join(f"{part} ({count:,} parameters)" for part, count in frozen.items())
         notes.append(f"model: trained on text alone; kept as it is: {left}")
@@ -207,7 +217,9 @@ def _nanochat_as_tandem(native: PreTrainedModel, *, attn_implementation, dtype: 
             tandem_config(native.config), attn_implementation=attn_implementation, dtype=dtype
         )
     weights = native.state_dict()
-    model.load_state_dict({name: weights[to_native_name(name, "nanochat")] for name in model.state_dict()}, assign=True)
+    model.load_state_dict(
+        {name: weights[to_native_name(name, "nanochat")] for name in model.state_dict()}, assign=True
+    )
     model.tie_weights()
     model.generation_config = native.generation_config
     return model.eval()

@@ -120,7 +120,8 @@ BLOCK = 128  # tokens a side of what FlexAttention computes or skips, its own de
 
 
 def attention_masks(config, inputs_embeds, attention_mask=None, position_ids=None, past_key_values=None) -> dict:
-    """Return the mask of each kind of layer, {"full_attention": ..., "sliding_attention": ...}, as the attention function takes it.
+    """Return the mask of each kind of layer, {"full_attention": ..., "sliding_attention": ...}, as the attention
+    function takes it.
 
     position_ids without attention_mask and cache are rows of packed documents: a position that does not continue the
     one before begins a document, and documents do not see each other.
@@ -180,10 +181,11 @@ def _visible(window: int | None, documents_BT=None):
 
 
 def _blocks(window: int | None, length: int, device, documents_BT=None) -> tuple:
-    """Return which blocks FlexAttention computes under the mask and which without it, in the order of BlockMask's arguments.
+    """Return which blocks FlexAttention computes under the mask and which without it, in the order of BlockMask's
+    arguments.
 
-    Told from the first and last token of each block, since documents are numbered upwards along a row: no mask of T x T is
-    made, as create_block_mask would.
+    Told from the first and last token of each block, since documents are numbered upwards along a row: no mask of T x
+    T is made, as create_block_mask would.
     """
     first_N = torch.arange(0, length, BLOCK, device=device)
     last_N = first_N + (BLOCK - 1)
@@ -203,7 +205,8 @@ def _blocks(window: int | None, length: int, device, documents_BT=None) -> tuple
 
 @torch.compiler.assume_constant_result
 def _window_blocks(window: int, length: int, device, documents_BT: None) -> tuple:
-    """Return the blocks of a window alone: the same in every row and at every step, so a compiled graph holds them as constants."""
+    """Return the blocks of a window alone: the same in every row and at every step, so a compiled graph holds them as
+    constants."""
     return _blocks(window, length, device)
 
 
@@ -211,16 +214,20 @@ def _listed(blocks_B1NN):
     """How many blocks each row of blocks has, (B, 1, N), and their numbers before all others, (B, 1, N, N); int32."""
     blocks_B1NN = blocks_B1NN.int().contiguous()
     order = blocks_B1NN.argsort(dim=-1, descending=True, stable=True)
-    # FlexAttention's kernel finds a row's blocks by the stride of the dimension of 1, which the compiler would choose freely.
+    # FlexAttention's kernel finds a row's blocks by the stride of the dimension of 1, which the compiler would choose
+    # freely.
     N = blocks_B1NN.shape[-1]
     counts_B1N = blocks_B1NN.sum(-1, dtype=torch.int32)
-    return counts_B1N.as_strided(counts_B1N.shape, (N, N, 1)), order.int().as_strided(order.shape, (N * N, N * N, N, 1))
+    return counts_B1N.as_strided(counts_B1N.shape, (N, N, 1)), order.int().as_strided(
+        order.shape, (N * N, N * N, N, 1)
+    )
 
 
 def _with_kernel_for(config, inputs_embeds, *, grows: bool):
     """The config that masks are made by: with sdpa where the kernel that it names does not serve.
 
-    FlexAttention would be compiled anew for each length of a row that grows (generation); flash kernels take no float32.
+    FlexAttention would be compiled anew for each length of a row that grows (generation); flash kernels take no
+    float32.
     """
     flex = config._attn_implementation == "flex_attention"
     if not (grows if flex else in_float32(inputs_embeds) and is_flash_attention_requested(config)):
@@ -236,7 +243,8 @@ def in_float32(states) -> bool:
 
 
 def flash_documents(config, inputs_embeds, position_ids) -> dict:
-    """Return where the documents of a batch begin, as the flash kernels of transformers take it; for other attention nothing.
+    """Return where the documents of a batch begin, as the flash kernels of transformers take it; for other attention
+    nothing.
 
     Without it they take position_ids to their word in a batch of one row only, and in a larger one documents see each
     other. The number of documents is read from the device: the one host sync of such a forward.
@@ -251,7 +259,8 @@ def flash_documents(config, inputs_embeds, position_ids) -> dict:
 
 
 def positions(attention_mask, past_length, length: int, device) -> torch.Tensor:
-    """Position of each token, (B or 1, T): its number among the row's unmasked tokens, so that left padding shifts nothing."""
+    """Position of each token, (B or 1, T): its number among the row's unmasked tokens, so that left padding shifts
+    nothing."""
     if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
         return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
     return (torch.arange(length, device=device) + past_length)[None]
@@ -259,7 +268,8 @@ def positions(attention_mask, past_length, length: int, device) -> torch.Tensor:
 
 # Cross-entropy of the next token that never holds the logits of a whole batch in fp32.
 
-# Elements of the logits held at a time: on a CPU 32 MiB in fp32, which stay in its caches from pass to pass, elsewhere 128 MiB.
+# Elements of the logits held at a time: on a CPU 32 MiB in fp32, which stay in its caches from pass to pass, elsewhere
+# 128 MiB.
 CHUNK_ELEMENTS = {"cpu": 2**23}
 OTHER_CHUNK_ELEMENTS = 2**25
 SAFE_EXPONENT = 60.0  # exp of it, times any vocabulary, is far from the largest fp32
@@ -273,7 +283,8 @@ def chunk_rows(num_rows: int, vocab_size: int, device: str) -> int:
 
 
 def exponentials(hidden_ND, weight_VD, target_N1, softcap: float | None):
-    """Of a chunk: exp of its logits but for a factor a row, their sums (N, 1), nats (N, 1), and logits / softcap or None.
+    """Of a chunk: exp of its logits but for a factor a row, their sums (N, 1), nats (N, 1), and logits / softcap or
+    None.
 
     fp32; the product itself is in hidden_ND's dtype. In place wherever it can be.
     """
@@ -304,8 +315,8 @@ def token_nll(hidden_ND, weight_VD, labels_N, *, softcap: float | None = None):
 
 
 def summed_cross_entropy(hidden_ND, weight_VD, labels_N, *, softcap: float | None = None):
-    """Sum of the labels' nats, float32, exact over all chunks; differentiable in hidden_ND and weight_VD. Beside it the nats
-    themselves, as token_nll gives them.
+    """Sum of the labels' nats, float32, exact over all chunks; differentiable in hidden_ND and weight_VD. Beside it
+    the nats themselves, as token_nll gives them.
 
     Under autocast the products are in its dtype, everything from the logits on is float32.
     """
@@ -323,8 +334,8 @@ def _compute_dtype(tensor) -> torch.dtype:
 def loss_and_gradients(
     hidden_ND: torch.Tensor, weight_VD: torch.Tensor, labels_N: torch.Tensor, softcap: float | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the summed nats and each label's (N,), fp32, and the sum's gradients of hidden_ND and weight_VD in the dtypes of these;
-    dtype: of the products.
+    """Return the summed nats and each label's (N,), fp32, and the sum's gradients of hidden_ND and weight_VD in the
+    dtypes of these; dtype: of the products.
 
     Of a chunk two fp32 tensors (rows, V) are held at a time, one without a softcap.
     """
@@ -396,7 +407,8 @@ def head_loss(
     num_items_in_batch=None,
     per_token_loss: bool = False,
 ):
-    """Return the nats' sum over num_items_in_batch (their mean without it) and the nats (B, T); with per_token_loss the nats and None."""
+    """Return the nats' sum over num_items_in_batch (their mean without it) and the nats (B, T); with per_token_loss
+    the nats and None."""
     hidden_ND, labels_N = hidden_BTD.flatten(0, 1), shift_labels.flatten().to(hidden_BTD.device)
     if isinstance(head, nn.Linear):
         weight_VD = head.weight[:vocab_size]
@@ -445,7 +457,8 @@ def make_projection(config, width_in: int, width_out: int, role: str) -> nn.Modu
 @torch.compiler.assume_constant_result
 def rotary_table(length, head_dim, theta, device):
     """rotary_angles of positions 0 to length - 1; a compiled graph holds them as constants."""
-    # Otherwise the compiler would compute cosine and sine anew inside every kernel that reads them, per head and layer.
+    # Otherwise the compiler would compute cosine and sine anew inside every kernel that reads them, per head and
+    # layer.
     return rotary_angles(torch.arange(length, device=device)[None], head_dim, theta)  # torch 2.11 takes no config here
 
 
@@ -478,8 +491,8 @@ def eager_attention(module, query, key, value, attention_mask, scaling, dropout=
 
 
 def positions_to_keep(hidden_BTD, logits_to_keep):
-    """Return the positions of which logits are wanted: the last n, or all of them for 0; those of a (N,) tensor; of each row
-    those of a (B, N) one; flat (N, D) where a (B, T) mask is true.
+    """Return the positions of which logits are wanted: the last n, or all of them for 0; those of a (N,) tensor; of
+    each row those of a (B, N) one; flat (N, D) where a (B, T) mask is true.
 
     As transformers' slice_logits_to_keep, which 5.19 does not have.
     """
@@ -537,7 +550,8 @@ class TandemAttention(nn.Module):
             query, key = self.qk_norm(query), self.qk_norm(key)
         query, key = query.to(value.dtype), key.to(value.dtype)
         if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx, kwargs=kwargs)  # a paged one adds to kwargs
+            # A paged one adds to kwargs
+            key, value = past_key_values.update(key, value, self.layer_idx, kwargs=kwargs)
         implementation = self.implementation(value, attention_mask)
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
         # vLLM reads this one call out of the source of `forward`. A `scaling` that it does not find spelt out becomes
@@ -557,7 +571,8 @@ class TandemAttention(nn.Module):
         return self.resid_dropout(self.c_proj(output.reshape(*x_BTD.shape[:-1], -1))), weights
 
     def implementation(self, value, attention_mask):
-        """Return the name of the attention function: the config's, or sdpa where that one cannot compute this or is slower."""
+        """Return the name of the attention function: the config's, or sdpa where that one cannot compute this or is
+        slower."""
         implementation = self.config._attn_implementation
         # Full causality, which sdpa computes faster, or a mask that was made for sdpa.
         skips_nothing = implementation == "flex_attention" and not isinstance(attention_mask, BlockMask)
@@ -625,7 +640,8 @@ class TandemPreTrainedModel(PreTrainedModel):
         init_module(module, self.config)
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
-        """As transformers has it, with the value embeddings; the rows that vocab_multiple adds stay outside the vocabulary."""
+        """As transformers has it, with the value embeddings; the rows that vocab_multiple adds stay outside the
+        vocabulary."""
         if new_num_tokens is None and pad_to_multiple_of is None:
             return self.get_input_embeddings()
         config, multiple = self.config, pad_to_multiple_of or 1
@@ -696,7 +712,9 @@ class TandemModel(TandemPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("forward takes exactly one of input_ids and inputs_embeds")
         if input_ids is None and (config.value_embeddings or config.bigram_embeddings):
-            raise ValueError("a model with value_embeddings or bigram_embeddings needs input_ids: it embeds them again")
+            raise ValueError(
+                "a model with value_embeddings or bigram_embeddings needs input_ids: it embeds them again"
+            )
         if use_cache is None:
             # Rows of packed documents get none by default: with a cache they would be one text.
             packed = position_ids is not None and attention_mask is None
@@ -758,8 +776,8 @@ class TandemModel(TandemPreTrainedModel):
         return BaseModelOutputWithPast(self.ln_f(x_BTD), past_key_values if use_cache else None)
 
     def _embed_bigrams(self, input_ids, position_ids, past_key_values):
-        """The embedding of each token with the one before, both hashed to a row of the table, (B, T, D); the last row is that of a
-        token with nothing before it. The hash and its numbers are modded-nanogpt's (PR 201)."""
+        """The embedding of each token with the one before, both hashed to a row of the table, (B, T, D); the last row
+        is that of a token with nothing before it. The hash and its numbers are modded-nanogpt's (PR 201)."""
         before_BT1 = self._before(input_ids[..., None].float(), self.config.bigram_state_layer, past_key_values)
         last = self.bigram_embedding.num_embeddings - 1
         hashed_BT = (36313 * input_ids ^ 27191 * before_BT1[..., 0].long()) % last
@@ -812,7 +830,8 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
         per_token_loss: bool = False,
         **kwargs,
     ) -> TandemOutput:
-        """Logits (B, T, V), and the loss when labels are given; while training the loss and its nats alone (logits None).
+        """Logits (B, T, V), and the loss when labels are given; while training the loss and its nats alone (logits
+        None).
 
         labels (B, T): as input_ids, shifted here. shift_labels (B, T): already shifted, taken as they are. -100 is
         ignored. loss: sum of nats / num_items_in_batch, or the mean over the targets without it; with per_token_loss

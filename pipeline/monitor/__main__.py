@@ -16,7 +16,8 @@ from pipeline.run_dir.failures import exit_with_status
 
 
 def write_samples(output: TextIO, *, hz: float, samples: int | None) -> None:
-    """Write samples as CSV until that many are written, or until interrupted; the rate that was reached to stderr at the end."""
+    """Write samples as CSV until that many are written, or until interrupted; the rate that was reached to stderr at
+    the end."""
     gpus, pace = GpuSampler(), Pace(hz)
     if gpus.why_none:
         print(gpus.why_none, file=sys.stderr)
@@ -55,7 +56,8 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _stop)
     try:
         if options.output is None:
-            # The stream as it was opened: what prints a run's words goes on without a reader, and this must end without one.
+            # The stream as it was opened: what prints a run's words goes on without a reader, and this must end
+            # without one.
             write_samples(sys.__stdout__ or sys.stdout, hz=hz, samples=options.samples)
         else:
             with open(options.output, "w", newline="") as file:

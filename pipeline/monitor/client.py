@@ -39,7 +39,8 @@ class HostSampler:
         psutil.cpu_percent()  # its first answer is a meaningless 0
 
     def sample(self) -> dict[str, float]:
-        """Return host/cpu_pct of all cores, mem/host_* of the machine and this process, disk/* and net/* of the whole host."""
+        """Return host/cpu_pct of all cores, mem/host_* of the machine and this process, disk/* and net/* of the whole
+        host."""
         numbers = {
             "mem/host_rss_gib": self.process.memory_info().rss / GIB,
             "mem/host_used_pct": psutil.virtual_memory().percent,
@@ -85,8 +86,8 @@ class TotalsReader:
         self.samples = self.reading = 0
 
     def read(self) -> dict[str, float]:
-        """Return, by the names of docs/metrics.md, means over GPUs and samples since the last reading that had one; energy_j and gpus
-        beside them, without a prefix. Nothing when no sample was taken since."""
+        """Return, by the names of docs/metrics.md, means over GPUs and samples since the last reading that had one;
+        energy_j and gpus beside them, without a prefix. Nothing when no sample was taken since."""
         now = self._whole()
         if now is None:
             return {}
@@ -107,8 +108,8 @@ class TotalsReader:
         return numbers | {"gpus": now["gpus"]}
 
     def _whole(self) -> dict[str, float] | None:
-        """Return the totals after a sample that was not read yet. The sample's number is at both ends: two different ones mean
-        that it was being written; the next reading then has it."""
+        """Return the totals after a sample that was not read yet. The sample's number is at both ends: two different
+        ones mean that it was being written; the next reading then has it."""
         first, *values, last = TOTALS.unpack(self.memory[READING.size : SIZE])
         if first != last or last == self.samples:
             return None

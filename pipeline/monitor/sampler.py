@@ -1,8 +1,8 @@
 """The process that samples a run's GPUs beside the training, which starts it by client.py.
 
-A process and not a thread: a hundred samples a second of Python would take the interpreter's lock from the training loop.
-No torch here. It ends with the training, also one that is killed: its standard input, a pipe that the training holds, ends
-then. Its report goes to standard error: why there is nothing to sample, or what was sampled.
+A process and not a thread: a hundred samples a second of Python would take the interpreter's lock from the training
+loop. No torch here. It ends with the training, also one that is killed: its standard input, a pipe that the training
+holds, ends then. Its report goes to standard error: why there is nothing to sample, or what was sampled.
 """
 
 import argparse
@@ -27,23 +27,49 @@ from typing import Any, TextIO
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])
 
-from pipeline.monitor.client import GIB, JOULES_PER_KWH, MEANS, NAMES, READING, SIZE, TOTALS, HostSampler, why_no_driver
+from pipeline.monitor.client import (
+    GIB,
+    JOULES_PER_KWH,
+    MEANS,
+    NAMES,
+    READING,
+    SIZE,
+    TOTALS,
+    HostSampler,
+    why_no_driver,
+)
 from pipeline.process.storage import note_once, open_regular
 from pipeline.run_dir.rows import open_rows, whole_lines
 
 # The samples as CSV: one row for each GPU and sample, the host's numbers beside them; appended over attempts.
 
-GPU_COLUMNS = ["index", "name", "util_pct", "mem_busy_pct", "mem_used_gib", "mem_total_gib", "temp_c", "power_w", "power_pct", "sm_clock_mhz", "mem_clock_mhz", "throttle", "energy_j"]  # fmt: skip
-HOST_COLUMNS = ["host/cpu_pct", "mem/host_used_pct", "disk/read_mb_s", "disk/write_mb_s", "net/sent_mb_s", "net/received_mb_s"]  # fmt: skip
+GPU_COLUMNS = [
+    "index", "name", "util_pct", "mem_busy_pct", "mem_used_gib", "mem_total_gib", "temp_c", "power_w", "power_pct",
+    "sm_clock_mhz", "mem_clock_mhz", "throttle", "energy_j",
+]  # fmt: skip
+HOST_COLUMNS = [
+    "host/cpu_pct", "mem/host_used_pct", "disk/read_mb_s", "disk/write_mb_s", "net/sent_mb_s", "net/received_mb_s",
+]  # fmt: skip
 COLUMNS = ["time", "attempt", "host", *(f"gpu/{name}" for name in GPU_COLUMNS), *HOST_COLUMNS]
 FLUSH_S = 1.0
 LONGEST_ROW = 1 << 16  # bytes, far above what a row can have
 # Of GPU_COLUMNS, what is a number that changes.
-NUMBERS = ["util_pct", "mem_busy_pct", "mem_used_gib", "temp_c", "power_w", "power_pct", "sm_clock_mhz", "mem_clock_mhz", "energy_j"]  # fmt: skip
+NUMBERS = [
+    "util_pct", "mem_busy_pct", "mem_used_gib", "temp_c", "power_w", "power_pct", "sm_clock_mhz", "mem_clock_mhz",
+    "energy_j",
+]  # fmt: skip
 
-# Of a driver's reasons for a lower clock, what takes speed from a GPU that has work: power or heat. The others are idleness or
-# somebody's setting.
-THROTTLING = {"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake", "board_limit", "reliability"}
+# Of a driver's reasons for a lower clock, what takes speed from a GPU that has work: power or heat. The others are
+# idleness or somebody's setting.
+THROTTLING = {
+    "sw_power_cap",
+    "hw_slowdown",
+    "sw_thermal",
+    "hw_thermal",
+    "hw_power_brake",
+    "board_limit",
+    "reliability",
+}
 
 
 def is_throttled(words: str) -> bool:
@@ -124,8 +150,8 @@ def whole_rows(path: str | Path) -> Iterator[list[str]]:
 
 @dataclass(kw_only=True)
 class GpuSeries:
-    """All samples of one GPU in one attempt. numbers: by name, as long as times (seconds since 1970), NaN where it did not
-    tell; reasons: how many samples had which throttle reasons."""
+    """All samples of one GPU in one attempt. numbers: by name, as long as times (seconds since 1970), NaN where it did
+    not tell; reasons: how many samples had which throttle reasons."""
 
     attempt: int
     index: int
@@ -139,7 +165,8 @@ class GpuSeries:
 
 
 def read_gpus(path: str | Path) -> list[GpuSeries]:
-    """Return the GPUs of a file of samples, attempt by attempt. Without a dictionary a row: days of eight GPUs are a million rows."""
+    """Return the GPUs of a file of samples, attempt by attempt. Without a dictionary a row: days of eight GPUs are a
+    million rows."""
     lines = whole_rows(path)
     place = {name: n for n, name in enumerate(next(lines, []))}
     found: dict[tuple[str, str], GpuSeries] = {}
@@ -176,8 +203,8 @@ GAP_PERIODS, SHORTEST_GAP_S = 5, 1.0
 
 
 def longest_bridged_s(period_s: float) -> float:
-    """Return how far apart two samples taken every period_s may lie and still be joined by a line. At high rates a busy driver
-    answers late: then it is SHORTEST_GAP_S."""
+    """Return how far apart two samples taken every period_s may lie and still be joined by a line. At high rates a
+    busy driver answers late: then it is SHORTEST_GAP_S."""
     return max(GAP_PERIODS * period_s, SHORTEST_GAP_S)
 
 
@@ -185,8 +212,8 @@ def longest_bridged_s(period_s: float) -> float:
 class EnergyMeter:
     """Energy of one GPU by the trapezoid rule, sample by sample.
 
-    Intervals longer than longest_s are left out of joules and covered_s and counted in gaps and gap_s. counted_j is the
-    difference of the GPU's own counter (gaps included), None where it has none.
+    Intervals longer than longest_s are left out of joules and covered_s and counted in gaps and gap_s. counted_j is
+    the difference of the GPU's own counter (gaps included), None where it has none.
     """
 
     longest_s: float
@@ -262,8 +289,8 @@ NO_REASON = "none"
 class GpuSampler:
     """One row of numbers for each GPU of this machine; no rows where there is no driver or no pynvml.
 
-    uuids: the GPUs to look at, as the driver names them; default all. why_none says why there are no rows, for the one line
-    that informs the user.
+    uuids: the GPUs to look at, as the driver names them; default all. why_none says why there are no rows, for the one
+    line that informs the user.
     """
 
     def __init__(self, uuids: Sequence[str] = ()) -> None:
@@ -289,12 +316,12 @@ class GpuSampler:
         return f"{len(self.gpus)} GPU{'' if len(self.gpus) == 1 else 's'}"
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return for each GPU index, name, util_pct, mem_busy_pct, mem_used_gib, mem_total_gib, temp_c, power_w, power_pct, sm_clock_mhz,
-        mem_clock_mhz, throttle, energy_j.
+        """Return for each GPU index, name, util_pct, mem_busy_pct, mem_used_gib, mem_total_gib, temp_c, power_w,
+        power_pct, sm_clock_mhz, mem_clock_mhz, throttle, energy_j.
 
-        util_pct is the share of the last moments in which any kernel ran; power_pct is of the enforced limit; throttle holds
-        REASONS joined by +, or NO_REASON; energy_j is the GPU's own counter, which runs since the driver was loaded. What a
-        GPU does not tell is left out.
+        util_pct is the share of the last moments in which any kernel ran; power_pct is of the enforced limit; throttle
+        holds REASONS joined by +, or NO_REASON; energy_j is the GPU's own counter, which runs since the driver was
+        loaded. What a GPU does not tell is left out.
         """
         return [gpu.sample() for gpu in self.gpus]
 
@@ -307,8 +334,14 @@ def throttle_words(bits: int) -> str:
 
 # One question to the driver each, since consumer boards and virtual GPUs do not answer every one.
 QUESTIONS: tuple[Callable[[Any, Any], dict[str, Any]], ...] = (
-    lambda nvml, gpu: {"util_pct": (rates := nvml.nvmlDeviceGetUtilizationRates(gpu)).gpu, "mem_busy_pct": rates.memory},
-    lambda nvml, gpu: {"mem_used_gib": (memory := nvml.nvmlDeviceGetMemoryInfo(gpu)).used / GIB, "mem_total_gib": memory.total / GIB},
+    lambda nvml, gpu: {
+        "util_pct": (rates := nvml.nvmlDeviceGetUtilizationRates(gpu)).gpu,
+        "mem_busy_pct": rates.memory,
+    },
+    lambda nvml, gpu: {
+        "mem_used_gib": (memory := nvml.nvmlDeviceGetMemoryInfo(gpu)).used / GIB,
+        "mem_total_gib": memory.total / GIB,
+    },
     lambda nvml, gpu: {"temp_c": nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)},
     lambda nvml, gpu: {"power_w": nvml.nvmlDeviceGetPowerUsage(gpu) / 1000},
     lambda nvml, gpu: {"limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000},
@@ -316,7 +349,7 @@ QUESTIONS: tuple[Callable[[Any, Any], dict[str, Any]], ...] = (
     lambda nvml, gpu: {"mem_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)},
     lambda nvml, gpu: {"throttle": throttle_words(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))},
     lambda nvml, gpu: {"energy_j": nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000},
-)  # fmt: skip
+)
 
 
 class _Gpu:
@@ -449,7 +482,8 @@ class RunEnergy:
             meter.add(time_s, gpu.get("power_w"), gpu.get("energy_j"))
 
     def joules(self) -> float | None:
-        """Return the energy so far; None when one of the GPUs reports neither power nor energy, as the others' sum is not the run's."""
+        """Return the energy so far; None when one of the GPUs reports neither power nor energy, as the others' sum is
+        not the run's."""
         parts = [self.earlier_j, *(meter.best_j() for meter in self.meters.values())]
         return None if None in parts else sum(part for part in parts if part is not None)
 

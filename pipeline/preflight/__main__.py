@@ -34,7 +34,7 @@ from pipeline.preflight.memory import (
     usable_bytes,
     weight_bytes,
 )
-from pipeline.preflight.plan import (  # fmt: skip
+from pipeline.preflight.plan import (
     CPU_SHARE,
     Duration,
     NotMeasured,
@@ -106,7 +106,8 @@ def why_unknown(plan: Plan) -> list[str]:
         )
     if plan.duration is None and plan.steps is not None:
         reasons.append(
-            f"time, since the peak of {plan.device.name} in {plan.compute_format} is not known, and no steps were measured; run.hardware=8xH100 plans for another device"
+            f"time, since the peak of {plan.device.name} in {plan.compute_format} is not known, and no steps were "
+            "measured; run.hardware=8xH100 plans for another device"
         )
     if plan.checkpoint_bytes is None and plan.sizes is not None:
         reasons.append(
@@ -199,11 +200,16 @@ def layout_table(plans: list[Plan]) -> str:
 
 
 def deepest(plan: Plan) -> int | None:
-    """Return the largest model.depth of which one row would fit; None where the recipe has none, or its sizes are not arithmetic."""
+    """Return the largest model.depth of which one row would fit; None where the recipe has none, or its sizes are not
+    arithmetic."""
     limit = plan.device.memory_gib
     if plan.recipe.model.depth is None or limit is None or not isinstance(plan.sizes, Sizes):
         return None
-    kinds: dict[str, Any] = {"half": plan.compute_format in ("bfloat16", "float16"), "compiled": plan.compiled, "on_cpu": plan.device.kind == "cpu"}  # fmt: skip
+    kinds: dict[str, Any] = {
+        "half": plan.compute_format in ("bfloat16", "float16"),
+        "compiled": plan.compiled,
+        "on_cpu": plan.device.kind == "cpu",
+    }
     of_one_row = partial(memory_of, plan.recipe, processes=plan.processes, shards=plan.shards, rows=1, **kinds)
 
     def needed(depth: int) -> int:
@@ -255,8 +261,8 @@ def probe_line(plan: Plan) -> str:
     assert probe is not None
     where = "resident in" if plan.device.kind == "cpu" else "allocated on the device by"
     return (
-        f"probe: {probe.steps} steps of {probe.step_s:.3f} s ({probe.low_s:.3f} to {probe.high_s:.3f}) after a first one of "
-        f"{probe.first_step_s:.1f} s; at most {gibibytes(probe.peak_bytes)} {where} a process"
+        f"probe: {probe.steps} steps of {probe.step_s:.3f} s ({probe.low_s:.3f} to {probe.high_s:.3f}) after a first "
+        f"one of {probe.first_step_s:.1f} s; at most {gibibytes(probe.peak_bytes)} {where} a process"
     )
 
 
@@ -266,7 +272,10 @@ def _expected(plan: Plan) -> str:
         return ""
     beyond = f", at {expected.beyond:.1f} times the FLOPs of the largest" if expected.beyond > 1 else ""
     beyond += ", farther than the interval was checked" if expected.beyond > FARTHEST else ""
-    return f"{expected.value:.3f} (95 %: {expected.low:.3f} to {expected.high:.3f}; {expected.runs} runs in {expected.fit}{beyond})"
+    return (
+        f"{expected.value:.3f} (95 %: {expected.low:.3f} to {expected.high:.3f}; {expected.runs} runs in "
+        f"{expected.fit}{beyond})"
+    )
 
 
 # A number that can be unknown is None, and printed as n/a.
@@ -321,11 +330,14 @@ LAYOUT_LINES: Lines = [
     ("  gradients", _memory("gradients")),
     ("  optimizer", _memory("optimizer")),
     ("  activations", _memory("activations")),
-    (f"one row fits in {DEVICE_SHARE:.0%} of the device", lambda plan: {None: None, True: "yes", False: "no"}[plan.row_fits]),
+    (
+        f"one row fits in {DEVICE_SHARE:.0%} of the device",
+        lambda plan: {None: None, True: "yes", False: "no"}[plan.row_fits],
+    ),
     ("memory of a host at the start, a model a process", _built),
     ("largest model.depth that fits", _known(deepest, str)),
     ("compute a step", _known(lambda plan: compute_of_step(plan)[0], "{0.low:.2f} to {0.high:.2f} s".format)),
-]  # fmt: skip
+]
 
 
 PROBE_S = 10.0
@@ -335,7 +347,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=program("plan"),
         usage=f"{program('plan')} RECIPE [section.key=value ...] [--probe SECONDS] [--depths 16,20,24]",
-        description="The plan of a run and every check that can be made before step 1; fetches nothing, keeps no weights.",
+        description=(
+            "The plan of a run and every check that can be made before step 1; fetches nothing, keeps no weights."
+        ),
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe's YAML file")
     parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="values that replace the recipe's")
@@ -347,7 +361,10 @@ def main(argv: list[str]) -> int:
         metavar="SECONDS",
         type=_seconds,
         default=PROBE_S,
-        help=f"how long to measure real steps on this machine, beside their compilation (default {PROBE_S:.0f}; 0: not at all)",
+        help=(
+            f"how long to measure real steps on this machine, beside their compilation (default {PROBE_S:.0f}; "
+            "0: not at all)"
+        ),
     )
     options = parser.parse_intermixed_args(argv)
     given = [options.recipe, *options.overrides]
@@ -369,7 +386,9 @@ def main(argv: list[str]) -> int:
     if len(layouts) > 1 and plan.sizes and plan.device.kind != "cpu":
         print(layout_table(layouts), flush=True)
     if plan.shards > 1 and planned:
-        print(f"planned as {plan.layout} ({_config_of(plan)}), since one row does not fit with a model on every device")
+        print(
+            f"planned as {plan.layout} ({_config_of(plan)}), since one row does not fit with a model on every device"
+        )
     _report_checks(plan, planned=planned)
     if options.probe and not planned:
         _probe(plan, given, seconds=options.probe)
@@ -398,7 +417,13 @@ def _probe(plan: Plan, given: list[str], *, seconds: float) -> None:
     if not _has_torch() or "WORLD_SIZE" in os.environ:  # which a launcher sets: its processes are not ours to start
         return
     try:
-        probe = measure(given, plan.device, processes=plan.processes, seconds=seconds, needed_bytes=plan.memory.total if plan.memory else None)  # fmt: skip
+        probe = measure(
+            given,
+            plan.device,
+            processes=plan.processes,
+            seconds=seconds,
+            needed_bytes=plan.memory.total if plan.memory else None,
+        )
     except NotMeasured as reason:
         print(f"probe: nothing was measured, since {reason}")
         return
@@ -407,7 +432,8 @@ def _probe(plan: Plan, given: list[str], *, seconds: float) -> None:
     print(probe_line(plan))
     if plan.duration is not None:
         print(
-            f"probe: {duration_range(plan.duration.total)}, start, evaluations and saves included, without preparing data and benchmarks"
+            f"probe: {duration_range(plan.duration.total)}, start, evaluations and saves included, without preparing "
+            "data and benchmarks"
         )
 
 
@@ -426,8 +452,9 @@ def _depths(text: str) -> list[int]:
 
 
 def _plans(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]) -> tuple[Plan, list[Plan], bool]:
-    """Return the plan, those of all layouts (DDP, HSDP, FSDP), and whether it is for other hardware than this machine (run.hardware): then it is in
-    the first layout that fits. count: gives about the tokens of a run in epochs, and the bytes that are held out."""
+    """Return the plan, those of all layouts (DDP, HSDP, FSDP), and whether it is for other hardware than this machine
+    (run.hardware): then it is in the first layout that fits. count: gives about the tokens of a run in epochs, and the
+    bytes that are held out."""
     if recipe.train.get("use_cpu"):
         leave_accelerators()
     here = device_without_torch()
@@ -537,12 +564,14 @@ def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
         lines.append("callbacks, tasks and the options of the model, which need torch. Install it: pip install torch")
     if planned:
         lines.append(
-            "this machine's device, disk and packages, since the plan is for run.hardware. To check them: run.hardware=null"
+            "this machine's device, disk and packages, since the plan is for run.hardware. To check them: "
+            "run.hardware=null"
         )
     hub = [s.id for s in recipe.data.sources if s.id and not s.id.startswith("tandem:") and not _is_here(s)]
     if hub:
         lines.append(
-            f"the data of {', '.join(map(str, hub))}, which need the network. To fetch and verify them: {command('data', str(recipe.path))}"
+            f"the data of {', '.join(map(str, hub))}, which need the network. To fetch and verify them: "
+            f"{command('data', str(recipe.path))}"
         )
     elif not _local(recipe):
         lines.append("the built-in data, which are made when they are first needed")
@@ -556,8 +585,9 @@ def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
 
 
 def prepared_notes(recipe: Recipe) -> list[str]:
-    """Return what packing will leave out of conversations, by a sample of them, and a validation too small to compare by: for the
-    plan of a run whose sources and tokenizer lie here. A stage counts it in what it prepares. Raises DataError as untrained_lines."""
+    """Return what packing will leave out of conversations, by a sample of them, and a validation too small to compare
+    by: for the plan of a run whose sources and tokenizer lie here. A stage counts it in what it prepares. Raises
+    DataError as untrained_lines."""
     from pipeline.data.losses import (
         ENOUGH_BYTES,
         longest_row,
@@ -585,8 +615,8 @@ def prepared_notes(recipe: Recipe) -> list[str]:
             if recipe.data.one_text_rows and num_rows:
                 padded = 1 - counts["text_tokens"] / (num_rows * (row_tokens + 1))
                 lines.append(
-                    f"{source.name}: each row holds one conversation, and {100 * padded:.0f} % of the positions are padding "
-                    f"(by a sample of {fit.read:,}). data.row_tokens nearer to their lengths wastes less."
+                    f"{source.name}: each row holds one conversation, and {100 * padded:.0f} % of the positions are "
+                    f"padding (by a sample of {fit.read:,}). data.row_tokens nearer to their lengths wastes less."
                 )
             notes += [f"{recipe.where('data.sources')}: {line}" for line in lines]
     held = _bytes_up_to(ENOUGH_BYTES, validation)
@@ -597,7 +627,8 @@ def prepared_notes(recipe: Recipe) -> list[str]:
 
 
 def _bytes_up_to(enough: int, sources: list[Any]) -> int:
-    """Return bytes of the documents, or of what the assistant says, counted until they are enough or a file is not here."""
+    """Return bytes of the documents, or of what the assistant says, counted until they are enough or a file is not
+    here."""
     from pipeline.data.rows import first_texts
 
     count = 0

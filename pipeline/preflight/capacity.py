@@ -30,8 +30,8 @@ LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
 
 
 def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
-    """Return what keeps the run from its devices and disk; on_this_machine, machine_problems (checks.py) has the rest. Not
-    on_this_machine: its device is another one, and only arithmetic counts."""
+    """Return what keeps the run from its devices and disk; on_this_machine, machine_problems (checks.py) has the rest.
+    Not on_this_machine: its device is another one, and only arithmetic counts."""
     problems = [*raised(_batch, plan), *raised(_memory, plan)]
     if on_this_machine:
         problems += [*raised(_devices, plan), *_sharding(plan), *raised(_disk, plan), *raised(_temporary_folder, plan)]
@@ -44,18 +44,20 @@ def find_notes(plan: Plan) -> list[str]:
     notes = [*recipe.notes, *_chosen_sizes(recipe)]
     if plan.padding_share > WASTE_WORTH_A_NOTE:
         notes.append(
-            f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} rows of padding beside its "
-            f"{_rows(plan)}, which costs {100 * plan.padding_share:.0f} % of the time. Choose rows and processes whose product divides {_rows(plan)}."
+            f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} "
+            f"rows of padding beside its {_rows(plan)}, which costs {100 * plan.padding_share:.0f} % of the time. "
+            f"Choose rows and processes whose product divides {_rows(plan)}."
         )
     notes += filter(None, [memory_doubt(plan), *_smaller_steps(plan)])
     if recipe.train.get("bf16") is True and plan.device.peak_flops and "bfloat16" not in plan.device.peak_flops:
         notes.append(
-            f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true instead, or bf16: auto."
+            f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true "
+            "instead, or bf16: auto."
         )
     if not has_memory_files():
         notes.append(
-            f"{tempfile.gettempdir()}: this system refuses files in memory (memfd_create), so checkpoints are copied through this folder first, "
-            "which takes as much room again. Set TMPDIR to move it."
+            f"{tempfile.gettempdir()}: this system refuses files in memory (memfd_create), so checkpoints are copied "
+            "through this folder first, which takes as much room again. Set TMPDIR to move it."
         )
     shards, folder = plan.shards_bytes, cache_dir(recipe.data.cache_dir)
     if shards and recipe.data.keep_shards is None and shards > _free(folder):
@@ -73,7 +75,11 @@ def _chosen_sizes(recipe: Recipe) -> list[str]:
     except ImportError:
         return []
     listed = ", ".join(f"{name} {value}" for name, value in chosen.items())
-    return [f"{recipe.where('model.type')}: {recipe.model.type} gets {listed}; model.options sets others."] if chosen else []  # fmt: skip
+    return (
+        [f"{recipe.where('model.type')}: {recipe.model.type} gets {listed}; model.options sets others."]
+        if chosen
+        else []
+    )
 
 
 def _rows(plan: Plan) -> int:
@@ -86,8 +92,8 @@ def memory_doubt(plan: Plan) -> str | None:
     if not (memory and memory.total and memory.fixed and limit and memory.fixed <= limit < memory.total):
         return None
     text = (
-        f"{plan.recipe.where('train.per_device_train_batch_size')}: {rows} rows are estimated to need {gibibytes(memory.total)} of the device's "
-        f"{gibibytes(limit)}. "
+        f"{plan.recipe.where('train.per_device_train_batch_size')}: {rows} rows are estimated to need "
+        f"{gibibytes(memory.total)} of the device's {gibibytes(limit)}. "
     )
     least = plan.least_memory.total if plan.least_memory else None
     if least and least > DEVICE_SHARE * limit:
@@ -97,7 +103,8 @@ def memory_doubt(plan: Plan) -> str | None:
 
 
 def _smaller_steps(plan: Plan) -> list[str]:
-    """Return sentences on the smaller steps of a batch warm-up: those that save no time, and those that are compiled one by one."""
+    """Return sentences on the smaller steps of a batch warm-up: those that save no time, and those that are compiled
+    one by one."""
     rows, own, notes = step_rows(plan.recipe), micro_batch(plan.recipe), []
     if not rows.halvings:
         return []
@@ -105,15 +112,15 @@ def _smaller_steps(plan: Plan) -> list[str]:
     computed = plan.micro_steps * batch_ranks(plan.processes) * -(-own // parts)
     if own % parts and 1 - first / computed > WASTE_WORTH_A_NOTE:
         notes.append(
-            f"{where}: a first step of {first} rows computes {computed}, since a process's micro-batch of {own} rows cannot be halved {rows.halvings} "
-            "times: such steps take longer than the plan and perf/eta_s count by their rows. Halve less often, or let "
-            f"train.per_device_train_batch_size be a multiple of {parts}."
+            f"{where}: a first step of {first} rows computes {computed}, since a process's micro-batch of {own} rows "
+            f"cannot be halved {rows.halvings} times: such steps take longer than the plan and perf/eta_s count by "
+            f"their rows. Halve less often, or let train.per_device_train_batch_size be a multiple of {parts}."
         )
     if plan.compiled:
         notes.append(
-            f"{where}: torch.compile meets a new batch size at each of the {rows.halvings} doublings and may compile again in the middle of the run; "
-            "whether the steps after it are as fast was not measured. Set train.torch_compile: false, or compare perf/step_s with a run without a warm-up "
-            "of the batch."
+            f"{where}: torch.compile meets a new batch size at each of the {rows.halvings} doublings and may compile "
+            "again in the middle of the run; whether the steps after it are as fast was not measured. Set "
+            "train.torch_compile: false, or compare perf/step_s with a run without a warm-up of the batch."
         )
     return notes
 
@@ -129,8 +136,9 @@ def _device_bytes(plan: Plan) -> float | None:
 def _batch(plan: Plan) -> None:
     if batch_ranks(plan.processes) > _rows(plan):
         raise RecipeError(
-            f"{plan.recipe.where('data.batch_tokens')}: a step of {plan.batch_tokens} tokens has {_rows(plan)} rows, and {plan.processes} processes would "
-            "leave some without any. Start fewer processes, or make the batch larger."
+            f"{plan.recipe.where('data.batch_tokens')}: a step of {plan.batch_tokens} tokens has {_rows(plan)} rows, "
+            f"and {plan.processes} processes would leave some without any. Start fewer processes, or make the batch "
+            "larger."
         )
     problems = Problems()
     check_halvings(plan.recipe, problems)  # known only now, where the batch follows from the processes
@@ -143,14 +151,15 @@ def _memory(plan: Plan) -> None:
         return
     if plan.memory.fixed > limit:
         raise OutOfMemoryError(
-            f"{plan.recipe.path}: weights, gradients and optimizer take {gibibytes(plan.memory.fixed)}, and {plan.device.name} has "
-            f"{gibibytes(limit)} a process: no micro-batch fits. Make the model smaller, or use a larger device{_or_shard(plan, limit)}."
+            f"{plan.recipe.path}: weights, gradients and optimizer take {gibibytes(plan.memory.fixed)}, and "
+            f"{plan.device.name} has {gibibytes(limit)} a process: no micro-batch fits. Make the model smaller, or "
+            f"use a larger device{_or_shard(plan, limit)}."
         )
     least = plan.least_memory.total if plan.least_memory else None
     if least and least * SURELY > limit:
         raise OutOfMemoryError(
-            f"{plan.recipe.path}: a micro-batch of one row is estimated to need {gibibytes(least)}, and {plan.device.name} has "
-            f"{gibibytes(limit)} a process: none fits. {SMALLER}"
+            f"{plan.recipe.path}: a micro-batch of one row is estimated to need {gibibytes(least)}, and "
+            f"{plan.device.name} has {gibibytes(limit)} a process: none fits. {SMALLER}"
         )
 
 
@@ -162,22 +171,30 @@ def _or_shard(plan: Plan, limit: float) -> str:
     shared = memory.fixed if memory else None
     if shared is None or shared > limit:
         return ""
-    return f", or share it among the {plan.processes} processes (accelerate_configs/fsdp2.yaml), of which each needs {gibibytes(shared)} then"
+    return (
+        f", or share it among the {plan.processes} processes (accelerate_configs/fsdp2.yaml), of which each needs "
+        f"{gibibytes(shared)} then"
+    )
 
 
 def _devices(plan: Plan) -> None:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
     if plan.device.kind != "cpu" and local > plan.device.count:
         raise RecipeError(
-            f"command line: {local} processes for {plan.device.count} {plan.device.name}, and two processes cannot share one. "
-            f"Start with --num_processes {plan.device.count}, or NPROC={plan.device.count}."
+            f"command line: {local} processes for {plan.device.count} {plan.device.name}, and two processes cannot "
+            f"share one. Start with --num_processes {plan.device.count}, or NPROC={plan.device.count}."
         )
 
 
 def _sharding(plan: Plan) -> list[TandemError]:
-    """Return what FSDP2 and tensor parallelism are not tried with, where the launcher asks for them, and DeepSpeed, which is never supported."""
+    """Return what FSDP2 and tensor parallelism are not tried with, where the launcher asks for them, and DeepSpeed,
+    which is never supported."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        return [RecipeError("accelerate's config file: DeepSpeed is not supported. Start from accelerate_configs/fsdp2.yaml.")]  # fmt: skip
+        return [
+            RecipeError(
+                "accelerate's config file: DeepSpeed is not supported. Start from accelerate_configs/fsdp2.yaml."
+            )
+        ]
     tensor_parallel = tensor_parallel_size()
     fsdp = os.environ.get("FSDP_VERSION")
     if plan.processes == 1 or (fsdp is None and tensor_parallel == 1):
@@ -208,11 +225,15 @@ def _sharding(plan: Plan) -> list[TandemError]:
     replicas, parts = parallelism_size("dp_replicate"), parallelism_size("dp_shard")
     if fsdp is not None and "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ and replicas * parts != plan.processes:
         found.append(
-            f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of processes, {plan.processes}, so no "
-            "groups of processes can share the copies of the model. Change --num_processes or one of the two."
+            f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of "
+            f"processes, {plan.processes}, so no groups of processes can share the copies of the model. Change "
+            "--num_processes or one of the two."
         )
     found += [
-        f"{recipe.where(key)}: is not supported with a sharded model ({'FSDP2' if fsdp else 'tensor parallel'}). Remove the key, or launch with accelerate_configs/ddp.yaml."
+        (
+            f"{recipe.where(key)}: is not supported with a sharded model ({'FSDP2' if fsdp else 'tensor parallel'}). "
+            "Remove the key, or launch with accelerate_configs/ddp.yaml."
+        )
         for key, is_set in keys.items()
         if is_set
     ]
@@ -224,22 +245,23 @@ def _tensor_parallel(plan: Plan, size: int) -> list[str]:
     found = []
     if size != plan.processes:
         found.append(
-            f"accelerate's config file: tp_size {size} is not the number of processes, {plan.processes}, and copies of a model that is split "
-            f"by layers are not supported. Add --parallelism_config_tp_size {plan.processes}, or launch with accelerate_configs/fsdp2.yaml."
+            f"accelerate's config file: tp_size {size} is not the number of processes, {plan.processes}, and copies "
+            "of a model that is split by layers are not supported. Add --parallelism_config_tp_size "
+            f"{plan.processes}, or launch with accelerate_configs/fsdp2.yaml."
         )
     sizes = plan.sizes if isinstance(plan.sizes, Sizes) else None
     for name, count in (("heads", sizes.n_head), ("heads of keys and values", sizes.n_kv_head)) if sizes else ():
         if count % size:
             found.append(
-                f"{plan.recipe.path}: the model has {count} {name}, which {size} processes cannot share evenly (tp_size). "
-                "Take a number of processes that divides it, or launch with accelerate_configs/fsdp2.yaml."
+                f"{plan.recipe.path}: the model has {count} {name}, which {size} processes cannot share evenly "
+                "(tp_size). Take a number of processes that divides it, or launch with accelerate_configs/fsdp2.yaml."
             )
     return found
 
 
 def _disk(plan: Plan) -> None:
-    """Ask for room for the checkpoints and the model that this run will still write; for two of them and a fifth at the least,
-    since a checkpoint is deleted only after the next one is whole.
+    """Ask for room for the checkpoints and the model that this run will still write; for two of them and a fifth at
+    the least, since a checkpoint is deleted only after the next one is whole.
 
     What lies there counts where it will be replaced: the rest of the folder (quarantine/, wandb/) only grows.
     """
@@ -252,8 +274,9 @@ def _disk(plan: Plan) -> None:
     needed = max(max(plan.run_disk_bytes or 0, least) - there, 0)
     if needed > _free(folder):
         raise DiskFullError(
-            f"{folder}: checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model will take {gigabytes(needed)} more at once, and "
-            f"{gigabytes(_free(folder))} are free. Free some, lower train.save_total_limit, or set run.directory to a larger disk."
+            f"{folder}: checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model will take {gigabytes(needed)} "
+            f"more at once, and {gigabytes(_free(folder))} are free. Free some, lower train.save_total_limit, or set "
+            "run.directory to a larger disk."
         )
 
 
@@ -262,8 +285,8 @@ def _temporary_folder(plan: Plan) -> None:
     folder, needed = Path(tempfile.gettempdir()), plan.checkpoint_bytes or 0
     if not has_memory_files() and needed > _free(folder):
         raise DiskFullError(
-            f"{folder}: this system refuses files in memory (memfd_create), so checkpoints of {gigabytes(needed)} are copied through this folder "
-            f"first, and {gigabytes(_free(folder))} are free. Set TMPDIR to a larger disk."
+            f"{folder}: this system refuses files in memory (memfd_create), so checkpoints of {gigabytes(needed)} are "
+            f"copied through this folder first, and {gigabytes(_free(folder))} are free. Set TMPDIR to a larger disk."
         )
 
 

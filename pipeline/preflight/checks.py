@@ -1,4 +1,5 @@
-"""Checks before step 1: the recipe, its plan and this machine. Whether the run fits its devices and its disk: preflight/capacity.py."""
+"""Checks before step 1: the recipe, its plan and this machine. Whether the run fits its devices and its disk:
+preflight/capacity.py."""
 
 import functools
 import importlib.util
@@ -84,7 +85,10 @@ def _float8(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]:
 
         yield from float8_problems(recipe, device)
     elif os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
-        message = "accelerate's config file has mixed_precision: fp8 and the recipe does not, whose choice it is. Write train.fp8: true beside bf16: true, or mixed_precision: bf16 there."
+        message = (
+            "accelerate's config file has mixed_precision: fp8 and the recipe does not, whose choice it is. Write "
+            "train.fp8: true beside bf16: true, or mixed_precision: bf16 there."
+        )
         yield RecipeError(f"{recipe.where('train.fp8')}: {message}")
 
 
@@ -95,8 +99,9 @@ def _compiler(recipe: Recipe, device: DeviceInfo) -> None:
     has_torch = importlib.util.find_spec("torch") is not None
     if not (can_compile() if has_torch else device.kind != "cpu" or cpu_can_compile()):
         raise InputMissingError(
-            f"{recipe.where('train.torch_compile')}: torch.compile finds no compiler here (on a CPU: g++ and Python's headers; on a GPU: Triton), or TORCH_COMPILE_DISABLE "
-            "or TORCHDYNAMO_DISABLE is 1. Install or unset them, or write torch_compile: auto."
+            f"{recipe.where('train.torch_compile')}: torch.compile finds no compiler here (on a CPU: g++ and Python's "
+            "headers; on a GPU: Triton), or TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE is 1. Install or unset them, "
+            "or write torch_compile: auto."
         )
 
 
@@ -121,8 +126,9 @@ def choose_attention(
 ) -> tuple[str | None, str]:
     """Return the attention implementation by its name in transformers (None leaves it to transformers), and why.
 
-    What the recipe names is kept, and tried as what is chosen here is. trial: as difference_from_eager of preflight/kernels.py,
-    which it is by default. Raises RecipeError when what the recipe names does not work on this device.
+    What the recipe names is kept, and tried as what is chosen here is. trial: as difference_from_eager of
+    preflight/kernels.py, which it is by default. Raises RecipeError when what the recipe names does not work on this
+    device.
     """
     asked = recipe.model.attn_implementation
     if asked in ("eager", "sdpa") or (asked and (device.kind != "cuda" or sizes is None)):
@@ -134,8 +140,8 @@ def choose_attention(
         if worked:
             return asked, f"{AS_ASKED}; {found}"
         raise RecipeError(
-            f"{recipe.where('model.attn_implementation')}: {asked} does not give this model's attention on {device.name} ({found}). "
-            "Write sdpa, or remove the key."
+            f"{recipe.where('model.attn_implementation')}: {asked} does not give this model's attention on "
+            f"{device.name} ({found}). Write sdpa, or remove the key."
         )
     if not becomes_tandem(recipe) or sizes is None:
         return None, "transformers' choice for a model that is not known as Tandem's before it is loaded"
@@ -174,33 +180,34 @@ LONG_WARMUP = 0.5
 
 
 def cadence_notes(recipe: Recipe, steps: int) -> list[str]:
-    """Sentences on what happens too late, or never, in a run of so many steps. A warm-up longer than it is refused when the
-    recipe is read."""
+    """Sentences on what happens too late, or never, in a run of so many steps. A warm-up longer than it is refused
+    when the recipe is read."""
     train, notes = recipe.train, []
     name, warmup = warmup_of(recipe, steps)
     if warmup > LONG_WARMUP * steps:
         notes.append(
-            f"{recipe.where(name)}: {warmup} of the run's {steps} steps are warm-up: the rate is at its peak for little of it, and nothing learned there tells "
-            "of a longer run. Shorten the warm-up, or train longer."
+            f"{recipe.where(name)}: {warmup} of the run's {steps} steps are warm-up: the rate is at its peak for "
+            "little of it, and nothing learned there tells of a longer run. Shorten the warm-up, or train longer."
         )
     if train["save_strategy"] == "no":
         notes.append(
-            f"{recipe.where('train.save_strategy')}: is no: a run that stops before its end is lost. Remove it to save every train.save_steps steps."
+            f"{recipe.where('train.save_strategy')}: is no: a run that stops before its end is lost. Remove it to "
+            "save every train.save_steps steps."
         )
     elif train["save_steps"] >= steps:
         notes.append(
-            f"{recipe.where('train.save_steps')}: is {train['save_steps']}, and the run has {steps} steps: nothing is saved before its end, and one that is "
-            "killed is lost. Lower it to continue such a run."
+            f"{recipe.where('train.save_steps')}: is {train['save_steps']}, and the run has {steps} steps: nothing is "
+            "saved before its end, and one that is killed is lost. Lower it to continue such a run."
         )
     if train["eval_strategy"] == "no":
         notes.append(
-            f"{recipe.where('train.eval_strategy')}: is no: validation is scored at the end alone, and what goes wrong before is not seen. "
-            "Remove it to score every train.eval_steps steps."
+            f"{recipe.where('train.eval_strategy')}: is no: validation is scored at the end alone, and what goes "
+            "wrong before is not seen. Remove it to score every train.eval_steps steps."
         )
     elif train["eval_steps"] >= steps:
         notes.append(
-            f"{recipe.where('train.eval_steps')}: is {train['eval_steps']}, and the run has {steps} steps: validation is scored at the end alone. "
-            "Lower it to see how the run goes."
+            f"{recipe.where('train.eval_steps')}: is {train['eval_steps']}, and the run has {steps} steps: validation "
+            "is scored at the end alone. Lower it to see how the run goes."
         )
     return notes
 
@@ -249,7 +256,8 @@ def _refusal(recipe: Recipe) -> str | None:
             return None
         model = torch.nn.Linear(SIDE, SIDE, bias=False, device=args.device)
         model.weight.grad = torch.ones_like(model.weight)
-        # These optimizers need no model: those that do are refused (optim_target_modules), or not among recipe/schema.py's.
+        # These optimizers need no model: those that do are refused (optim_target_modules), or not among
+        # recipe/schema.py's.
         optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args)
         optimizer = optimizer_class([{"params": [model.weight], "weight_decay": args.weight_decay}], **settings)
         schedule = get_scheduler(
@@ -257,7 +265,8 @@ def _refusal(recipe: Recipe) -> str | None:
             optimizer=optimizer,
             num_warmup_steps=args.get_warmup_steps(steps),
             num_training_steps=steps,
-            scheduler_specific_kwargs=args.lr_scheduler_kwargs,  # type: ignore[arg-type]  # text is for its own command line
+            # Text is for its own command line
+            scheduler_specific_kwargs=args.lr_scheduler_kwargs,  # type: ignore[arg-type]
         )
         optimizer.step()
         schedule.step()
@@ -270,8 +279,8 @@ def _refusal(recipe: Recipe) -> str | None:
 
 
 def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
-    """Return the recipe with the attention that rank 0 chooses for all. Raises on every rank what rank 0 finds on its machine,
-    all in one message; notes go to the console.
+    """Return the recipe with the attention that rank 0 chooses for all. Raises on every rank what rank 0 finds on its
+    machine, all in one message; notes go to the console.
 
     A run that has finished needs nothing any more: it is not checked.
     """
@@ -312,7 +321,8 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
 
 
 def machine_problems(plan: "Plan") -> list[TandemError]:
-    """Return what would end the run on this machine, beside what does not fit: its packages, kernels, folders and benchmarks."""
+    """Return what would end the run on this machine, beside what does not fit: its packages, kernels, folders and
+    benchmarks."""
     return [
         *_versions(),
         *raised(_start, plan),
@@ -323,8 +333,8 @@ def machine_problems(plan: "Plan") -> list[TandemError]:
 
 
 def benchmarks_of(recipe: Recipe) -> list[Any]:
-    """Return the benchmarks with a cadence (evals.core.every_steps, evals.chat.every_steps), whose files are fetched now and read
-    through. Raises what their files raise."""
+    """Return the benchmarks with a cadence (evals.core.every_steps, evals.chat.every_steps), whose files are fetched
+    now and read through. Raises what their files raise."""
     benchmarks: list[Any] = []
     if recipe.evals.core.every_steps is not None:
         from pipeline.evals.core import CoreBenchmark
@@ -338,14 +348,16 @@ def benchmarks_of(recipe: Recipe) -> list[Any]:
 
 
 def _start(plan: "Plan") -> None:
-    """Refuse a checkpoint of a run that is training now: that run deletes it in time, and this one compares it at every start."""
+    """Refuse a checkpoint of a run that is training now: that run deletes it in time, and this one compares it at
+    every start."""
     recipe, folder = plan.recipe, Path(plan.recipe.model.start_from or "")
     run = RunDirectory(folder.parent.parent)
     begun = begun_run(recipe).get("model.start_from") == str(folder)
     if not begun and folder.parent == run.checkpoints and run.in_use():
         raise InputMissingError(
-            f"{recipe.where('model.start_from')}: run {run.path} is training, and may delete {folder.name} once it has newer ones "
-            f"(train.save_total_limit): this run could not be continued then. Wait for {run.model}, or start from a copy of the checkpoint."
+            f"{recipe.where('model.start_from')}: run {run.path} is training, and may delete {folder.name} once it "
+            f"has newer ones (train.save_total_limit): this run could not be continued then. Wait for {run.model}, or "
+            "start from a copy of the checkpoint."
         )
 
 
@@ -455,7 +467,8 @@ def _split_pattern(recipe: Recipe) -> None:
 
 
 def _model(recipe: Recipe) -> None:
-    """Build the model once without its weights: its config refuses now what it would refuse after the data are prepared."""
+    """Build the model once without its weights: its config refuses now what it would refuse after the data are
+    prepared."""
     if recipe.model.start_from or ":" in recipe.model.type:
         return
     import torch
@@ -473,7 +486,8 @@ def _model(recipe: Recipe) -> None:
         raise RecipeError(f"{recipe.places.get(key) or recipe.path}: {error}") from error
     except Exception as error:  # a value that its config took and its layers do not
         raise RecipeError(
-            f"{recipe.where('model.options')}: {recipe.model.type} cannot be built with them ({type(error).__name__}: {error}). Correct the value."
+            f"{recipe.where('model.options')}: {recipe.model.type} cannot be built with them ({type(error).__name__}: "
+            f"{error}). Correct the value."
         ) from error
 
 
@@ -518,7 +532,8 @@ def reading_findings(
 
 
 def _sources(recipe: Recipe) -> list[str]:
-    """Opened as the stage will open them; what is found out about a file is kept, so that this costs the start nothing."""
+    """Opened as the stage will open them; what is found out about a file is kept, so that this costs the start
+    nothing."""
     if not can_be_used(cache_dir(recipe.data.cache_dir)):  # where it is kept; the check of the folders says so
         return []
     run = RunDirectory.of(recipe)
@@ -547,8 +562,8 @@ def _tokenizer(recipe: Recipe) -> None:
     rows = max(len(tokenizer), _rows(start))
     if largest >= rows:
         raise RecipeError(
-            f"{where}: {path} has the id {largest} for {token!r} and {len(ids)} ids in all: the model would have {rows} embeddings and none "
-            "for it. Number its ids without holes, or take another tokenizer."
+            f"{where}: {path} has the id {largest} for {token!r} and {len(ids)} ids in all: the model would have "
+            f"{rows} embeddings and none for it. Number its ids without holes, or take another tokenizer."
         )
     if start is None or Path(path) == start or not (start / "tokenizer.json").is_file():
         return
@@ -557,8 +572,9 @@ def _tokenizer(recipe: Recipe) -> None:
     if moved:
         number, token = moved[0]
         raise RecipeError(
-            f"{where}: {path} gives other ids than the tokenizer that {start} was trained with ({len(moved):,} of {len(own):,} tokens; {token!r} was "
-            f"{number} and is {ids.get(token, 'none')}), so its embeddings would stand for other text. Leave tokenizer.path out: the tokenizer comes with the weights."
+            f"{where}: {path} gives other ids than the tokenizer that {start} was trained with ({len(moved):,} of "
+            f"{len(own):,} tokens; {token!r} was {number} and is {ids.get(token, 'none')}), so its embeddings would "
+            "stand for other text. Leave tokenizer.path out: the tokenizer comes with the weights."
         )
 
 
@@ -601,11 +617,15 @@ def _weights(recipe: Recipe) -> None:
         damaged = problems(folder) or [f"{name} does not belong to it" for name in loadable_strays(folder)]
         if damaged:
             raise DataError(
-                f"{where}: {folder} is damaged ({'; '.join(damaged)}). Copy it again, or start from another checkpoint of that run."
+                f"{where}: {folder} is damaged ({'; '.join(damaged)}). Copy it again, or start from another "
+                "checkpoint of that run."
             )
     elif (folder / "adapter_config.json").is_file():
-        raise InputMissingError(f"{where}: {folder} is an adapter (LoRA), no whole model. Merge it (docs/build_on.md).")
+        raise InputMissingError(
+            f"{where}: {folder} is an adapter (LoRA), no whole model. Merge it (docs/build_on.md)."
+        )
     elif not any(p.suffix == ".safetensors" or p.name.startswith("pytorch_model") for p in folder.iterdir()):
         raise InputMissingError(
-            f"{where}: {folder} holds no weights (*.safetensors or pytorch_model*.bin). Name a folder that save_pretrained wrote, or a run."
+            f"{where}: {folder} holds no weights (*.safetensors or pytorch_model*.bin). Name a folder that "
+            "save_pretrained wrote, or a run."
         )

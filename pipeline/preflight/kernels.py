@@ -1,4 +1,5 @@
-"""Kernels and formats that only some recipes ask for: float8, an attention by its name, and the trial of an attention kernel.
+"""Kernels and formats that only some recipes ask for: float8, an attention by its name, and the trial of an attention
+kernel.
 
 preflight/checks.py looks them up by name.
 """
@@ -21,10 +22,16 @@ def float8_problems(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]
     """Yield what train.fp8 lacks: the device, its package, or matrices that it would convert."""
     where = recipe.where("train.fp8")
     if not _has_float8(device):
-        message = f"float8 is for NVIDIA GPUs of compute capability 8.9 (Ada, Hopper) or later, and this is {device.name}. Remove the key; bf16 stays."
+        message = (
+            f"float8 is for NVIDIA GPUs of compute capability 8.9 (Ada, Hopper) or later, and this is {device.name}. "
+            "Remove the key; bf16 stays."
+        )
         yield RecipeError(f"{where}: {message}")
     if importlib.util.find_spec("torchao") is None:
-        message = "float8 needs the package torchao, which is not installed. Install it (pip install 'torchao>=0.18'), or remove the key."
+        message = (
+            "float8 needs the package torchao, which is not installed. Install it (pip install 'torchao>=0.18'), or "
+            "remove the key."
+        )
         yield InputMissingError(f"{where}: {message}")
     started = recipe.model.start_config
     if recipe.model.start_from is not None and started is None:
@@ -72,12 +79,14 @@ def refuse_attention(recipe: Recipe, device: DeviceInfo) -> None:
         raise RecipeError(f"{where}: {asked} needs a CUDA device. Write sdpa, or remove the key.")
     if importlib.util.find_spec(package) is None:
         raise InputMissingError(
-            f"{where}: {asked} needs the package {package.replace('_', '-')}, which is not installed. Install it, or write sdpa."
+            f"{where}: {asked} needs the package {package.replace('_', '-')}, which is not installed. Install it, or "
+            "write sdpa."
         )
     if isolates_documents(recipe) and decide_compile(recipe.train.get("torch_compile")):
         raise RecipeError(
-            f"{where}: {asked} must read from the device where documents begin, which ends one compiled graph in every layer. Remove the key: "
-            "flex_attention skips what other documents hold inside the graph. Or write train.torch_compile: false."
+            f"{where}: {asked} must read from the device where documents begin, which ends one compiled graph in "
+            "every layer. Remove the key: flex_attention skips what other documents hold inside the graph. Or write "
+            "train.torch_compile: false."
         )
 
 
@@ -85,8 +94,8 @@ def refuse_attention(recipe: Recipe, device: DeviceInfo) -> None:
 #
 # Shapes: B rows, T token, H heads, K width of a head.
 
-# Largest difference from eager attention in float32, as a share of the largest value. What a format rounds away came to 7e-3
-# in bfloat16 and 4e-6 in float32 (sdpa on a CPU), a window one key too short to 1e-1 and more.
+# Largest difference from eager attention in float32, as a share of the largest value. What a format rounds away came
+# to 7e-3 in bfloat16 and 4e-6 in float32 (sdpa on a CPU), a window one key too short to 1e-1 and more.
 TOLERANCE = {"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-5}
 LONGEST_TRIAL = 2048  # tokens: attention spelt out takes memory with their square
 
@@ -94,7 +103,8 @@ LONGEST_TRIAL = 2048  # tokens: attention spelt out takes memory with their squa
 def try_attention(
     implementation: str, recipe: Recipe, sizes: Any, trial: Callable[..., float] | None = None
 ) -> tuple[bool, str]:
-    """Return whether the implementation works in the run's format, and what was found. trial: as difference_from_eager."""
+    """Return whether the implementation works in the run's format, and what was found. trial: as
+    difference_from_eager."""
     fp16 = bool(recipe.train.get("fp16"))
     dtype = "bfloat16" if decide_bf16(recipe.train.get("bf16"), fp16=fp16) else "float16" if fp16 else "float32"
     trial = trial or difference_from_eager
@@ -109,10 +119,11 @@ def try_attention(
 def difference_from_eager(
     implementation: str, sizes: Sizes | CountedSizes, *, isolated: bool, dtype: str, device: str
 ) -> float:
-    """Largest difference of output and gradients from eager attention in float32, each as a share of its largest value.
+    """Largest difference of output and gradients from eager attention in float32, each as a share of its largest
+    value.
 
-    Forward and backward of one layer with the model's heads, window and documents on random numbers, in two short rows.
-    FlexAttention is compiled into one graph, as in a compiled model.
+    Forward and backward of one layer with the model's heads, window and documents on random numbers, in two short
+    rows. FlexAttention is compiled into one graph, as in a compiled model.
     """
     import torch
 

@@ -1,4 +1,5 @@
-"""Memory and disk that a run takes, and what its ranks send each other, by arithmetic from its sizes. Bytes everywhere."""
+"""Memory and disk that a run takes, and what its ranks send each other, by arithmetic from its sizes. Bytes
+everywhere."""
 
 import math
 from dataclasses import dataclass
@@ -25,24 +26,33 @@ KEPT = {
     (False, True): (82, 64),
 }
 KEPT_OUTSIDE = 25  # embeddings, last norm, head's input
-# The chunked loss holds at most so many logits at a time: twice in fp32, and their product and gradient in the compute format.
+# The chunked loss holds at most so many logits at a time: twice in fp32, and their product and gradient in the compute
+# format.
 LOSS_CHUNK_ELEMENTS, CPU_LOSS_CHUNK_ELEMENTS, LOSS_BYTES = 2**25, 2**23, 3 * FP32
-# Resident memory of a training process on a CPU beside its tensors: Python with all that a stage imports, threads, and the
-# products' own buffers; and what torch.compile adds. Measured with torch 2.13 and transformers 5.23 (docs/log.md, 2026-11-23).
+# Resident memory of a training process on a CPU beside its tensors: Python with all that a stage imports, threads, and
+# the products' own buffers; and what torch.compile adds. Measured with torch 2.13 and transformers 5.23 (docs/log.md,
+# 2026-11-23).
 PROCESS_BYTES, COMPILER_BYTES = 520 << 20, 120 << 20
-# A CPU's process keeps what it has freed (hardware/processor.py: keep_freed_memory), in pieces that the next tensors do not fill.
+# A CPU's process keeps what it has freed (hardware/processor.py: keep_freed_memory), in pieces that the next tensors
+# do not fill.
 KEPT_FREED = 1.15
-# Of a pair of positions and a head, where attention is made of plain products: its weights in fp32, to which a copy in 16 bits comes.
+# Of a pair of positions and a head, where attention is made of plain products: its weights in fp32, to which a copy in
+# 16 bits comes.
 EAGER_BYTES = 4
 # Bytes of optimizer state for each parameter, by train.optim's beginning.
-TRAINER_STATES = {"adamw_torch_4bit": 1, "adamw_torch_8bit": 2, "adamw_bnb_8bit": 2, "adamw_8bit": 2, "adamw_torch": 8, "adamw_anyprecision": 8, "sgd": 0, "adagrad": 4, "stable_adamw": 8}  # fmt: skip
+TRAINER_STATES = {
+    "adamw_torch_4bit": 1, "adamw_torch_8bit": 2, "adamw_bnb_8bit": 2, "adamw_8bit": 2, "adamw_torch": 8,
+    "adamw_anyprecision": 8, "sgd": 0, "adagrad": 4, "stable_adamw": 8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of one process, with all weights replicated (DDP) or its share of them (FSDP2). process and activations are estimates; the rest is exact up to padding.
+    """Memory of one process, with all weights replicated (DDP) or its share of them (FSDP2). process and activations
+    are estimates; the rest is exact up to padding.
 
-    process, saved: on a CPU, whose memory holds Python, the libraries and the copy of a checkpoint that is being written too.
+    process, saved: on a CPU, whose memory holds Python, the libraries and the copy of a checkpoint that is being
+    written too.
     """
 
     weights: int
@@ -75,8 +85,9 @@ def memory_of(
     rows: int | None = None,
     shards: int | None = None,
 ) -> Memory:
-    """Return the memory of one process. half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters. rows: None for the
-    recipe's micro-batch. shards: processes that share a model (FSDP2), 1 for none; None for what the launcher asks for."""
+    """Return the memory of one process. half: matrices are multiplied in bf16 or fp16 under autocast, over fp32
+    masters. rows: None for the recipe's micro-batch. shards: processes that share a model (FSDP2), 1 for none; None
+    for what the launcher asks for."""
     weights = weight_bytes(recipe, sizes)
     activations = _activations(
         recipe, sizes, rows=rows or micro_batch(recipe), half=half, compiled=compiled, on_cpu=on_cpu
@@ -111,7 +122,8 @@ Shape = tuple[int, int]  # rows, by which FSDP2 cuts, and columns
 
 
 def block_matrices(sizes: Sizes | CountedSizes, layer: int) -> list[Shape]:
-    """Return the matrices of a block as they are stored, which Muon updates; of a counted model one that stands for all of them."""
+    """Return the matrices of a block as they are stored, which Muon updates; of a counted model one that stands for
+    all of them."""
     width = sizes.n_embd
     if not isinstance(sizes, Sizes):
         return [(width, sizes.parameters()["matrices"] // sizes.n_layer // width)]
@@ -127,8 +139,9 @@ def _has_value_embedding(sizes: Sizes, layer: int) -> bool:
 
 
 def fsdp_units(sizes: Sizes | CountedSizes) -> list[list[Shape]]:
-    """Return the parameters that FSDP2 gathers together: first those that stay whole through a micro-step (the head or the table that it is tied to, and
-    what is in no other unit), then each block's, and at last a table of bigrams and an untied one of tokens."""
+    """Return the parameters that FSDP2 gathers together: first those that stay whole through a micro-step (the head or
+    the table that it is tied to, and what is in no other unit), then each block's, and at last a table of bigrams and
+    an untied one of tokens."""
     width, counts = sizes.n_embd, sizes.parameters()
     table = [(sizes.vocab_rows, width)]
     blocks = [block_matrices(sizes, layer) for layer in range(sizes.n_layer)]
@@ -150,12 +163,14 @@ def fsdp_units(sizes: Sizes | CountedSizes) -> list[list[Shape]]:
 
 
 def padded(unit: list[Shape], shards: int) -> int:
-    """Return the elements of a unit over all ranks: each rank has as many rows of every parameter as the one with the most."""
+    """Return the elements of a unit over all ranks: each rank has as many rows of every parameter as the one with the
+    most."""
     return sum(-(-rows // shards) * shards * columns for rows, columns in unit)
 
 
 def gathered_bytes(units: list[list[Shape]]) -> int:
-    """Return what a rank holds whole of a sharded model's weights, and of their gradients: the first unit through a step, a block and the next one."""
+    """Return what a rank holds whole of a sharded model's weights, and of their gradients: the first unit through a
+    step, a block and the next one."""
     root, *others = (padded(unit, 1) for unit in units)
     return FP32 * (root + max((a + b for a, b in pairwise(others)), default=sum(others)))
 
@@ -225,7 +240,8 @@ def _activations(
 
 
 def checkpoint_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
-    """Return one whole checkpoint: weights and optimizer state as they are trained; tokenizer and the rest are a few megabytes."""
+    """Return one whole checkpoint: weights and optimizer state as they are trained; tokenizer and the rest are a few
+    megabytes."""
     optimizer = optimizer_bytes(recipe, sizes)
     return None if optimizer is None else weight_bytes(recipe, sizes) + optimizer
 
@@ -236,8 +252,8 @@ def model_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
 
 
 def queued_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
-    """Return what waits while its checkpoint is rotated away: for the Hub one model, with its state where that is published, for
-    run.mirror one checkpoint.
+    """Return what waits while its checkpoint is rotated away: for the Hub one model, with its state where that is
+    published, for run.mirror one checkpoint.
 
     all_checkpoints keeps as many as the Hub stays away for, which nobody knows.
     """
@@ -251,7 +267,11 @@ def queued_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
 def checkpoints_on_disk(recipe: Recipe, steps: int | None) -> int | None:
     """Checkpoints that lie there at the fullest moment: those kept and the one being written. None when their number
     depends on a horizon that is not known."""
-    limit, every, save_steps = recipe.train["save_total_limit"], recipe.run.keep_every_steps, recipe.train["save_steps"]
+    limit, every, save_steps = (
+        recipe.train["save_total_limit"],
+        recipe.run.keep_every_steps,
+        recipe.train["save_steps"],
+    )
     if steps is None:
         return None if limit is None or every else limit + 1 + recipe.run.keep_best
     saves = max(1, -(-steps // save_steps))

@@ -1,7 +1,7 @@
 """Plan of a run, from its recipe alone: parameters, tokens, steps, FLOPs, memory, disk, hours, cost, energy.
 
-Plain arithmetic without network, GPU or weights; without torch too, unless model.type is one of transformers. What is not known
-is None, and printed as n/a.
+Plain arithmetic without network, GPU or weights; without torch too, unless model.type is one of transformers. What is
+not known is None, and printed as n/a.
 """
 
 import hashlib
@@ -66,14 +66,19 @@ if TYPE_CHECKING:
 
 # Steps measured on this machine before the run: seconds a step, and the most memory that a process took.
 #
-# Child processes make real steps of the recipe's model, at its micro-batch and with its optimizer, on rows of random tokens
-# (run/probing.py): what a row says does not change its time. The result lies in the cache under all that it depends on.
-# There the next plan of such a run finds it, that of the training's own start too, which measures nothing itself.
+# Child processes make real steps of the recipe's model, at its micro-batch and with its optimizer, on rows of random
+# tokens (run/probing.py): what a row says does not change its time. The result lies in the cache under all that it
+# depends on. There the next plan of such a run finds it, that of the training's own start too, which measures nothing
+# itself.
 
 PROBE_START_S = 180.0  # for imports, the model, and the first step with its compilation
 CPU_SHARE = 0.5  # of a CPU's free memory that a probe may take by arithmetic: more would push others out
-# Beginnings of keys of train: that neither time nor memory of a step depends on, and of those told apart (the micro-batch).
-WITHOUT = ("max_steps", "num_train_epochs", "seed", "logging_", "eval_", "save_", "per_device_", "learning_rate", "warmup_", "ddp_timeout")  # fmt: skip
+# Beginnings of keys of train: that neither time nor memory of a step depends on, and of those told apart (the
+# micro-batch).
+WITHOUT = (
+    "max_steps", "num_train_epochs", "seed", "logging_", "eval_", "save_", "per_device_", "learning_rate", "warmup_",
+    "ddp_timeout",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,9 +109,12 @@ def measure(argv: list[str], device: DeviceInfo, *, processes: int, seconds: flo
     free = CPU_SHARE * available_bytes() / processes
     if device.kind == "cpu" and needed_bytes is not None and needed_bytes > free:
         raise NotMeasured(
-            f"a process takes about {needed_bytes / 2**30:.1f} GiB, and its part of half the free memory is {free / 2**30:.1f} GiB"
+            f"a process takes about {needed_bytes / 2**30:.1f} GiB, and its part of half the free memory is "
+            f"{free / 2**30:.1f} GiB"
         )
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    )
     command = [sys.executable, *launcher, "-m", "pipeline.run.probing", str(seconds), *argv]
     limit = PROBE_START_S + 3 * seconds
     child = subprocess.Popen(
@@ -138,7 +146,8 @@ def keep(probe: Probe, recipe: Recipe, device: DeviceInfo, *, processes: int) ->
 
 
 def kept(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Probe | None:
-    """Return what was measured last, on such a machine, of such steps. The micro-batch of the recipe must be a number by now."""
+    """Return what was measured last, on such a machine, of such steps. The micro-batch of the recipe must be a number
+    by now."""
     try:
         return Probe(**read_sealed_json(_probe_place(recipe, device, processes=processes)))
     except (OSError, ValueError, TypeError, PackageNotFoundError):
@@ -168,13 +177,15 @@ def _probe_place(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Path:
 
 # Expected duration of a run: by a probe of its steps, else a range by arithmetic.
 
-# Shares of the peak that steps reach, from and to. A GPU's is the data sheet's; narrow blocks keep it idle between kernels.
+# Shares of the peak that steps reach, from and to. A GPU's is the data sheet's; narrow blocks keep it idle between
+# kernels.
 GPU_MFU, FULL_WIDTH, LEAST_MFU = (0.15, 0.55), 768, 0.01
 # A processor's peak is the measured rate of square products of one thread, times its threads.
 CPU_MFU = (0.06, 0.70)
 PROBED = 1.15  # a run's mean step against the median of a probe of the same steps
 FORWARD = (0.2, 0.33, 0.5)  # of a training step's time a token: what scoring takes
-SAVE_BYTES_S, DISK_BYTES_S = (5e9, 1e9, 2e8), (5e10, 1e10, 2e9)  # of a process, and of the disk that many of them share
+# Of a process, and of the disk that many of them share
+SAVE_BYTES_S, DISK_BYTES_S = (5e9, 1e9, 2e8), (5e10, 1e10, 2e9)
 # Imports, model, compilation; report and model at the end.
 START_S = {"cpu": (6.0, 25.0, 120.0), "other": (15.0, 60.0, 300.0)}
 BYTES_A_TOKEN, BYTES_A_TOKEN_FACTOR = 3.5, 1.5  # by vocabulary and text; in SFT the questions come on top
@@ -204,8 +215,8 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """Seconds of one run without preparing its data and without CORE and chat tasks: a step, and start and end, all steps,
-    evaluations of bits per byte, and saves."""
+    """Seconds of one run without preparing its data and without CORE and chat tasks: a step, and start and end, all
+    steps, evaluations of bits per byte, and saves."""
 
     step: Span
     start: Span
@@ -249,8 +260,8 @@ def evaluations_of(recipe: Recipe, steps: int) -> int:
 
 
 def evaluation_tokens(recipe: Recipe, scored_bytes: int | None) -> Span:
-    """Return the tokens of one scoring of bits per byte: by the bytes that are scored where they are known, else up to the
-    recipe's limits."""
+    """Return the tokens of one scoring of bits per byte: by the bytes that are scored where they are known, else up to
+    the recipe's limits."""
     if scored_bytes is not None:
         return Span.around(scored_bytes / BYTES_A_TOKEN, BYTES_A_TOKEN_FACTOR)
     least = LEAST_VALIDATION / BYTES_A_TOKEN
@@ -260,14 +271,16 @@ def evaluation_tokens(recipe: Recipe, scored_bytes: int | None) -> Span:
 
 
 def scored_at_most(recipe: Recipe, held_out: int) -> int:
-    """Return the bytes of one scoring of bits per byte, as rows and in pretraining as documents too, within the recipe's limits."""
+    """Return the bytes of one scoring of bits per byte, as rows and in pretraining as documents too, within the
+    recipe's limits."""
     limits = recipe.evals.bpb
     documents = 0 if recipe.stage == "sft" else min(held_out, limits.document_bytes)
     return round(min(held_out, limits.tokens * BYTES_A_TOKEN)) + documents
 
 
 def compute_of_step(plan: "Plan") -> tuple[Span | None, str]:
-    """Return the seconds of a step's compute by arithmetic, and how they are known; None where the peak or the FLOPs are not known."""
+    """Return the seconds of a step's compute by arithmetic, and how they are known; None where the peak or the FLOPs
+    are not known."""
     flops = _step_flops(plan)
     if flops is None:
         return None, ""
@@ -345,7 +358,8 @@ class Plan:
 
     @property
     def row_fits(self) -> bool | None:
-        """Return whether a micro-batch of one row fits into the device by the estimate; None where that is not known."""
+        """Return whether a micro-batch of one row fits into the device by the estimate; None where that is not
+        known."""
         least = self.least_memory.total if self.least_memory else None
         limit = self.device.memory_gib
         return None if least is None or limit is None else least <= usable_bytes(limit)
@@ -362,7 +376,8 @@ class Plan:
 
     @property
     def save(self) -> Span:
-        """Return the seconds that the writing of a checkpoint takes: by one process, or in parts by those that share a model, whole tensors each."""
+        """Return the seconds that the writing of a checkpoint takes: by one process, or in parts by those that share a
+        model, whole tensors each."""
         whole = part = self.checkpoint_bytes or 0
         if self.shards > 1 and self.sizes is not None:
             tensors = [FP32 * rows * columns for unit in fsdp_units(self.sizes) for rows, columns in unit]
@@ -376,7 +391,8 @@ class Plan:
 
     @property
     def process_bytes(self) -> int | None:
-        """Return the most memory of a process as probed, on a CPU with the copy of a checkpoint that is being written."""
+        """Return the most memory of a process as probed, on a CPU with the copy of a checkpoint that is being
+        written."""
         if self.probe is None:
             return None
         return self.probe.peak_bytes + (self.memory.saved if self.memory else 0)
@@ -458,10 +474,11 @@ def make_plan(
     about_steps: int | None = None,
     shards: int | None = None,
 ) -> Plan:
-    """Return the plan for that many processes, one for each accelerator (or several on a CPU). Its recipe has data.batch_tokens, and a micro-batch where it is auto.
+    """Return the plan for that many processes, one for each accelerator (or several on a CPU). Its recipe has
+    data.batch_tokens, and a micro-batch where it is auto.
 
-    scored_bytes: of one scoring of the validation, where the data are open already. about_steps: of a horizon in epochs. shards:
-    processes that share a model; None for what the launcher asks for.
+    scored_bytes: of one scoring of the validation, where the data are open already. about_steps: of a horizon in
+    epochs. shards: processes that share a model; None for what the launcher asks for.
     """
     if shards is None:
         shards = model_shards(processes)
@@ -516,7 +533,10 @@ def memory_hint(recipe: Recipe, trainer: "TandemTrainer") -> str | None:
     rows = larger_micro_batch(recipe, memory.fixed, peak=peak, limit=limit, processes=args.world_size)
     if rows is None:
         return None
-    return f"{gibibytes(peak)} of {gibibytes(limit)} were in use at most: {KEY}: {rows} fits, too, and auto finds what fits."
+    return (
+        f"{gibibytes(peak)} of {gibibytes(limit)} were in use at most: {KEY}: {rows} fits, too, and auto finds what "
+        "fits."
+    )
 
 
 def _steps(recipe: Recipe) -> int | None:
@@ -525,12 +545,14 @@ def _steps(recipe: Recipe) -> int | None:
         return horizon_steps(recipe, recipe.data.batch_tokens)
     except ValueError as error:
         raise RecipeError(
-            f"{recipe.path}: run: the horizon follows from sizes that are not known: {error}. Give run.tokens or train.max_steps."
+            f"{recipe.path}: run: the horizon follows from sizes that are not known: {error}. Give run.tokens or "
+            "train.max_steps."
         ) from error
 
 
 def _sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
-    """Return sizes of the model that the recipe starts from when it lies here, else of the recipe's own; or None, and why."""
+    """Return sizes of the model that the recipe starts from when it lies here, else of the recipe's own; or None, and
+    why."""
     folder = start_folder(recipe)
     if folder is not None:
         from huggingface_hub.errors import StrictDataclassError
@@ -560,7 +582,8 @@ def _sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
 
 
 def _compute_format(recipe: Recipe, device: DeviceInfo) -> str:
-    """Return the format of the matrix products. What `auto` means on a GPU is known without torch only by the table of peaks.
+    """Return the format of the matrix products. What `auto` means on a GPU is known without torch only by the table of
+    peaks.
 
     Under train.fp8 bfloat16 too: what float8 gains depends on the widths, and hours are not promised on it.
     """

@@ -1,8 +1,8 @@
-"""Commands: processes that work beside a training, how each is started, what it inherits and when it ends; command lines as a
-person types them where this process was started from; and the numbers that their environment sets.
+"""Commands: processes that work beside a training, how each is started, what it inherits and when it ends; command
+lines as a person types them where this process was started from; and the numbers that their environment sets.
 
-The preparation of data and its workers, the writer of checkpoints, the sampler of GPUs, the publisher, the mirror and Trackio's
-writer are such processes. Each
+The preparation of data and its workers, the writer of checkpoints, the sampler of GPUs, the publisher, the mirror and
+Trackio's writer are such processes. Each
 
 - has a session of its own: Ctrl-C at the terminal and a signal for the training are the training's;
 - does not hold the training's standard output, for whose end a reader of it would wait;
@@ -42,8 +42,8 @@ def environment(**changes: str) -> dict[str, str]:
 def start(*arguments: str | Path, log: IO | None = None, **popen: Any) -> subprocess.Popen:
     """Start the interpreter with these arguments, and return the process.
 
-    log: the file that takes what it prints; it then has no input. Without one, input and errors are pipes and the rest is
-    dropped. popen: what is to be otherwise, as subprocess.Popen takes it.
+    log: the file that takes what it prints; it then has no input. Without one, input and errors are pipes and the rest
+    is dropped. popen: what is to be otherwise, as subprocess.Popen takes it.
     """
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     if log is not None:
@@ -65,7 +65,8 @@ def end_with(parent: int) -> None:
 
 
 def yield_to_training() -> None:
-    """Lower the priority of this process, on Linux of this thread: training goes first, and when it waits, the processor is free anyway."""
+    """Lower the priority of this process, on Linux of this thread: training goes first, and when it waits, the
+    processor is free anyway."""
     if hasattr(os, "nice"):
         os.nice(5)  # A quarter of a shared core. 19 were a seventieth, for the same work: a push took minutes.
 

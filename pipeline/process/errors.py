@@ -1,19 +1,20 @@
 """The ways a run can end, one exception class and one exit status each.
 
-A message reads *where: what is wrong, and what follows. What to do.* Everything that is not one of these classes is our
-own mistake: it keeps its traceback and ends with status 1.
+A message reads *where: what is wrong, and what follows. What to do.* Everything that is not one of these classes is
+our own mistake: it keeps its traceback and ends with status 1.
 """
 
 import re
 
 MOST_CHARACTERS = 20_000  # of a message; what it repeats of a file may be of any length
-# C0 and C1 but tab and line feed move the cursor, set the title, write the clipboard; then what turns the order of characters on the
-# screen, and halves of surrogate pairs, which no file can hold.
+# C0 and C1 but tab and line feed move the cursor, set the title, write the clipboard; then what turns the order of
+# characters on the screen, and halves of surrogate pairs, which no file can hold.
 UNREADABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def readable(text: str, *, most: int = MOST_CHARACTERS) -> str:
-    """Return a text that repeats somebody else's as it can be shown and stored: control characters escaped, its middle left out beyond `most`."""
+    """Return a text that repeats somebody else's as it can be shown and stored: control characters escaped, its middle
+    left out beyond `most`."""
     if len(text) > most:
         text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
     return UNREADABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
@@ -49,7 +50,8 @@ class DataError(TandemError):
 
 
 class DamagedFileError(DataError, ValueError):
-    """A file that this program or another one wrote as JSON is not that any more. A ValueError: who can do without it passes over it."""
+    """A file that this program or another one wrote as JSON is not that any more. A ValueError: who can do without it
+    passes over it."""
 
 
 class InputMissingError(TandemError):
@@ -111,7 +113,8 @@ class Interrupted(TandemError):
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGHUP for a command that is no training. `except Exception` does not take it for an error of the work."""
+    """SIGTERM or SIGHUP for a command that is no training. `except Exception` does not take it for an error of the
+    work."""
 
 
 def refuse(problems: list[TandemError]) -> None:
@@ -122,11 +125,12 @@ def refuse(problems: list[TandemError]) -> None:
 
 
 def of_panic(error: BaseException) -> DataError | None:
-    """Return the sentence for a panic of the tokenizers library, which no `except Exception` takes; None for any other error."""
+    """Return the sentence for a panic of the tokenizers library, which no `except Exception` takes; None for any other
+    error."""
     if type(error).__name__ != "PanicException":
         return None
     reason = next(iter(str(error).strip().splitlines()), "no reason given")
     return DataError(
-        f"the tokenizers library gave up on a text ({reason}). A pattern does so that tries too many ways: tokenizer.split_pattern, or "
-        "the pre-tokenizer in tokenizer.json. Write a simpler one."
+        f"the tokenizers library gave up on a text ({reason}). A pattern does so that tries too many ways: "
+        "tokenizer.split_pattern, or the pre-tokenizer in tokenizer.json. Write a simpler one."
     )

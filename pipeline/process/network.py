@@ -1,4 +1,5 @@
-"""The network: object stores by address, the HTTP client of the Hub with an end to every wait, and this machine's own names."""
+"""The network: object stores by address, the HTTP client of the Hub with an end to every wait, and this machine's own
+names."""
 
 import errno
 import logging
@@ -14,9 +15,9 @@ from urllib.parse import urlsplit
 
 from pipeline.process.errors import DataError
 
-# Object stores: s3:// and gs:// through pyarrow, hf:// through huggingface_hub, all behind fsspec's interface. Each finds its
-# credentials as its own tools do: AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL and the like, Google's application default
-# credentials, HF_TOKEN.
+# Object stores: s3:// and gs:// through pyarrow, hf:// through huggingface_hub, all behind fsspec's interface. Each
+# finds its credentials as its own tools do: AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL and the like, Google's
+# application default credentials, HF_TOKEN.
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
 SCHEMES = ("s3", "gs", "hf")
@@ -25,10 +26,12 @@ BUCKET_FOLDER = re.compile(r"(s3|gs)://[^/\s]+(/[^/\s]+)*/?")
 HUB_DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.-]+)*)/?")
 SHARDS_FORMS = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://datasets/NAMESPACE/NAME"
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
-REFUSED = re.compile(  # pyarrow has no class for them; what it says of a name that it does not know begins with HTTP's status
+# Pyarrow has no class for them; what it says of a name that it does not know begins with HTTP's status
+REFUSED = re.compile(
     "NO_SUCH_BUCKET|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT|MISSING_AUTHENTICATION_TOKEN|"
     "SIGNATURE_DOES_NOT_MATCH|INVALID_SIGNATURE|INCOMPLETE_SIGNATURE|OPT_IN_REQUIRED|REQUEST_EXPIRED|REQUEST_TIME_TOO_SKEWED|"
-    "HTTP status (301|308|401|403)|AuthorizationHeaderMalformed|IllegalLocationConstraint|InvalidRegion|InvalidBucketName|InvalidToken|ExpiredToken"
+    "HTTP status "
+    "(301|308|401|403)|AuthorizationHeaderMalformed|IllegalLocationConstraint|InvalidRegion|InvalidBucketName|InvalidToken|ExpiredToken"
 )
 
 
@@ -82,7 +85,8 @@ def is_refused(error: OSError) -> bool:
 
 @contextmanager
 def as_os_error() -> Iterator[None]:
-    """Raise OSError for what the stores' clients raise that is none: ArrowInvalid is a ValueError, httpx's ConnectError neither."""
+    """Raise OSError for what the stores' clients raise that is none: ArrowInvalid is a ValueError, httpx's
+    ConnectError neither."""
     try:
         yield
     except OSError:
@@ -102,7 +106,8 @@ ANSWER_BYTES = 2**25  # of the Hub's own words, such as a list of files; a file 
 
 
 def client_that_gives_up() -> Any:
-    """Return a client whose requests end after that silence, those included that the library sends with timeout=None."""
+    """Return a client whose requests end after that silence, those included that the library sends with
+    timeout=None."""
     from huggingface_hub.utils._http import default_client_factory
 
     made = default_client_factory()
@@ -166,8 +171,8 @@ def host_of(value: str) -> str | None:
 
 # Reading again after an error that may pass, and a count of these retries.
 #
-# An error of a disk or a network file system is one of these; a Hub that is away counts too (sources/hub_files.py). What is
-# read through a memory map has no errors to try again: there the kernel ends the process (SIGBUS).
+# An error of a disk or a network file system is one of these; a Hub that is away counts too (sources/hub_files.py).
+# What is read through a memory map has no errors to try again: there the kernel ends the process (SIGBUS).
 
 LOG = logging.getLogger(__name__)
 PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
@@ -194,7 +199,8 @@ def retries() -> int:
 
 
 def keep_retries_in(path: Path, *, anew: bool = True) -> None:
-    """Write each later retry as a line of that file too, by which another process counts them (`retries_in`). anew: from 0."""
+    """Write each later retry as a line of that file too, by which another process counts them (`retries_in`). anew:
+    from 0."""
     global _kept_in
     if anew:
         path.unlink(missing_ok=True)
@@ -215,8 +221,8 @@ def wait_or_raise(error: OSError, *, attempt: int, path: Path) -> None:
         raise error
     if attempt >= ATTEMPTS:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror}) in {attempt} attempts, so its rows are missing. Look at the disk or the network "
-            "that it lies on, or copy it to another one; then run the same command again."
+            f"{path}: cannot be read ({error.strerror}) in {attempt} attempts, so its rows are missing. Look at the "
+            "disk or the network that it lies on, or copy it to another one; then run the same command again."
         ) from error
     wait_s = FIRST_WAIT_S * 2 ** (attempt - 1)
     LOG.warning("%s: %s, reading it again in %.1f s (%d of %d)", path, error.strerror, wait_s, attempt + 1, ATTEMPTS)

@@ -1,6 +1,7 @@
 """Progress of what takes long: a bar on a terminal, elsewhere plain lines at intervals; on the first rank alone.
 
-Bars are on stderr and vanish when they are done, so that what is printed meanwhile (`write`) and every log keep their lines.
+Bars are on stderr and vanish when they are done, so that what is printed meanwhile (`write`) and every log keep their
+lines.
 """
 
 import os
@@ -132,7 +133,8 @@ def seconds_text(seconds: float) -> str:
 def progress(
     items: Iterable, *, name: str, unit: str = "batches", total: int | None = None, shown: bool | None = None
 ) -> Iterator[Any]:
-    """Yield the items, with a bar while they are gone through. total: their number, where they do not know it themselves.
+    """Yield the items, with a bar while they are gone through. total: their number, where they do not know it
+    themselves.
 
     The first of them may be long in coming back, as it compiles: until then the time is shown.
     """
@@ -198,7 +200,8 @@ def _name_stopped(what: str) -> None:
         for child in psutil.Process().children(recursive=True):
             if child.status() == psutil.STATUS_STOPPED:
                 note_once(
-                    f"{what}: process {child.pid} is stopped and waited for. Run `kill -CONT {child.pid}` to continue it"
+                    f"{what}: process {child.pid} is stopped and waited for. Run `kill -CONT {child.pid}` to continue "
+                    "it"
                 )
 
 

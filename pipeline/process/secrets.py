@@ -16,8 +16,8 @@ from typing import IO, Any
 
 from pipeline.process.errors import UNREADABLE, readable
 
-# What access tokens look like, by who gives them out: what each begins with, and the whole. A 40-digit hex key (older W&B)
-# looks like a git commit: those are found by their value, taken from the environment and the login files.
+# What access tokens look like, by who gives them out: what each begins with, and the whole. A 40-digit hex key (older
+# W&B) looks like a git commit: those are found by their value, taken from the environment and the login files.
 PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
     "Hugging Face token": ((b"hf_",), rb"\bhf_[A-Za-z0-9]{20,}"),
     "Hugging Face organization token": ((b"api_org_",), rb"\bapi_org_[A-Za-z0-9]{30,}"),
@@ -102,7 +102,8 @@ def _holds(block: bytes, begin: bytes, pattern: re.Pattern[bytes]) -> bool:
 
 @cache
 def known_secrets() -> dict[str, bytes]:
-    """Return secrets this machine holds, by where they are: environment, the Hugging Face login, ~/.netrc (W&B's login)."""
+    """Return secrets this machine holds, by where they are: environment, the Hugging Face login, ~/.netrc (W&B's
+    login)."""
     found = {f"${k}": v for k, v in os.environ.items() if _ENVIRONMENT.search(k.upper()) and not _is_path(v)}
     for name, value in os.environ.items():
         inside = [secret for pattern in _INSIDE for secret in pattern.findall(value)]
@@ -118,7 +119,8 @@ def known_secrets() -> dict[str, bytes]:
 
 
 def _is_path(value: str) -> bool:
-    """Return whether it names a file, as $GOOGLE_APPLICATION_CREDENTIALS does; what is in it is no part of the environment."""
+    """Return whether it names a file, as $GOOGLE_APPLICATION_CREDENTIALS does; what is in it is no part of the
+    environment."""
     with suppress(OSError, ValueError):
         return os.path.isabs(value) and os.path.exists(value)
     return False
@@ -152,16 +154,19 @@ def _secret_text() -> re.Pattern[str]:
 
 
 def redacted(text: str) -> str:
-    """Return the text with every secret replaced: the values this machine holds, and whatever looks like an access token."""
+    """Return the text with every secret replaced: the values this machine holds, and whatever looks like an access
+    token."""
     return _secret_text().sub(REDACTED, text)
 
 
-# What this program and the progress bars of libraries write themselves: colours, a line up, the rest of the line, its beginning.
+# What this program and the progress bars of libraries write themselves: colours, a line up, the rest of the line, its
+# beginning.
 _OWN_CONTROL = re.compile("(\\x1b\\[[0-9;]{0,8}m|\\x1b\\[[AK]|\\r)")
 
 
 def printed_text(text: str) -> str:
-    """Return what this process prints, of which a part may be others' text: control characters escaped, but for colours and progress bars."""
+    """Return what this process prints, of which a part may be others' text: control characters escaped, but for
+    colours and progress bars."""
     if not UNREADABLE.search(text):
         return text
     parts = _OWN_CONTROL.split(text)
@@ -169,7 +174,8 @@ def printed_text(text: str) -> str:
 
 
 def redact_output() -> None:
-    """From now on nothing that this process prints, anybody's traceback included, holds a secret or steers the terminal.
+    """From now on nothing that this process prints, anybody's traceback included, holds a secret or steers the
+    terminal.
 
     Again after something has replaced the streams' `write` to see what is printed: it then sees redacted text only.
     """
@@ -207,8 +213,8 @@ class _RedactedStream:
 
     A line (a secret of several lines) is written when it ends, or at a flush, so that a secret in two writes is found.
 
-    Nobody may be there to read: a terminal that was closed or a `tee` that was interrupted is the run's reason to save and
-    leave, and must not keep it from that.
+    Nobody may be there to read: a terminal that was closed or a `tee` that was interrupted is the run's reason to save
+    and leave, and must not keep it from that.
     """
 
     def __init__(self, stream: IO[str]):

@@ -22,7 +22,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 # A file system that has no such call says one of these; it is no error of this file.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-PLAIN_OPEN = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))  # Windows has the last alone
+# Windows has the last alone
+PLAIN_OPEN = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 JSON_BYTES = 256 * 2**20  # of a tokenizer.json 40 MB are seen, of our own files far less
 JSON_DEPTH = 100
 OWN_SUM = "own_sha256"
@@ -30,8 +31,8 @@ _noted: set[str] = set()
 
 
 def note_once(text: str, *, about: str | None = None) -> None:
-    """Print what a user should know of this machine on stderr, once per process. about: what two notes have in common that
-    say the same; default their text."""
+    """Print what a user should know of this machine on stderr, once per process. about: what two notes have in common
+    that say the same; default their text."""
     if (about or text) not in _noted:
         _noted.add(about or text)
         print(f"note: {text}", file=sys.stderr, flush=True)
@@ -44,7 +45,8 @@ def _fsync(descriptor: int, folder: Path) -> None:
         if error.errno not in NOT_SUPPORTED:
             raise
         note_once(
-            f"{folder}: its file system does not know fsync ({error.strerror}), so a power cut may take files that were just written",
+            f"{folder}: its file system does not know fsync ({error.strerror}), so a power cut may take files that "
+            "were just written",
             about=f"fsync {os.fstat(descriptor).st_dev}",
         )
 
@@ -70,7 +72,8 @@ _kept_in_place: dict[Path, Path] = {}
 
 
 def keep_in_place(folder: Path, *, mark: Path) -> None:
-    """From now on nothing is written below the folder when `mark`, a file in it, is gone: it was renamed or removed."""
+    """From now on nothing is written below the folder when `mark`, a file in it, is gone: it was renamed or
+    removed."""
     _kept_in_place[folder.absolute()] = mark.absolute()
 
 
@@ -78,7 +81,8 @@ REMOVAL_S = 2.0  # longest time that a removal under way is given to reach the m
 
 
 def raise_if_moved(path: Path, *, after_error: bool = False) -> None:
-    """Raise CannotWriteError when a folder around `path`, or `path` itself, is no longer where it was (`keep_in_place`).
+    """Raise CannotWriteError when a folder around `path`, or `path` itself, is no longer where it was
+    (`keep_in_place`).
 
     After an error of the file system the mark may be the last file to go, so it is given REMOVAL_S to do so.
     """
@@ -91,19 +95,22 @@ def raise_if_moved(path: Path, *, after_error: bool = False) -> None:
             time.sleep(0.05)
         if not mark.exists():
             raise CannotWriteError(
-                f"{folder}: {mark.name} is not there any more, so the run directory was renamed or removed while the run was training, and "
-                "nothing more is written. Give it its name back, then run the same command again."
+                f"{folder}: {mark.name} is not there any more, so the run directory was renamed or removed while the "
+                "run was training, and nothing more is written. Give it its name back, then run the same command "
+                "again."
             )
 
 
 def make_parent(path: Path) -> None:
-    """Create the folder of a file to be written. Raises CannotWriteError where that would be half of one that was moved away."""
+    """Create the folder of a file to be written. Raises CannotWriteError where that would be half of one that was
+    moved away."""
     raise_if_moved(path)
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def write_bytes(path: str | Path, *parts: Any) -> None:
-    """Replace a file by new content, one or more buffers: readers see the old bytes or the new ones, also after a power cut."""
+    """Replace a file by new content, one or more buffers: readers see the old bytes or the new ones, also after a
+    power cut."""
     path = Path(path)
     make_parent(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
@@ -151,14 +158,20 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 def _not_as_written(path: str | Path, what: str) -> DamagedFileError:
     return DamagedFileError(
-        f"{path}: {what}, so nothing that it says can be trusted. Put it back from a copy, or remove it where it can be made again."
+        f"{path}: {what}, so nothing that it says can be trusted. Put it back from a copy, or remove it where it can "
+        "be made again."
     )
 
 
 def open_regular(path: str | Path, mode: str = "rb") -> BinaryIO:
-    """Open a file as open does, for its bytes. Raises DamagedFileError for a folder, a link that leads to itself, and a pipe, socket or
-    device, which would have no end; OSError as open does for what is missing. mode: rb, ab or ab+."""
-    flags = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab+": os.O_RDWR | os.O_APPEND | os.O_CREAT}[mode]  # fmt: skip
+    """Open a file as open does, for its bytes. Raises DamagedFileError for a folder, a link that leads to itself, and
+    a pipe, socket or device, which would have no end; OSError as open does for what is missing. mode: rb, ab or
+    ab+."""
+    flags = {
+        "rb": os.O_RDONLY,
+        "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT,
+        "ab+": os.O_RDWR | os.O_APPEND | os.O_CREAT,
+    }[mode]
     try:
         # Without O_NONBLOCK the opening of a pipe waits for somebody who writes.
         descriptor = os.open(path, flags | PLAIN_OPEN, 0o666)
@@ -181,7 +194,8 @@ def open_regular(path: str | Path, mode: str = "rb") -> BinaryIO:
 
 
 def refuse_unreadable_files(folder: str | Path) -> None:
-    """Raise DamagedFileError where a folder has a pipe or a device among its files: a library that opens it would wait for ever.
+    """Raise DamagedFileError where a folder has a pipe or a device among its files: a library that opens it would wait
+    for ever.
 
     Raises InputMissingError for a file that this user may not read: safetensors would say that there is none.
     """
@@ -191,7 +205,8 @@ def refuse_unreadable_files(folder: str | Path) -> None:
         if path.is_file() and not os.access(path, os.R_OK):
             mode = stat.S_IMODE(path.stat().st_mode)
             raise InputMissingError(
-                f"{path}: this user may not read it (mode {mode:04o}), so the folder is not used. Its owner can run: chmod -R a+rX {folder}"
+                f"{path}: this user may not read it (mode {mode:04o}), so the folder is not used. Its owner can run: "
+                f"chmod -R a+rX {folder}"
             )
 
 
@@ -203,7 +218,8 @@ def read_bounded(path: str | Path) -> bytes:
 
 
 def read_sealed_json(path: str | Path) -> dict[str, Any]:
-    """Read as read_json does; DamagedFileError also when the content is not that of its checksum. Files of old have none."""
+    """Read as read_json does; DamagedFileError also when the content is not that of its checksum. Files of old have
+    none."""
     value = read_json(path)
     own_sum = value.pop(OWN_SUM, None)
     if own_sum is not None and own_sum != sum_of(value):
@@ -236,7 +252,8 @@ def sum_of(value: dict[str, Any]) -> str:
 
 
 def remove_file(path: Path) -> None:
-    """Delete a file that may be gone already. What a file system keeps as it is in use (NFS: EBUSY) is left and named."""
+    """Delete a file that may be gone already. What a file system keeps as it is in use (NFS: EBUSY) is left and
+    named."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -251,7 +268,8 @@ def sha256_file(path: str | Path) -> str:
 
 
 def folder_bytes(folder: str | Path) -> int:
-    """Return bytes of all files below a folder, also of one in which another process renames and removes meanwhile; 0 without one."""
+    """Return bytes of all files below a folder, also of one in which another process renames and removes meanwhile; 0
+    without one."""
     total = 0
     for where, _, names in os.walk(folder):  # unlike rglob it passes over a folder that has gone since it was listed
         for name in names:
@@ -261,7 +279,8 @@ def folder_bytes(folder: str | Path) -> int:
 
 
 def temporary_folder(path: str | Path) -> Path:
-    """Return a new folder beside `path`, which becomes it with `publish_folder`; a name that starts with .tmp- never counts as whole."""
+    """Return a new folder beside `path`, which becomes it with `publish_folder`; a name that starts with .tmp- never
+    counts as whole."""
     path = Path(path)
     make_parent(path)
     temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
@@ -270,7 +289,8 @@ def temporary_folder(path: str | Path) -> Path:
 
 
 def publish_folder(temporary: Path, path: Path) -> None:
-    """Fsync every file and rename the folder. If `path` exists by then (another process was first), it is discarded."""
+    """Fsync every file and rename the folder. If `path` exists by then (another process was first), it is
+    discarded."""
     wanted = temporary.stat().st_mode & 0o666  # as the umask made it
     for folder, _, names in os.walk(temporary, topdown=False):
         for name in names:
@@ -285,7 +305,8 @@ def publish_folder(temporary: Path, path: Path) -> None:
 
 
 def _add_mode(path: Path, wanted: int) -> None:
-    """Let others read a file who could if open() had made it: safetensors and tempfile make files for their owner alone."""
+    """Let others read a file who could if open() had made it: safetensors and tempfile make files for their owner
+    alone."""
     mode = path.stat().st_mode
     if wanted & ~mode:
         with suppress(OSError):  # a file system without modes, or another user's file
@@ -294,7 +315,8 @@ def _add_mode(path: Path, wanted: int) -> None:
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a folder that appears under its name only when the block has ended well; yields the temporary one, which is removed after an error."""
+    """Yield a folder that appears under its name only when the block has ended well; yields the temporary one, which
+    is removed after an error."""
     temporary = temporary_folder(path)
     try:
         yield temporary
@@ -305,7 +327,8 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def move_folder(source: Path, target: Path) -> None:
-    """Rename a folder, also to where only a copy can get it (another disk, a lower layer of overlayfs); `target` is whole or absent."""
+    """Rename a folder, also to where only a copy can get it (another disk, a lower layer of overlayfs); `target` is
+    whole or absent."""
     try:
         os.rename(source, target)
     except OSError as error:
@@ -344,13 +367,14 @@ def cache_dir(value: str | None = None) -> Path:
         )
     except RuntimeError:
         raise CannotWriteError(
-            "data.cache_dir: this user has no home folder to keep prepared data in. Set TANDEM_CACHE, HOME or data.cache_dir."
+            "data.cache_dir: this user has no home folder to keep prepared data in. Set TANDEM_CACHE, HOME or "
+            "data.cache_dir."
         ) from None
 
 
 def cache_of_run(value: str | None) -> Path:
-    """Return the cache that a run's own recipe names, where it is one already; else the user's, since somebody else may have written
-    the recipe, and what is evaluated must not be written where it says."""
+    """Return the cache that a run's own recipe names, where it is one already; else the user's, since somebody else
+    may have written the recipe, and what is evaluated must not be written where it says."""
     named = cache_dir(value)
     if is_cache(named):
         return named
@@ -378,13 +402,15 @@ def require_writable(folder: Path, *, lacks: str) -> None:
     """Raise CannotWriteError where a part of a cache that lacks something cannot be written."""
     if not is_writable(folder):
         raise CannotWriteError(
-            f"{folder}: cannot be written by this user, and {lacks} not there yet. Set data.cache_dir to a folder that can."
+            f"{folder}: cannot be written by this user, and {lacks} not there yet. Set data.cache_dir to a folder "
+            "that can."
         )
 
 
 @contextmanager
 def where_writable() -> Iterator[None]:
-    """Leave out what is written in the block where this user may only read, as in a cache that another one has prepared."""
+    """Leave out what is written in the block where this user may only read, as in a cache that another one has
+    prepared."""
     try:
         yield
     except OSError as error:
@@ -393,8 +419,8 @@ def where_writable() -> Iterator[None]:
 
 
 # Locks on files: the kernel drops one when the last process that has it open dies, so a lock file left behind locks
-# nothing. flock is called as it is where the system has it, since a child inherits it without a gap, several can share it, and
-# the file may say who holds it; filelock can none of these, and has the locks of other systems.
+# nothing. flock is called as it is where the system has it, since a child inherits it without a gap, several can share
+# it, and the file may say who holds it; filelock can none of these, and has the locks of other systems.
 
 ABSENT = (*NOT_SUPPORTED, errno.ENOLCK)
 POLL_S = 0.05
@@ -417,7 +443,8 @@ class Held:
         self.file.close() if self.inherits else self.file.release()
 
     def descriptors(self) -> list[int]:
-        """Return what a child is to be passed, so that it holds the lock too; nothing where it has to take it itself."""
+        """Return what a child is to be passed, so that it holds the lock too; nothing where it has to take it
+        itself."""
         return [self.file.fileno()] if self.inherits else []
 
 
@@ -462,12 +489,13 @@ def lock(path: str | Path, *, shared: bool = False, wait_s: float = 0.0) -> Held
                 raise
             if Path(file.name).parent == _folder():
                 raise CannotWriteError(
-                    f"{Path(path).parent}: neither its file system nor that of {tempfile.gettempdir()} has locks ({error.strerror}), so two "
-                    "starts of one run could not be told apart. Set TMPDIR to a folder that has."
+                    f"{Path(path).parent}: neither its file system nor that of {tempfile.gettempdir()} has locks "
+                    f"({error.strerror}), so two starts of one run could not be told apart. Set TMPDIR to a folder "
+                    "that has."
                 ) from None
             note_once(
-                f"{Path(path).parent}: its file system has no locks ({error.strerror}). Those of {_folder()} stand in for them, "
-                "on this machine alone: start no second job of a run on another one",
+                f"{Path(path).parent}: its file system has no locks ({error.strerror}). Those of {_folder()} stand "
+                "in for them, on this machine alone: start no second job of a run on another one",
                 about=f"locks {os.stat(path).st_dev}",
             )
             file = open(_stand_in(Path(path)), "ab")  # noqa: SIM115
@@ -477,7 +505,8 @@ def _lock_of_filelock(path: Path, wait_s: float) -> Held | None:
     """Return the lock of a file beside `path`: what Windows locks nobody else can read."""
     import filelock
 
-    # A process has one object for a file, which counts how often it is held: two of one process would not exclude each other.
+    # A process has one object for a file, which counts how often it is held: two of one process would not exclude each
+    # other.
     held = filelock.FileLock(f"{path}.held", is_singleton=False, thread_local=False)
     try:
         held.acquire(timeout=-1 if wait_s == FOREVER else wait_s, poll_interval=POLL_S)
@@ -493,7 +522,8 @@ def is_stand_in(held: Held) -> bool:
 
 @contextmanager
 def file_lock(path: str | Path, *, wait_s: float = FOREVER) -> Iterator[bool]:
-    """Hold an exclusive lock on a file while the block runs; yields whether it is held: after `wait_s` another may hold it still.
+    """Hold an exclusive lock on a file while the block runs; yields whether it is held: after `wait_s` another may
+    hold it still.
 
     A folder that this user may only read needs none: whatever the block were to write there fails by itself.
     """
@@ -518,7 +548,8 @@ def _stand_in(path: Path) -> Path:
 
 
 def machine(path: str | Path) -> str:
-    """Return what processes have in common that see each other's locks on a file: a kernel, and the file system as it is mounted.
+    """Return what processes have in common that see each other's locks on a file: a kernel, and the file system as it
+    is mounted.
 
     Of a path that is not there, as of a folder that another machine alone has, that of what is there around it.
     """

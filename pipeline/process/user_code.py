@@ -1,8 +1,8 @@
 """The one gate for code that is not this program's: `module:attr` names, and the code files of a model (`auto_map`).
 
-Code runs unasked where the user named the place: a module beside the recipe of the command line, or in the working folder for a name
-on the command line itself. All other code (an installed module, a run's own recipe, a model's repository) runs only when the user
-trusts it. What runs is printed before it does, and recorded in the manifest.
+Code runs unasked where the user named the place: a module beside the recipe of the command line, or in the working
+folder for a name on the command line itself. All other code (an installed module, a run's own recipe, a model's
+repository) runs only when the user trusts it. What runs is printed before it does, and recorded in the manifest.
 """
 
 import ast
@@ -38,7 +38,8 @@ _files: dict[str, Path] = {}  # of the modules that were imported from a folder 
 
 @dataclass(frozen=True)
 class CodeFolder:
-    """The folder that `module:attr` names may point into. path: the folder whose modules run unasked; None: no module does, for the reason `closed`.
+    """The folder that `module:attr` names may point into. path: the folder whose modules run unasked; None: no module
+    does, for the reason `closed`.
 
     trusted: the user runs installed modules and a run's own code too. trust_with: how the user allows it.
     """
@@ -56,8 +57,8 @@ class _TooLong(BaseException):
 def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str = "") -> Any:
     """Return the object `module:attr`. folder: where it may be; a path stands for CodeFolder(path).
 
-    Raises RecipeError for code that the user has not named or trusted, for a module that cannot be imported, ends the process or takes
-    longer than IMPORT_LIMIT_S, and for an object that is another module's.
+    Raises RecipeError for code that the user has not named or trusted, for a module that cannot be imported, ends the
+    process or takes longer than IMPORT_LIMIT_S, and for an object that is another module's.
     """
     code = folder if isinstance(folder, CodeFolder) else CodeFolder(folder)
     at = f"{where}: {name}" if where else name
@@ -76,7 +77,8 @@ def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str =
 
 
 def code_sum(function: Any, folder: CodeFolder | str | None) -> str:
-    """Return a short hash of the file that defines the object, with those that it imports from the code folder, also in turn."""
+    """Return a short hash of the file that defines the object, with those that it imports from the code folder, also
+    in turn."""
     module = sys.modules.get(getattr(function, "__module__", "") or "")
     file = Path(getattr(module, "__file__", None) or "")
     if not file.is_file():
@@ -114,8 +116,8 @@ def _add_imports(module_name: str, file: Path, folder: str, files: set[Path]) ->
 def allow_model_code(config: dict[str, Any], path: str, *, known: bool, code: CodeFolder, where: str = "") -> bool:
     """Return what transformers gets as trust_remote_code for a model: whether its own code files are to be run.
 
-    config: the content of its config.json. known: its model_type is one that needs no code of its own. Raises RecipeError for one that
-    does and is not trusted.
+    config: the content of its config.json. known: its model_type is one that needs no code of its own. Raises
+    RecipeError for one that does and is not trusted.
     """
     classes = config.get("auto_map")
     if known or not classes:
@@ -123,8 +125,8 @@ def allow_model_code(config: dict[str, Any], path: str, *, known: bool, code: Co
     at = f"{where or path}: {path}" if where and where != path else path
     if not code.trusted:
         raise RecipeError(
-            f"{at}: its model_type {config.get('model_type')!r} is known only to code files of its own, and code of a model is not run unasked. "
-            f"Read them, then trust them with {code.trust_with}."
+            f"{at}: its model_type {config.get('model_type')!r} is known only to code files of its own, and code of a "
+            f"model is not run unasked. Read them, then trust them with {code.trust_with}."
         )
     names = ", ".join(map(str, classes.values())) if isinstance(classes, dict) else str(classes)
     sums = {file.name: sha256_file(file) for file in sorted(Path(path).glob("*.py"))} if Path(path).is_dir() else {}
@@ -140,8 +142,8 @@ def allow_task_folder(folder: str, *, code: CodeFolder, where: str) -> None:
     """
     if not code.trusted:
         raise RecipeError(
-            f"{where} {folder}: the task files of lm_eval are code (`!function`, templates), and code of a folder is not run unasked. "
-            f"Read them, then trust them with {code.trust_with}."
+            f"{where} {folder}: the task files of lm_eval are code (`!function`, templates), and code of a folder is "
+            f"not run unasked. Read them, then trust them with {code.trust_with}."
         )
     _print_code(f"tasks of lm_eval from {folder}")
     _ran[folder] = {"name": "lm_eval tasks", "file": folder, "sha256": None}
@@ -149,25 +151,29 @@ def allow_task_folder(folder: str, *, code: CodeFolder, where: str) -> None:
 
 @contextmanager
 def importing(name: str) -> Iterator[None]:
-    """Turn what code does at its import into a RecipeError, also to end the process or to take longer than IMPORT_LIMIT_S."""
+    """Turn what code does at its import into a RecipeError, also to end the process or to take longer than
+    IMPORT_LIMIT_S."""
     with guarded(name, doing="cannot be imported"), _time_limit():
         yield
 
 
 @contextmanager
 def guarded(name: str, *, doing: str = "cannot be used") -> Iterator[None]:
-    """Turn whatever user's code raises, also to end the process, into a RecipeError. Ctrl-C and our own errors pass."""
+    """Turn whatever user's code raises, also to end the process, into a RecipeError. Ctrl-C and our own errors
+    pass."""
     try:
         yield
     except (TandemError, KeyboardInterrupt, Stopped):
         raise
     except _TooLong:
         raise RecipeError(
-            f"{name} {doing} (not done after {IMPORT_LIMIT_S} s). Let the module define functions and classes, and work only when they are called."
+            f"{name} {doing} (not done after {IMPORT_LIMIT_S} s). Let the module define functions and classes, and "
+            "work only when they are called."
         ) from None
     except SystemExit as error:
         raise RecipeError(
-            f"{name} {doing} (it ends the program with SystemExit({'' if error.code is None else repr(error.code)})). Remove that call."
+            f"{name} {doing} (it ends the program with SystemExit({'' if error.code is None else repr(error.code)})). "
+            "Remove that call."
         ) from error
     except BaseException as error:  # it may raise anything, and a run that ends must say why
         raise RecipeError(
@@ -181,13 +187,15 @@ def ran() -> list[dict[str, Any]]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why an object could not be imported; the kind of what its module itself raised, whose text may say little."""
+    """Return why an object could not be imported; the kind of what its module itself raised, whose text may say
+    little."""
     own = isinstance(error, ImportError | AttributeError | TypeError | ValueError | RecipeError)
     return str(error) if own and not isinstance(error, SyntaxError) else f"{type(error).__name__}: {error}"
 
 
 def _file_of(module_name: str, folder: str | None) -> Path | None:
-    """Return the module's file in the folder. None for one that is not there, or leads out of it by a link or into installed packages."""
+    """Return the module's file in the folder. None for one that is not there, or leads out of it by a link or into
+    installed packages."""
     parts = module_name.split(".")
     if folder is None or not all(part.isidentifier() for part in parts) or parts[0] == "pipeline":
         return None
@@ -210,13 +218,14 @@ def _refusal(at: str, module_name: str, code: CodeFolder) -> str:
         why = code.closed or "it was named by no recipe of the command line"
         return f"{at} is code and is not run: {why}. Read it, then trust it with {code.trust_with}."
     return (
-        f"{at} cannot be imported (there is no module {module_name} in the folder {code.path}, where code runs unasked). "
-        f"Put the module there; for an installed one add {code.trust_with}."
+        f"{at} cannot be imported (there is no module {module_name} in the folder {code.path}, where code runs "
+        f"unasked). Put the module there; for an installed one add {code.trust_with}."
     )
 
 
 def _refuse_taken_name(at: str, module_name: str, file: Path) -> None:
-    """Refuse a name that is taken: a module is imported once by it, and the other one would be used instead of the file."""
+    """Refuse a name that is taken: a module is imported once by it, and the other one would be used instead of the
+    file."""
     for name in dict.fromkeys((module_name.partition(".")[0], module_name)):
         loaded = sys.modules.get(name)
         if loaded is None or _holds(loaded, file):
@@ -248,7 +257,8 @@ def _installed(module_name: str) -> Path | None:
 
 
 def _attribute(module: ModuleType, attribute: str, *, own: Path | None) -> Any:
-    """Return the object. own: the folder whose code it must be; what a module imported from elsewhere is not its own."""
+    """Return the object. own: the folder whose code it must be; what a module imported from elsewhere is not its
+    own."""
     found: Any = module
     for part in attribute.split("."):
         if own is not None and (part.startswith("__") or (found is not module and isinstance(found, ModuleType))):
@@ -264,8 +274,8 @@ def _attribute(module: ModuleType, attribute: str, *, own: Path | None) -> Any:
         origin = _origin(defined) if defined else None
         if origin is None or not origin.is_relative_to(own.resolve()):
             raise AttributeError(
-                f"{attribute} is defined in {getattr(home, '__module__', None) or 'no module'}, which does not lie beside the recipe; "
-                f"an installed one needs {RECIPE_TRUST} or {COMMAND_TRUST}"
+                f"{attribute} is defined in {getattr(home, '__module__', None) or 'no module'}, which does not lie "
+                f"beside the recipe; an installed one needs {RECIPE_TRUST} or {COMMAND_TRUST}"
             )
     return found
 
@@ -291,8 +301,8 @@ def _print_code(text: str) -> None:
 
 @contextmanager
 def _first_on_path(folder: str | None) -> Iterator[None]:
-    """Put the folder first on the path while its module is imported, whose neighbours it imports; last from then on, where it hides no
-    library."""
+    """Put the folder first on the path while its module is imported, whose neighbours it imports; last from then on,
+    where it hides no library."""
     if folder is None:
         yield
         return

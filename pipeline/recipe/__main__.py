@@ -44,7 +44,7 @@ One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [s
 - A token or password is refused: set `HF_TOKEN` or run `hf auth login`; `WANDB_API_KEY` for W&B.
 - The resolved recipe is saved in the run directory and runs as it is. Keys marked = must match when a run is continued;
   with another value it is another run (`run.fork_from`). All others may change and are really applied.
-"""
+"""  # noqa: E501
 TRAIN = """\
 ## train
 
@@ -66,7 +66,7 @@ GROUP_DEFAULTS = """\
 Those of nanochat, tuned at width 768 and batches of 2^19 tokens (`matrices (adamw)`: a value of small models). Under
 `model.depth` every rate is multiplied by sqrt(batch_tokens / 2^19) (`rate_scale`; the gates' only where that is below 1),
 those of the embeddings and the head also by sqrt(768 / n_embd), and Muon's decay becomes 0.28 x sqrt(batch_tokens / 2^19) x N(depth 12) / N.
-"""
+"""  # noqa: E501
 
 
 def render() -> str:
@@ -102,7 +102,8 @@ def _section(path: str, cls: Any, *, level: int) -> str:
             nested.append((f"{path}.{f.name}.<n>", inner))
         mark = " =" if f.metadata["must_match"] else ""
         lines.append(
-            f"| {f.name}{mark} | {_cell(_type(annotation))} | {_cell(_value(_default(f)))} | {_cell(f.metadata['doc'])} |"
+            f"| {f.name}{mark} | {_cell(_type(annotation))} | {_cell(_value(_default(f)))} | "
+            f"{_cell(f.metadata['doc'])} |"
         )
     if path == "optimizer.groups":  # they have the same keys
         nested = [(f"{path}.<group>", nested[0][1])]
@@ -184,10 +185,14 @@ LIMITS = {"minimum": "minimum", "maximum": "maximum", "above": "exclusiveMinimum
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a recipe file. Types come from pydantic; checks over several keys are the reader's alone."""
+    """Return the JSON Schema of a recipe file. Types come from pydantic; checks over several keys are the reader's
+    alone."""
     hints = get_type_hints(Recipe)
     sections = {name: _train_schema() if name == "train" else _section_schema(hints[name]) for name in SECTIONS}
-    extends = {"type": "string", "description": "Another recipe that this one changes: a path relative to this file, or a bare name."}  # fmt: skip
+    extends = {
+        "type": "string",
+        "description": "Another recipe that this one changes: a path relative to this file, or a bare name.",
+    }
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Tandem recipe",
@@ -207,7 +212,12 @@ def _section_schema(cls: Any) -> dict[str, Any]:
         )
     if cls is Model:
         properties["options"]["properties"] = {name: _type_schema(kind) for name, kind in TANDEM_OPTIONS.items()}
-    return {"type": ["object", "null"], "description": cls.__doc__, "properties": properties, "additionalProperties": False}  # fmt: skip
+    return {
+        "type": ["object", "null"],
+        "description": cls.__doc__,
+        "properties": properties,
+        "additionalProperties": False,
+    }
 
 
 def _train_schema() -> dict[str, Any]:
@@ -215,7 +225,11 @@ def _train_schema() -> dict[str, Any]:
     for name, argument in ARGUMENTS.items():
         if argument.accepted:
             kind = argument.type | None if name in DERIVED else argument.type
-            properties[name] = _type_schema(kind) | _limits(argument.limits) | {"description": argument.text, "default": argument.default}  # fmt: skip
+            properties[name] = (
+                _type_schema(kind)
+                | _limits(argument.limits)
+                | {"description": argument.text, "default": argument.default}
+            )
             if argument.keys:
                 keys = {key: _type_schema(kind) for key, kind in argument.keys.items()}
                 properties[name] |= {"properties": keys, "additionalProperties": False}

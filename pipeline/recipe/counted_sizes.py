@@ -27,8 +27,8 @@ from pipeline.recipe.sizes import (
 # The recipe's sizes as fields of a config class of transformers, and what stands there for the sizes that it leaves
 # open.
 
-# Other names of the sizes, by the one that most classes know (as a field, or translated by attribute_map); the first that a
-# class has is used. An encoder-decoder's causal LM is its decoder.
+# Other names of the sizes, by the one that most classes know (as a field, or translated by attribute_map); the first
+# that a class has is used. An encoder-decoder's causal LM is its decoder.
 OTHER_NAMES = {
     "n_layer": ("decoder_layers", "num_decoder_layers", "num_hidden_layers", "num_layers"),
     "n_head": ("decoder_attention_heads", "num_decoder_attention_heads", "num_attention_heads", "num_heads"),
@@ -58,8 +58,9 @@ _gated: dict[tuple, bool] = {}
 def config_fields(recipe: Recipe, tokens: dict[str, int | None]) -> dict[str, Any]:
     """Arguments of the config class of model.type. tokens: vocab_size and the special tokens' ids.
 
-    The recipe's own sizes and options, and for sizes that neither names: heads of n_embd / n_head, an MLP as default_inner
-    has it, other widths in the class's own proportion to hidden_size. An unknown type has the common names.
+    The recipe's own sizes and options, and for sizes that neither names: heads of n_embd / n_head, an MLP as
+    default_inner has it, other widths in the class's own proportion to hidden_size. An unknown type has the common
+    names.
     """
     model = recipe.model
     config_class = config_class_of(model.type)
@@ -81,7 +82,8 @@ def config_class_of(model_type: str) -> Any:
     """Return the config class of a type of transformers, None when there is no such type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    return CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else None  # noqa: SIM401 - its get() is no lazy one
+    # Not get(), which loads all of them.
+    return CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else None  # noqa: SIM401
 
 
 def known_fields(config_class: Any) -> set[str]:
@@ -176,10 +178,9 @@ _CACHE: dict[tuple, "CountedSizes"] = {}
 class CountedSizes:
     """Sizes of a model over rows of row_tokens, counted on its modules; the same questions as of Sizes.
 
-    counts: parameters by role. linear: FLOPs of a token's matrix products in a forward pass, pairs: (FLOPs of a visible
-    query-key pair, window) of each attention layer; None where they are not known, for the reason in `unknown`. Heads are 0
-    where there are none.
-    variances: rows or columns of all matrices, NorMuon's second state.
+    counts: parameters by role. linear: FLOPs of a token's matrix products in a forward pass, pairs: (FLOPs of a
+    visible query-key pair, window) of each attention layer; None where they are not known, for the reason in
+    `unknown`. Heads are 0 where there are none. variances: rows or columns of all matrices, NorMuon's second state.
     """
 
     model_type: str
@@ -199,11 +200,13 @@ class CountedSizes:
 
     @property
     def scaling(self) -> int | None:
-        """parameters()["scaling"]; None for a mixture of experts where it is not known which of them a token passes."""
+        """parameters()["scaling"]; None for a mixture of experts where it is not known which of them a token
+        passes."""
         return None if self.mixture and self.linear is None else self.counts["scaling"]
 
     def parameters(self) -> dict[str, int]:
-        """Return counts by role; scaling: matrices that a token passes, of a mixture the experts that it is sent to, and the head."""
+        """Return counts by role; scaling: matrices that a token passes, of a mixture the experts that it is sent to,
+        and the head."""
         return dict(self.counts)
 
     @property
@@ -214,7 +217,9 @@ class CountedSizes:
     def table_parameters(self) -> int:
         return self.counts["embeddings"]
 
-    def flops_per_token(self, convention: Convention = "exact_causal", *, seen: KeysSeen | None = None) -> float | None:
+    def flops_per_token(
+        self, convention: Convention = "exact_causal", *, seen: KeysSeen | None = None
+    ) -> float | None:
         """Return the FLOPs of forward and backward per row position, as Sizes does; None where they are not known."""
         if self.linear is None:
             return None
@@ -232,7 +237,8 @@ def sizes_of_fields(
     code: CodeFolder | None = None,
     where: str = "model.type",
 ) -> CountedSizes:
-    """Return sizes of the model that training builds from these fields of its config. code: where a type `module:attr` may lie, where: the beginning of a message about it.
+    """Return sizes of the model that training builds from these fields of its config. code: where a type `module:attr`
+    may lie, where: the beginning of a message about it.
 
     Raises SizesUnknownError, and RecipeError for code that may not be run.
     """
@@ -251,7 +257,8 @@ def sizes_of_fields(
 
 
 def sizes_of_model(model: Any, row_tokens: int) -> CountedSizes:
-    """Return sizes of a model that has been built. Its parameters are counted on itself, its products on a twin without weights."""
+    """Return sizes of a model that has been built. Its parameters are counted on itself, its products on a twin
+    without weights."""
     total = sum(p.numel() for p in model.parameters())
     key = (type(model), model.config.to_json_string(), total, row_tokens)
     if key not in _CACHE:
@@ -266,7 +273,8 @@ def sizes_of_model(model: Any, row_tokens: int) -> CountedSizes:
 def sizes_of_config(config: Any, row_tokens: int) -> CountedSizes:
     """Return sizes of the causal LM of a config of transformers. Raises SizesUnknownError.
 
-    Of a model that also reads pictures or sound they are those of its text part; all parameters are in the total alone.
+    Of a model that also reads pictures or sound they are those of its text part; all parameters are in the total
+    alone.
     """
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -285,7 +293,8 @@ def sizes_of_config(config: Any, row_tokens: int) -> CountedSizes:
                     others = _without_weights(mapping[type(whole)], whole).num_parameters() - model.num_parameters()
         except Exception as error:
             raise SizesUnknownError(
-                f"no causal language model of type {config.model_type} can be built ({type(error).__name__}: {_line(error)})"
+                f"no causal language model of type {config.model_type} can be built ({type(error).__name__}: "
+                f"{_line(error)})"
             ) from error
         _CACHE[key] = _count(model, model, row_tokens)
         _CACHE[key].counts["total"] += others
@@ -348,7 +357,8 @@ def _count(model: Any, twin: Any, row_tokens: int) -> CountedSizes:
 
 
 def _parameters(model: Any) -> tuple[dict[str, int], int]:
-    """Return counts by role, as Sizes.parameters has them, and the variances of the matrices. What is not trained is in the total alone."""
+    """Return counts by role, as Sizes.parameters has them, and the variances of the matrices. What is not trained is
+    in the total alone."""
     import torch
 
     tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters(recurse=False)}
@@ -378,7 +388,8 @@ def _products(model: Any, row_tokens: int) -> tuple[float | None, list[tuple[flo
     """FLOPs of a token's linear part and of each attention layer's pairs in a forward pass; or None, and why.
 
     torch counts the products of rows of a quarter, a half and a whole row: what grows with the square of the length is
-    attention, and nothing may grow otherwise. It does not count element-wise recurrences, so models with a state are left out.
+    attention, and nothing may grow otherwise. It does not count element-wise recurrences, so models with a state are
+    left out.
     """
     if getattr(model, "_is_stateful", False):
         return None, [], f"a {model.config.model_type} carries a state along the row, whose FLOPs torch does not count"
@@ -401,7 +412,11 @@ def _products(model: Any, row_tokens: int) -> tuple[float | None, list[tuple[flo
     middle = linear * lengths[1] + square * lengths[1] ** 2
     if abs(middle - whole[1]) > 1e-9 * whole[1]:
         return None, [], "its FLOPs grow with the row in another way than those of full attention"
-    deepest = {name: pair for name, pair in pairs.items() if pair > 1e-6 and not any(n.startswith(f"{name}.") and pairs[n] > 1e-6 for n in names)}  # fmt: skip
+    deepest = {
+        name: pair
+        for name, pair in pairs.items()
+        if pair > 1e-6 and not any(n.startswith(f"{name}.") and pairs[n] > 1e-6 for n in names)
+    }
     windows = layer_windows(
         config.to_dict() | {"n_positions": row_tokens}, _read(config, "num_hidden_layers") or 1, row_tokens
     )
@@ -441,8 +456,8 @@ def _forward_flops(model: Any, length: int) -> dict[str, int]:
     from torch.utils.flop_counter import FlopCounterMode
 
     ids = torch.zeros(1, length, dtype=torch.long, device="meta")
-    # Without a mask some models look into the positions for packed documents, which the meta device cannot show, and with a
-    # plain one a few look for padding.
+    # Without a mask some models look into the positions for packed documents, which the meta device cannot show, and
+    # with a plain one a few look for padding.
     masks: tuple[dict, ...] = (
         {},
         {"attention_mask": torch.ones(1, length, dtype=torch.long, device="meta")},

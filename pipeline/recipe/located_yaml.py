@@ -1,13 +1,13 @@
-"""The text of a recipe: YAML within bounds, with the line of every key, in layers of files and overrides of the command line; and files
-of other programs as PyYAML reads them.
+"""The text of a recipe: YAML within bounds, with the line of every key, in layers of files and overrides of the
+command line; and files of other programs as PyYAML reads them.
 
-Scalars are those of YAML 1.2: 3e-4 is a number, `no` and `off` are text. A file may come from anywhere: its size, depth, number of
-values and what its aliases expand to are bounded before anything is made of it.
+Scalars are those of YAML 1.2: 3e-4 is a number, `no` and `off` are text. A file may come from anywhere: its size,
+depth, number of values and what its aliases expand to are bounded before anything is made of it.
 
-Why not ruamel.yaml, which reads YAML 1.2 and keeps lines: it bounds nothing. Of version 0.19 ten KB of `[` took 25 s and ended as
-RecursionError, a list of 240 KB 23 s (PyYAML's composer stops at 50 levels and 20,000 values); it makes dates and octal numbers
-of unquoted text, takes tags, and its import doubles that of PyYAML, which datasets and transformers load anyway. The scalars are
-20 lines here, and the explained syntax errors (mistakes.py) would stay.
+Why not ruamel.yaml, which reads YAML 1.2 and keeps lines: it bounds nothing. Of version 0.19 ten KB of `[` took 25 s
+and ended as RecursionError, a list of 240 KB 23 s (PyYAML's composer stops at 50 levels and 20,000 values); it makes
+dates and octal numbers of unquoted text, takes tags, and its import doubles that of PyYAML, which datasets and
+transformers load anyway. The scalars are 20 lines here, and the explained syntax errors (mistakes.py) would stay.
 """
 
 import os
@@ -69,7 +69,10 @@ MOST_VALUES = 20_000  # with the aliases expanded; the longest of ours has 100
 MOST_DIGITS = 300  # of a number, whatever it is for; a float ends at 308
 INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None, "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}  # fmt: skip
+WORDS = {
+    "": None, "~": None, "null": None, "Null": None, "NULL": None, "true": True, "True": True, "TRUE": True,
+    "false": False, "False": False, "FALSE": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class BoundsError(yaml.MarkedYAMLError):
 
 
 class _BoundedComposer:
-    """Count the values of a YAML loader and their depth while they are composed, and raise BoundsError beyond the bounds."""
+    """Count the values of a YAML loader and their depth while they are composed, and raise BoundsError beyond the
+    bounds."""
 
     most_values = MOST_VALUES
     _values = _depth = 0
@@ -127,8 +131,8 @@ class _PlainLoader(_BoundedComposer, yaml.SafeLoader):
 def load_yaml(path: str | Path, *, most_values: int = MOST_VALUES) -> Any:
     """Return the value of a YAML file of a run, a repository or another program, as yaml.safe_load would.
 
-    Raises yaml.YAMLError, also for what lies outside the bounds and for values that cannot be (a number of 5,000 digits); OSError
-    as open does.
+    Raises yaml.YAMLError, also for what lies outside the bounds and for values that cannot be (a number of 5,000
+    digits); OSError as open does.
     """
     most_bytes = MOST_BYTES * most_values // MOST_VALUES
     with open_regular(path) as file:
@@ -185,7 +189,8 @@ def _bound_aliases(top: yaml.Node, most: int) -> None:
 
 
 def read_file(path: str, problems: Problems) -> Item:
-    """Return the mapping at the top of a recipe file. Raises InputMissingError, or RecipeError when it is no YAML mapping."""
+    """Return the mapping at the top of a recipe file. Raises InputMissingError, or RecipeError when it is no YAML
+    mapping."""
     file = Path(path)
     if file.is_dir():
         raise InputMissingError(f"{path}: is a folder, not a recipe. Name a .yaml file in it.")
@@ -196,7 +201,8 @@ def read_file(path: str, problems: Problems) -> Item:
         raise InputMissingError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from None
     if len(raw) > MOST_BYTES:
         raise RecipeError(
-            f"{path}:{raw.count(10) + 1}: is larger than {MOST_BYTES >> 20} MiB, and a recipe is a page of text. Name a recipe."
+            f"{path}:{raw.count(10) + 1}: is larger than {MOST_BYTES >> 20} MiB, and a recipe is a page of text. Name "
+            "a recipe."
         )
     try:
         text = raw.decode("utf-8-sig")
@@ -253,7 +259,9 @@ def _item(node: yaml.Node, file: str, problems: Problems, where: str | None) -> 
         if strange := not_text(node.value):
             raise RecipeError(f"{place}: {strange}")
         if where and node.style is None and node.start_mark.line != node.end_mark.line:
-            problems.add(place, f"{show(node.value)} goes over several lines, which would be joined. Put it in quotes.")
+            problems.add(
+                place, f"{show(node.value)} goes over several lines, which would be joined. Put it in quotes."
+            )
         return Item(_scalar(node, place), place, quoted=node.style is not None, file=file)
     if isinstance(node, yaml.SequenceNode):
         return Item([_item(child, file, problems, where) for child in node.value], place, file=file)
@@ -337,8 +345,8 @@ def recipe_of(argv: list[str]) -> str:
 
 
 def find_recipe(name: str, *, folder: str | Path = "") -> str:
-    """Return the path of a recipe given by a path or by its bare name, which is looked for in `folder`, in recipes/ below it
-    and among the shipped ones; `.yaml` may be left out.
+    """Return the path of a recipe given by a path or by its bare name, which is looked for in `folder`, in recipes/
+    below it and among the shipped ones; `.yaml` may be left out.
 
     Raises InputMissingError when there is none.
     """
@@ -375,25 +383,35 @@ def read_overrides(texts: list[str], problems: Problems) -> dict[str, str]:
         if name.count(".") > MOST_PARTS:
             problems.add(
                 COMMAND_LINE,
-                f"{show_plain(name)} has {name.count('.') + 1:,} parts, and no key has so many. Write section.key=value.",
+                f"{show_plain(name)} has {name.count('.') + 1:,} parts, and no key has so many. Write "
+                "section.key=value.",
             )
             continue
         if not equals or not name:
-            problems.add(COMMAND_LINE, f"{name} is not an override. Write section.key=value, for example train.max_steps=100.")  # fmt: skip
+            problems.add(
+                COMMAND_LINE, f"{name} is not an override. Write section.key=value, for example train.max_steps=100."
+            )
             continue
         if whole := _joined(value, rest):
             value, count = whole
             rest = rest[count:]
-            problems.add(f"{COMMAND_LINE}: {name}", f"the shell cut the value at its spaces. Quote it: {shlex.quote(f'{name}={value}')}")  # fmt: skip
+            problems.add(
+                f"{COMMAND_LINE}: {name}",
+                f"the shell cut the value at its spaces. Quote it: {shlex.quote(f'{name}={value}')}",
+            )
         elif name in given:
             apart = any(v.startswith(tuple(OPENING)) for v in (value, given.pop(name)))
             hint = " (If it was one value in braces, the shell took it apart: put the whole override in quotes.)"
             problems.add(f"{COMMAND_LINE}: {name}", f"is given twice. Remove one of them.{hint if apart else ''}")
-        elif inside := next((key for key in LISTS if name.startswith(f"{key}.") and not name[len(key) + 1 : len(key) + 2].isdecimal()), None):  # fmt: skip
+        elif inside := next(
+            (key for key in LISTS if name.startswith(f"{key}.") and not name[len(key) + 1 : len(key) + 2].isdecimal()),
+            None,
+        ):
             key = name[len(inside) + 1 :]
             problems.add(
                 f"{COMMAND_LINE}: {name}",
-                f"{inside} is a list. Write {inside}.0.{key}={show_plain(value)} for its first entry, or the whole list: {shlex.quote(f'{inside}=[{{{key}: {show_plain(value)}}}]')}",
+                f"{inside} is a list. Write {inside}.0.{key}={show_plain(value)} for its first entry, or the whole "
+                f"list: {shlex.quote(f'{inside}=[{{{key}: {show_plain(value)}}}]')}",
             )
         else:
             given[name] = value
@@ -406,8 +424,8 @@ def show_plain(value: str) -> str:
 
 
 def _joined(value: str, following: list[str]) -> tuple[str, int] | None:
-    """Return the value that brackets hold together, and how many words of the command line after it belong to it; None when it is
-    whole, or never becomes so."""
+    """Return the value that brackets hold together, and how many words of the command line after it belong to it; None
+    when it is whole, or never becomes so."""
     if not value.startswith(tuple(OPENING)) or _open(value) == 0:
         return None
     for count, _ in enumerate(following, start=1):
@@ -457,7 +475,8 @@ def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item
         return own
     if not isinstance(extends.value, str) or not extends.value:
         raise RecipeError(
-            f"{extends.where}: extends: must be the path of one recipe, relative to this file. Write extends: other.yaml."
+            f"{extends.where}: extends: must be the path of one recipe, relative to this file. Write extends: "
+            "other.yaml."
         )
     folder = Path(path).parent
     base = os.path.normpath(folder / extends.value)
@@ -474,7 +493,8 @@ def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item
         )
     if os.path.realpath(base) in (*parents, real):
         raise RecipeError(
-            f"{extends.where}: extends: {extends.value} extends this recipe in turn, in a circle. Remove one of the two."
+            f"{extends.where}: extends: {extends.value} extends this recipe in turn, in a circle. Remove one of the "
+            "two."
         )
     return merge(_with_bases(base, problems, (*parents, real)), own)
 
@@ -563,8 +583,8 @@ def _set_in_list(tree: Item, parts: list[str], item: Item, problems: Problems, n
 
 
 def _override_value(name: str, text: str, problems: Problems) -> Item:
-    """Return the value of an override. Where the key holds text it is what was typed, but for quotes around the whole and null; elsewhere
-    it is read as YAML, of which no part may become a comment."""
+    """Return the value of an override. Where the key holds text it is what was typed, but for quotes around the whole
+    and null; elsewhere it is read as YAML, of which no part may become a comment."""
     where = COMMAND_LINE
     if looks_secret(text):
         problems.add(where, f"a token or password is given. {INSTEAD}")
@@ -574,7 +594,10 @@ def _override_value(name: str, text: str, problems: Problems) -> Item:
         if strange := not_text(text):
             raise RecipeError(f"{where}: {name}: {strange}")
         return Item(None if text in ("", "null") else text, where, quoted=True, file=COMMAND_LINE)
-    comment = f"{where}: {name}: a # begins a comment in {show(text)}, and what follows would be cut off. Put the text that holds it in quotes."
+    comment = (
+        f"{where}: {name}: a # begins a comment in {show(text)}, and what follows would be cut off. Put the text that "
+        "holds it in quotes."
+    )
     try:
         item = compose(text, COMMAND_LINE, problems, where=where)
     except RecipeError:

@@ -1,4 +1,5 @@
-"""Messages for mistakes in a recipe: the key that was meant, the type that a key has, the recipe that was meant, where YAML ends.
+"""Messages for mistakes in a recipe: the key that was meant, the type that a key has, the recipe that was meant, where
+YAML ends.
 
 A recipe without mistakes needs none of it: the reader looks a message up by name where it finds one.
 """
@@ -22,7 +23,10 @@ from pipeline.recipe.values import keys_of
 
 # Names that recipes elsewhere use, and what they are here: the new key, or a sentence.
 RENAMED = {
-    "warmup_ratio": "train.warmup_steps (below 1 it is a share of the run) with optimizer.type trainer, else optimizer.schedule.warmup_steps",
+    "warmup_ratio": (
+        "train.warmup_steps (below 1 it is a share of the run) with optimizer.type trainer, else "
+        "optimizer.schedule.warmup_steps"
+    ),
     "evaluation_strategy": "train.eval_strategy",
     "no_cuda": "train.use_cpu",
     "torchdynamo": "train.torch_compile_backend",
@@ -30,7 +34,9 @@ RENAMED = {
     "overwrite_output_dir": "-a run is continued, or refused when it is another one (run.resume); remove it",
     "logging_dir": "-TensorBoard's files lie in the run directory; remove it",
     "save_safetensors": "-weights are always safetensors; remove it",
-    "torch_dtype": "-weights train in float32 under train.bf16 or train.fp16; hub.dtype sets the finished model's type",
+    "torch_dtype": (
+        "-weights train in float32 under train.bf16 or train.fp16; hub.dtype sets the finished model's type"
+    ),
     "dtype": "-weights train in float32 under train.bf16 or train.fp16; hub.dtype sets the finished model's type",
     "half_precision_backend": "train.bf16 or train.fp16",
     "fp16_backend": "train.fp16",
@@ -53,7 +59,9 @@ RENAMED = {
     "tpu_num_cores": "-the launcher says this; remove it",
     "dataset_name": "data.sources (id)",
     "dataset_text_field": "data.sources.0.text_column",
-    "batch_size": "data.batch_tokens (tokens of an optimizer step) or train.per_device_train_batch_size (rows of a micro-batch)",
+    "batch_size": (
+        "data.batch_tokens (tokens of an optimizer step) or train.per_device_train_batch_size (rows of a micro-batch)"
+    ),
     "total_batch_size": "data.batch_tokens",
     "num_iterations": "train.max_steps",
     "target_flops": "run.flops",
@@ -118,7 +126,10 @@ def unknown_key(path: str) -> str:
     if near := difflib.get_close_matches(name, list(places), n=1, cutoff=0.8):
         return f"unknown key. {strange}Did you mean {' or '.join(places[near[0]][:3])}?"
     names = siblings(section)
-    return f"unknown key. {strange}{section or 'A recipe'} has: {', '.join(names[:40])}{', ...' if len(names) > 40 else ''}."
+    return (
+        f"unknown key. {strange}{section or 'A recipe'} has: "
+        f"{', '.join(names[:40])}{', ...' if len(names) > 40 else ''}."
+    )
 
 
 def siblings(section: str) -> list[str]:
@@ -145,7 +156,8 @@ def why_not_accepted(name: str) -> str:
 
 
 def lookalike(text: str) -> str:
-    """Return `It holds U+0430 (CYRILLIC SMALL LETTER A). ` for the first character that no name of ours has; it may look like one that it has."""
+    """Return `It holds U+0430 (CYRILLIC SMALL LETTER A). ` for the first character that no name of ours has; it may
+    look like one that it has."""
     strange = next((c for c in text if not (c.isascii() and c.isprintable())), None)
     if strange is None:
         return ""
@@ -224,7 +236,8 @@ RECIPE_OPTIONS = ("config", "config_file", "config_path", "recipe", "c")
 
 
 def recipe_hint(given: Path, *, bare: bool) -> str:
-    """Return what may have been meant by the path of a recipe that is not there. bare: it is a name without a folder."""
+    """Return what may have been meant by the path of a recipe that is not there. bare: it is a name without a
+    folder."""
     beside = given.parent if given.parent.is_dir() else None
     here = sorted(p.name for p in beside.glob("*.y*ml")) if beside else []
     shipped = sorted(p.stem for p in SHIPPED.glob("*.yaml"))
@@ -281,7 +294,10 @@ def explain_yaml(error: yaml.MarkedYAMLError) -> str:
     if "end of stream" in problem and "quoted" in context:
         return "a quote is opened and never closed. Close it on the same line."
     if "undefined alias" in problem:
-        return 'an alias without its anchor. Write &name where the value stands first; a text that begins with * must stand in quotes: "*.parquet".'
+        return (
+            "an alias without its anchor. Write &name where the value stands first; a text that begins with * must "
+            'stand in quotes: "*.parquet".'
+        )
     if "alias" in context:
         return 'a value that begins with * must stand in quotes: "*.parquet".'
     if "anchor" in context:

@@ -12,16 +12,21 @@ from pipeline.run_dir.run_directory import RunDirectory, find_run
 # run.fork_from: a new run from another one's state.
 
 # A fork loads the parent's weights and optimizer state, and its step numbers count rows of this size, so many a step.
-FIXED_IN_A_FORK = ("model.", "tokenizer.", "data.row_tokens", "data.batch_tokens", "optimizer.schedule.batch_", "optimizer.type", "train.optim:")  # fmt: skip
+FIXED_IN_A_FORK = (
+    "model.", "tokenizer.", "data.row_tokens", "data.batch_tokens", "optimizer.schedule.batch_", "optimizer.type",
+    "train.optim:",
+)  # fmt: skip
 
 
 def can_fork(differing: list[str]) -> bool:
-    """Return whether a fork could take up the state of a run that differs in these keys (lines of identity.differences)."""
+    """Return whether a fork could take up the state of a run that differs in these keys (lines of
+    identity.differences)."""
     return not any(line.startswith(FIXED_IN_A_FORK) for line in differing)
 
 
 def parent_of(recipe: Recipe) -> tuple[Path, dict[str, Any]]:
-    """Return the parent's checkpoint that run.fork_from names, and what the manifest says of it: run, step and differing keys.
+    """Return the parent's checkpoint that run.fork_from names, and what the manifest says of it: run, step and
+    differing keys.
 
     Raises RecipeError for differences that the parent's state or its row numbers cannot follow.
     """
@@ -40,7 +45,8 @@ def parent_of(recipe: Recipe) -> tuple[Path, dict[str, Any]]:
     if not can_fork(changed):
         lines = "\n  ".join(line for line in changed if line.startswith(FIXED_IN_A_FORK))
         raise RecipeError(
-            f"{recipe.path}: run.fork_from: a fork takes up {name}'s weights, optimizer and place in the data, and these keys would not fit them:\n  {lines}\n"
+            f"{recipe.path}: run.fork_from: a fork takes up {name}'s weights, optimizer and place in the data, and "
+            f"these keys would not fit them:\n  {lines}\n"
             f"Put them back, or start a new run from its weights alone: model.start_from={name}."
         )
     at = step_of(checkpoint) or 0
@@ -49,12 +55,13 @@ def parent_of(recipe: Recipe) -> tuple[Path, dict[str, Any]]:
 
 
 def refuse_without_steps(recipe: Recipe, step: int) -> None:
-    """Raises RecipeError when a fork from that step has nothing left to train; a horizon in epochs is known with the data."""
+    """Raises RecipeError when a fork from that step has nothing left to train; a horizon in epochs is known with the
+    data."""
     horizon = recipe.train.get("max_steps")
     if horizon and horizon <= step:
         raise RecipeError(
-            f"{recipe.where('run.fork_from')}: goes on from step {step}, and this run ends at step {horizon}: the parent's weights would come out "
-            "unchanged. Fork from an earlier step, or train longer."
+            f"{recipe.where('run.fork_from')}: goes on from step {step}, and this run ends at step {horizon}: the "
+            "parent's weights would come out unchanged. Fork from an earlier step, or train longer."
         )
 
 

@@ -1,4 +1,5 @@
-"""A recipe read from its file and overrides, its keys checked against each other, and written again with every default."""
+"""A recipe read from its file and overrides, its keys checked against each other, and written again with every
+default."""
 
 from dataclasses import fields
 from typing import Any
@@ -117,7 +118,8 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
         near = _nearest(data.batch_tokens, data.row_tokens)
         problems.add(
             recipe.where("data.batch_tokens"),
-            f"is {data.batch_tokens}, not a multiple of data.row_tokens ({data.row_tokens}): a step is whole rows. Write {near}.",
+            f"is {data.batch_tokens}, not a multiple of data.row_tokens ({data.row_tokens}): a step is whole rows. "
+            f"Write {near}.",
         )
     if data.batch_tokens:
         check_halvings(recipe, problems)
@@ -125,14 +127,16 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
         named = horizons(recipe)[0]
         problems.add(
             recipe.where(named),
-            f"comes to {recipe.train['max_steps']:,} steps of {data.batch_tokens:,} tokens; {MOST_STEPS:,} are the most. Make it smaller.",
+            f"comes to {recipe.train['max_steps']:,} steps of {data.batch_tokens:,} tokens; {MOST_STEPS:,} are the "
+            "most. Make it smaller.",
         )
     for check in (_embedding_dtype, check_profile_steps, check_warmup):
         check(recipe, problems)
 
 
 def _embedding_dtype(recipe: Recipe, problems: Problems) -> None:
-    """Refuse a model.embedding_dtype that the recipe's model does not support; training/build.py checks a model that comes from the Hub."""
+    """Refuse a model.embedding_dtype that the recipe's model does not support; training/build.py checks a model that
+    comes from the Hub."""
     model, where = recipe.model, recipe.where("model.embedding_dtype")
     start = model.start_config
     if model.embedding_dtype == "float32":
@@ -143,7 +147,11 @@ def _embedding_dtype(recipe: Recipe, problems: Problems) -> None:
         )
     for name in ("average_steps", "ema_nesterov"):
         if getattr(recipe.optimizer, name):
-            problems.add(where, f"is {model.embedding_dtype} beside optimizer.{name}, whose small changes it rounds away. Remove one of the two.")  # fmt: skip
+            problems.add(
+                where,
+                f"is {model.embedding_dtype} beside optimizer.{name}, whose small changes it rounds away. Remove one "
+                "of the two.",
+            )
     if model.start_from and start is None:
         return
     kind = model.type if start is None else start.get("model_type")
@@ -177,7 +185,8 @@ def check_warmup(recipe: Recipe, problems: Problems) -> None:
     if warmup > steps:
         problems.add(
             recipe.where(name),
-            f"is {warmup}, longer than the run of {steps} steps: the rate would never reach its peak. Write at most {steps}.",
+            f"is {warmup}, longer than the run of {steps} steps: the rate would never reach its peak. Write at most "
+            f"{steps}.",
         )
 
 
@@ -194,7 +203,8 @@ def _horizon(recipe: Recipe, problems: Problems) -> None:
     elif not named and not (recipe.model.depth and recipe.stage == "pretrain"):
         problems.add(
             f"{recipe.path}: train",
-            "says nothing on how long to train. Give one of train.max_steps, train.num_train_epochs, run.tokens, run.tokens_per_param, run.flops.",
+            "says nothing on how long to train. Give one of train.max_steps, train.num_train_epochs, run.tokens, "
+            "run.tokens_per_param, run.flops.",
         )
 
 
@@ -208,7 +218,8 @@ def _batch_keys(recipe: Recipe, problems: Problems) -> None:
     if accumulation is not None and is_auto(recipe):
         problems.add(
             recipe.where(KEY),
-            "is auto beside train.gradient_accumulation_steps: the global batch would follow from what fits. Give data.batch_tokens instead.",
+            "is auto beside train.gradient_accumulation_steps: the global batch would follow from what fits. Give "
+            "data.batch_tokens instead.",
         )
     if batch is None and accumulation is None and recipe.model.depth is None:
         problems.add(
@@ -231,7 +242,8 @@ def _sources(recipe: Recipe, problems: Problems) -> None:
     if weighted and max(s.weight or 0 for s in weighted) > MOST_APART * min(s.weight or 0 for s in weighted):
         problems.add(
             recipe.where("data.sources"),
-            f"has weights of which one is more than {MOST_APART:g} times another: of the smaller no row would ever come. Bring them nearer.",
+            f"has weights of which one is more than {MOST_APART:g} times another: of the smaller no row would ever "
+            "come. Bring them nearer.",
         )
     if weighted and counted and len(weighted) + len(counted) < len(recipe.data.sources):
         problems.add(
@@ -248,7 +260,8 @@ def _source(recipe: Recipe, name: str, source: Source, problems: Problems) -> No
     if chat and (source.text_column or source.format == "text" or "text" in roles):
         problems.add(
             place,
-            "holds plain text, and SFT trains on conversations. Give messages_column or a chat format, or set run.stage: pretrain.",
+            "holds plain text, and SFT trains on conversations. Give messages_column or a chat format, or set "
+            "run.stage: pretrain.",
         )
     if not chat and (source.messages_column or FORMATS.get(source.format or "") == "chat" or roles - {"text"}):
         problems.add(
@@ -278,7 +291,8 @@ def check_source(recipe: Recipe, name: str, source: Source, problems: Problems) 
 
 
 def _columns_mistake(source: Source) -> str | None:
-    """Return why `columns` of a source says none of its three things, or says it beside another key that does, or None."""
+    """Return why `columns` of a source says none of its three things, or says it beside another key that does, or
+    None."""
     columns = source.columns or {}
     example = "Write columns: {prompt: COLUMN, response: COLUMN}, {messages: COLUMN} or {text: COLUMN}."
     if unknown := [role for role in columns if role not in COLUMN_ROLES]:
@@ -337,7 +351,8 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
             if value is not None and name not in group_settings(kind, group):
                 problems.add(
                     recipe.where(path),
-                    f"is not a setting of this group under optimizer.type {kind}; it has {', '.join(sorted(group_settings(kind, group)))}. Remove it.",
+                    f"is not a setting of this group under optimizer.type {kind}; it has "
+                    f"{', '.join(sorted(group_settings(kind, group)))}. Remove it.",
                 )
         if settings.betas is not None and (len(settings.betas) != 2 or not all(0 <= b < 1 for b in settings.betas)):
             problems.add(
@@ -348,9 +363,14 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
 
 def _all_rates(recipe: Recipe) -> str:
     """Return the keys for a user who means one learning rate; which one of several it were is not to be guessed."""
-    rate = recipe.optimizer.groups.matrices.learning_rate or MATRIX_GROUP.get(recipe.optimizer.type, {}).get("learning_rate")  # fmt: skip
+    rate = recipe.optimizer.groups.matrices.learning_rate or MATRIX_GROUP.get(recipe.optimizer.type, {}).get(
+        "learning_rate"
+    )
     own = f" (matrices: {rate:g})" if rate else ""
-    return f"optimizer.rate_scale=0.5, which halves the rates of all groups, or optimizer.groups.<group>.learning_rate for that of one{own}"
+    return (
+        "optimizer.rate_scale=0.5, which halves the rates of all groups, or optimizer.groups.<group>.learning_rate "
+        f"for that of one{own}"
+    )
 
 
 def _model(recipe: Recipe, problems: Problems) -> None:
@@ -392,23 +412,28 @@ def _train(recipe: Recipe, problems: Problems) -> None:
         if train.get(name) is not None and not train.get("torch_compile"):
             problems.add(
                 recipe.where(f"train.{name}"),
-                "is given and train.torch_compile is not: transformers would compile all the same, and the plan be wrong. Write torch_compile: true, or remove this.",
+                "is given and train.torch_compile is not: transformers would compile all the same, and the plan be "
+                "wrong. Write torch_compile: true, or remove this.",
             )
     if train.get("torch_compile_mode") is not None and train.get("torch_compile_backend") not in (None, "inductor"):
         problems.add(
             recipe.where("train.torch_compile_mode"),
-            f"is of the backend inductor, and train.torch_compile_backend is {train['torch_compile_backend']}. Remove one of the two.",
+            f"is of the backend inductor, and train.torch_compile_backend is {train['torch_compile_backend']}. "
+            "Remove one of the two.",
         )
     new, old = "activation_checkpointing", "gradient_checkpointing"
     if train.get(new) is not None and train.get(old) is not None:
-        problems.add(recipe.where(f"train.{old}"), f"is the older name of train.{new}, and both are given. Keep {new}.")
+        problems.add(
+            recipe.where(f"train.{old}"), f"is the older name of train.{new}, and both are given. Keep {new}."
+        )
 
 
 # `RECIPE.yaml section.key=value ...` as one typed, resolved recipe, or every mistake of it at once.
 
 
 def read_recipe(argv: list[str], *, stage: Stage | None = None) -> Recipe:
-    """Return the recipe argv[0], by path or bare name, with the overrides argv[1:], frozen. stage: that of the command, None when it serves both.
+    """Return the recipe argv[0], by path or bare name, with the overrides argv[1:], frozen. stage: that of the
+    command, None when it serves both.
 
     Raises RecipeError with one line per mistake, InputMissingError when the recipe or one it extends is not there.
     """
@@ -506,7 +531,8 @@ def read_train(item: Item, convert: Converter) -> dict[str, Any]:
 
 
 def _keys_are_known(argument: Argument, item: Item, path: str, convert: Converter) -> bool:
-    """Return whether the keys of a dictionary are those that its reader takes, with values of their types; else their mistakes are noted."""
+    """Return whether the keys of a dictionary are those that its reader takes, with values of their types; else their
+    mistakes are noted."""
     if argument.keys is None or not isinstance(item.value, dict):
         return True
     before = len(convert.problems.lines)
@@ -519,7 +545,8 @@ def _keys_are_known(argument: Argument, item: Item, path: str, convert: Converte
 
 
 def _sizes_among_options(recipe: Recipe, problems: Problems) -> None:
-    """A size that model.options gives by the config's own name is the one of `model:`, and plan and training take it from there."""
+    """A size that model.options gives by the config's own name is the one of `model:`, and plan and training take it
+    from there."""
     model = recipe.model
     for ours, theirs in LLAMA_NAMES.items():
         for name in {ours, theirs} & model.options.keys():
@@ -527,7 +554,10 @@ def _sizes_among_options(recipe: Recipe, problems: Problems) -> None:
             if own is None and type(value) is int and value >= 1:
                 setattr(model, ours, value)
             elif own is not None and own != value:
-                problems.add(recipe.where("model.options"), f"{name} is {show(value)}, and model.{ours} is {own}. Keep one of the two.")  # fmt: skip
+                problems.add(
+                    recipe.where("model.options"),
+                    f"{name} is {show(value)}, and model.{ours} is {own}. Keep one of the two.",
+                )
 
 
 def _options(item: Item, convert: Converter) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Values that follow from others: what model.start_from means, a run's identity, and defaults by batch, depth and schedule."""
+"""Values that follow from others: what model.start_from means, a run's identity, and defaults by batch, depth and
+schedule."""
 
 import hashlib
 import json
@@ -54,16 +55,18 @@ if TYPE_CHECKING:
 SIZES = dict.fromkeys(("n_layer", "num_layers", "num_hidden_layers"), 10_000) | {"num_labels": 10**6}
 WIDTHS = ("n_embd", "n_head", "n_positions", "hidden_size", "num_attention_heads", "max_position_embeddings")
 SIZES |= dict.fromkeys((*WIDTHS, "vocab_size"), 2**40)
-# Options of a training that say nothing of the weights: a finished model has no padding rows, whatever it was trained with.
+# Options of a training that say nothing of the weights: a finished model has no padding rows, whatever it was trained
+# with.
 NO_ARCHITECTURE = {"vocab_multiple"}
 
 
 def resolve_start(recipe: Recipe) -> Recipe:
-    """Return the recipe with model.start_from as the folder it means now, and the tokenizer from there unless one is named.
+    """Return the recipe with model.start_from as the folder it means now, and the tokenizer from there unless one is
+    named.
 
     A run gives its model/ folder, or its newest whole checkpoint when it has not finished; `latest:<name>` the last
-    finished run of that recipe or stage. A run that has begun keeps the folder it began from. Raises InputMissingError; a Hub id
-    is left as it is.
+    finished run of that recipe or stage. A run that has begun keeps the folder it began from. Raises
+    InputMissingError; a Hub id is left as it is.
     """
     start = recipe.model.start_from
     if start is None:
@@ -72,19 +75,22 @@ def resolve_start(recipe: Recipe) -> Recipe:
     if run is None and start.startswith("latest:"):
         name = start.removeprefix("latest:")
         raise InputMissingError(
-            f"{recipe.where('model.start_from')}: {recipe.run.directory}/ has no finished run of a recipe or stage {name!r}. "
-            f"Train it first (stage 1 is `{command('pretrain')} RECIPE`; runs of a sweep do not count), or name a run, a folder with a model or a Hub id."
+            f"{recipe.where('model.start_from')}: {recipe.run.directory}/ has no finished run of a recipe or stage "
+            f"{name!r}. Train it first (stage 1 is `{command('pretrain')} RECIPE`; runs of a sweep do not count), or "
+            "name a run, a folder with a model or a Hub id."
         )
     if run is not None:
         folder = _kept(recipe, run) or (run.model if run.model.is_dir() else run.whole_checkpoint())
         if folder is None:
             raise InputMissingError(
-                f"{recipe.where('model.start_from')}: run {start} has neither model/ nor a whole checkpoint yet. Let it train first."
+                f"{recipe.where('model.start_from')}: run {start} has neither model/ nor a whole checkpoint yet. Let "
+                "it train first."
             )
         recipe = with_values(recipe, {"model.start_from": str(folder)})
     elif not Path(start).is_dir() and not REPOSITORY.fullmatch(start):
         raise InputMissingError(
-            f"{recipe.where('model.start_from')}: there is no run or folder {start}. Correct the path, or give a run's name or a Hub id like owner/name."
+            f"{recipe.where('model.start_from')}: there is no run or folder {start}. Correct the path, or give a "
+            "run's name or a Hub id like owner/name."
         )
     if recipe.tokenizer.path is None:
         places = {"tokenizer.path": recipe.places.get("model.start_from", ""), **recipe.places}
@@ -93,7 +99,8 @@ def resolve_start(recipe: Recipe) -> Recipe:
 
 
 def start_folder(recipe: Recipe) -> Path | None:
-    """Return a folder with the config and tokenizer of model.start_from, if there is one here; no weights are looked at."""
+    """Return a folder with the config and tokenizer of model.start_from, if there is one here; no weights are looked
+    at."""
     start = recipe.model.start_from
     if start is None:
         return None
@@ -103,14 +110,16 @@ def start_folder(recipe: Recipe) -> Path | None:
 
 
 def refuse_odd_sizes(config: dict[str, Any], where: str) -> None:
-    """Raise DataError for a config.json whose sizes no model has: building one of 10**9 layers takes all memory before it fails."""
+    """Raise DataError for a config.json whose sizes no model has: building one of 10**9 layers takes all memory before
+    it fails."""
     text = config.get("text_config")
     parts = [config, text] if isinstance(text, dict) else [config]
     for part, name in product(parts, SIZES):
         size = part.get(name)
         if size is not None and (type(size) is not int or not 0 < size <= SIZES[name]):
             raise DataError(
-                f"{where}: {name} of its config.json is {str(size)[:40]!r}, and no model has that. Take another model, or correct the file."
+                f"{where}: {name} of its config.json is {str(size)[:40]!r}, and no model has that. Take another "
+                "model, or correct the file."
             )
 
 
@@ -134,8 +143,8 @@ def begun_run(recipe: Recipe) -> dict[str, Any]:
 def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
     """Take the sizes from the config of model.start_from, in place of those that an extended recipe gives.
 
-    found gets what the recipe itself says otherwise: it could not be followed. What is not here (a Hub id, a run that is
-    still to come) is compared when the model is loaded (check_sizes).
+    found gets what the recipe itself says otherwise: it could not be followed. What is not here (a Hub id, a run that
+    is still to come) is compared when the model is loaded (check_sizes).
     """
     folder, model = start_folder(recipe), recipe.model
     if folder is None:
@@ -180,8 +189,9 @@ def check_sizes(recipe: Recipe, config: Any) -> None:
     ]
     if wrong:
         raise RecipeError(
-            f"{recipe.where('model.start_from')}: the weights are of another model than the recipe's ({'; '.join(wrong)}). "
-            "Leave these keys, model.preset and model.depth out: all of it comes with the weights."
+            f"{recipe.where('model.start_from')}: the weights are of another model than the recipe's "
+            f"({'; '.join(wrong)}). Leave these keys, model.preset and model.depth out: all of it comes with the "
+            "weights."
         )
 
 
@@ -216,7 +226,8 @@ def says_itself(recipe: Recipe, name: str, value: Any, found: Problems, what: st
     if shown != value:
         found.add(
             recipe.where(name),
-            f"is {shown}, and what this run starts from has {value}. Leave the key out: it comes with the weights or the tokenizer.",
+            f"is {shown}, and what this run starts from has {value}. Leave the key out: it comes with the weights or "
+            "the tokenizer.",
         )
     return True
 
@@ -242,15 +253,28 @@ def _kept(recipe: Recipe, run: RunDirectory) -> Path | None:
 # Identity of a run: the keys that must match when it is continued, and its default name.
 
 # Computed at the first start when the recipe gives what they follow from; a recipe that leaves them open keeps them.
-KEPT_WHEN_OPEN = ("data.batch_tokens", "train.max_steps", "model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head", "model.n_positions", "tokenizer.vocab_size")  # fmt: skip
+KEPT_WHEN_OPEN = (
+    "data.batch_tokens", "train.max_steps", "model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head",
+    "model.n_positions", "tokenizer.vocab_size",
+)  # fmt: skip
 
 # Keys that were added later: at their default they are left out, and runs begun before keep their names and go on.
 LATER: dict[str, Any] = {
-    "model.embedding_dtype": "float32", "optimizer.average_steps": None, "optimizer.average_weight": 0.6, "optimizer.decay_scale": None,
-    "optimizer.ema_nesterov": None, "optimizer.ema_nesterov_steps": 100, "optimizer.ema_nesterov_span": [0.15, 0.75],
-    "optimizer.schedule.batch_warmup_steps": 0, "optimizer.schedule.batch_halvings": 2,
-}  # fmt: skip
-LATER |= {f"optimizer.groups.{g.name}.{key}": None for g in fields(Groups) for key in ("decay_fraction", "update_floor", "row_floor")}  # fmt: skip
+    "model.embedding_dtype": "float32",
+    "optimizer.average_steps": None,
+    "optimizer.average_weight": 0.6,
+    "optimizer.decay_scale": None,
+    "optimizer.ema_nesterov": None,
+    "optimizer.ema_nesterov_steps": 100,
+    "optimizer.ema_nesterov_span": [0.15, 0.75],
+    "optimizer.schedule.batch_warmup_steps": 0,
+    "optimizer.schedule.batch_halvings": 2,
+}
+LATER |= {
+    f"optimizer.groups.{g.name}.{key}": None
+    for g in fields(Groups)
+    for key in ("decay_fraction", "update_floor", "row_floor")
+}
 LATER_OF_A_SOURCE = ("columns", "passes")
 
 
@@ -329,8 +353,9 @@ def rows_per_step(recipe: Recipe) -> int:
 
 @dataclass(frozen=True)
 class StepRows:
-    """Rows of each optimizer step, zero-based, over all processes: `full`, and in the first warmup_steps fewer. They begin halved
-    `halvings` times, and are doubled after every warmup_steps / halvings steps. Arithmetic alone: a resume needs only the step.
+    """Rows of each optimizer step, zero-based, over all processes: `full`, and in the first warmup_steps fewer. They
+    begin halved `halvings` times, and are doubled after every warmup_steps / halvings steps. Arithmetic alone: a
+    resume needs only the step.
 
     Source: batch size warmup, arXiv 2505.23971 (OLMo); modded-nanogpt PR 163.
     """
@@ -397,12 +422,14 @@ def micro_batch(recipe: Recipe) -> int:
 
 
 def micro_steps(recipe: Recipe, world_size: int) -> int:
-    """Micro-steps of an optimizer step: the rows of a step dealt to world_size processes, the last micro-step filled up."""
+    """Micro-steps of an optimizer step: the rows of a step dealt to world_size processes, the last micro-step filled
+    up."""
     return math.ceil(rows_per_step(recipe) / (world_size * micro_batch(recipe)))
 
 
 def with_batch_tokens(recipe: Recipe, world_size: int) -> int:
-    """Return the global batch in tokens: as given, or computed from train.gradient_accumulation_steps and the processes."""
+    """Return the global batch in tokens: as given, or computed from train.gradient_accumulation_steps and the
+    processes."""
     if recipe.data.batch_tokens:
         return recipe.data.batch_tokens
     return world_size * micro_batch(recipe) * recipe.train["gradient_accumulation_steps"] * recipe.data.row_tokens
@@ -445,15 +472,18 @@ ADAM_GROUPS: dict[str, dict[str, Any]] = {
     "embeddings": {"learning_rate": 0.3, "betas": [0.8, 0.995], "eps": 1e-10, "weight_decay": 0.001},
     "value_embeddings": {"learning_rate": 0.15, "betas": [0.8, 0.995], "eps": 1e-10, "weight_decay": 0.01},
     "head": {"learning_rate": 0.008, "betas": [0.8, 0.96], "eps": 1e-10, "weight_decay": 0.01},
-    # eps of the three below is not nanochat's 1e-10: at the first step every block adds zero and the norms undo any scale, so
-    # the true gradient of the lambdas is zero, and 1e-10 turns its rounding noise into a full step (docs/log.md, eps).
+    # eps of the three below is not nanochat's 1e-10: at the first step every block adds zero and the norms undo any
+    # scale, so the true gradient of the lambdas is zero, and 1e-10 turns its rounding noise into a full step
+    # (docs/log.md, eps).
     "scalars": {"learning_rate": 0.005, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.05},
     "x0_lambdas": {"learning_rate": 0.5, "betas": [0.96, 0.95], "eps": 1e-6, "weight_decay": 0.0},
     "gates": {"learning_rate": 0.2, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.0},
 }
-# The optimizers over optimizer.groups, by optimizer.type, with the settings of the matrices; training/optimizer.py builds them.
+# The optimizers over optimizer.groups, by optimizer.type, with the settings of the matrices; training/optimizer.py
+# builds them.
 MATRIX_GROUP: dict[str, dict[str, Any]] = {
-    # A value of small models (docs/log.md: 0.27 BPB better than one rate for all at width 256); nothing larger has been measured.
+    # A value of small models (docs/log.md: 0.27 BPB better than one rate for all at width 256); nothing larger has
+    # been measured.
     "adamw": {"learning_rate": 3e-3, "betas": [0.9, 0.95], "eps": 1e-10, "weight_decay": 0.1},
     "muon_adamw": {"learning_rate": 0.02, "momentum": 0.97, "weight_decay": MATRIX_DECAY},
 }
@@ -507,8 +537,9 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
             if dial and name == "learning_rate" and group in WIDTH_SCALED:
                 scale = math.sqrt(REFERENCE_WIDTH / sizes_of(recipe).n_embd)
             if dial and name == "learning_rate" and group == "gates":
-                # nanochat keeps 0.2 at every batch. Below those it was tuned at, where all other rates are smaller, 0.2 drives
-                # backout past 1 before the blocks add anything: the last state changes its sign (docs/log.md, gates).
+                # nanochat keeps 0.2 at every batch. Below those it was tuned at, where all other rates are smaller,
+                # 0.2 drives backout past 1 before the blocks add anything: the last state changes its sign
+                # (docs/log.md, gates).
                 scale = min(1.0, 1 / batch_scale)
             if dial and name == "weight_decay" and group == "matrices" and recipe.optimizer.type == "muon_adamw":
                 reference = _scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
@@ -557,7 +588,8 @@ def infer_stage(recipe: Recipe) -> Stage | None:
 
 
 def fill(recipe: Recipe, problems: Problems) -> None:
-    """Sets every open value that follows from others and notes each in recipe.filled; problems gets what cannot follow."""
+    """Sets every open value that follows from others and notes each in recipe.filled; problems gets what cannot
+    follow."""
 
     def set_if_open(name: str, value: Any, cause: str | None = "model.depth") -> None:
         *path, last = name.split(".")
@@ -591,9 +623,16 @@ def fill(recipe: Recipe, problems: Problems) -> None:
         _fill_dial(recipe, set_if_open, problems)
         _fill_steps(recipe, problems)
     except SizesUnknownError as error:
-        problems.add(recipe.where("model.type"), f"{error}, and horizon or rates follow from them. Change the sizes or model.options.")  # fmt: skip
+        problems.add(
+            recipe.where("model.type"),
+            f"{error}, and horizon or rates follow from them. Change the sizes or model.options.",
+        )
     except ImportError as error:
-        problems.add(recipe.where("model.type"), f"the sizes of a {recipe.model.type} are counted on its modules, and {error.name} is not installed. Give run.tokens or train.max_steps.")  # fmt: skip
+        problems.add(
+            recipe.where("model.type"),
+            f"the sizes of a {recipe.model.type} are counted on its modules, and {error.name} is not installed. Give "
+            "run.tokens or train.max_steps.",
+        )
     _shorten_warmup(recipe)
     if recipe.run.name is None:
         recipe.run.name = _default_name(recipe)
@@ -608,8 +647,8 @@ def _default_name(recipe: Recipe) -> str:
 
 
 def _leave_out_what_portable_has_not(recipe: Recipe) -> None:
-    """Drop Tandem's options and a split pattern that llama.cpp has not, of an earlier layer (quickstart's, for one), where a later
-    one says `model.preset: portable`."""
+    """Drop Tandem's options and a split pattern that llama.cpp has not, of an earlier layer (quickstart's, for one),
+    where a later one says `model.preset: portable`."""
     model, tokenizer, pattern = recipe.model, recipe.tokenizer, "tokenizer.split_pattern"
     if model.preset != "portable":
         return
@@ -624,7 +663,8 @@ def _leave_out_what_portable_has_not(recipe: Recipe) -> None:
     if not known and _layer(recipe, pattern) < _layer(recipe, "model.preset"):
         tokenizer.split_pattern = PORTABLE_PATTERNS[0]
         recipe.notes.append(
-            f"{recipe.where(pattern)}: is none that llama.cpp knows, and {PORTABLE_PATTERNS[0]} under model.preset portable."
+            f"{recipe.where(pattern)}: is none that llama.cpp knows, and {PORTABLE_PATTERNS[0]} under model.preset "
+            "portable."
         )
 
 
@@ -637,7 +677,8 @@ def _fill_row_tokens(recipe: Recipe) -> None:
 
 
 def _shorten_warmup(recipe: Recipe) -> None:
-    """A horizon that a later layer names, as train.max_steps=20 does on the command line, shortens a warm-up that is longer."""
+    """A horizon that a later layer names, as train.max_steps=20 does on the command line, shortens a warm-up that is
+    longer."""
     steps, named = recipe.train.get("max_steps"), horizons(recipe)
     if not steps or not named:
         return
@@ -648,7 +689,9 @@ def _shorten_warmup(recipe: Recipe) -> None:
         recipe.train["warmup_steps"] = steps // 5
     else:
         recipe.optimizer.schedule.warmup_steps = steps // 5
-    recipe.notes.append(f"{recipe.where(name)}: {warmup} -> {steps // 5}, a fifth of the run: {named[0]} makes it {steps:,} steps.")  # fmt: skip
+    recipe.notes.append(
+        f"{recipe.where(name)}: {warmup} -> {steps // 5}, a fifth of the run: {named[0]} makes it {steps:,} steps."
+    )
 
 
 def _layer(recipe: Recipe, name: str) -> int:
@@ -687,13 +730,15 @@ def _fill_dial(recipe: Recipe, set_if_open: Any, problems: Problems) -> None:
     if recipe.tokenizer.vocab_size is None and (dial or recipe.run.tokens_per_param or recipe.run.flops):
         problems.add(
             recipe.where("tokenizer.vocab_size"),
-            f"how many ids {recipe.tokenizer.path or model.start_from} has is not known here, and sizes and horizon follow from it. Give it.",
+            f"how many ids {recipe.tokenizer.path or model.start_from} has is not known here, and sizes and horizon "
+            "follow from it. Give it.",
         )
         return
     if dial and not (model.n_embd and model.n_head):
         problems.add(
             recipe.where("model.n_embd"),
-            f"is {model.n_embd}, not a multiple of model.head_dim ({model.head_dim}), so model.depth cannot set the heads. Give model.n_head, or change one of the two.",
+            f"is {model.n_embd}, not a multiple of model.head_dim ({model.head_dim}), so model.depth cannot set the "
+            "heads. Give model.n_head, or change one of the two.",
         )
         return
     if dial and model.n_embd and model.n_head and model.n_embd % model.n_head:
@@ -707,7 +752,8 @@ def _fill_dial(recipe: Recipe, set_if_open: Any, problems: Problems) -> None:
     if dial and recipe.data.batch_tokens is None and recipe.optimizer.rate_scale is None:
         problems.add(
             recipe.where("train.gradient_accumulation_steps"),
-            "leaves the batch to the number of processes, and model.depth sets the rates by the batch. Give data.batch_tokens instead, or optimizer.rate_scale.",
+            "leaves the batch to the number of processes, and model.depth sets the rates by the batch. Give "
+            "data.batch_tokens instead, or optimizer.rate_scale.",
         )
         return
     fill_rates(recipe, set_if_open)
@@ -736,7 +782,8 @@ def _fill_steps(recipe: Recipe, problems: Problems) -> None:
             else:
                 problems.add(
                     recipe.where(named[0]),
-                    f"is less than one step of {batch:,} tokens (data.batch_tokens). Train longer, or make the batch smaller.",
+                    f"is less than one step of {batch:,} tokens (data.batch_tokens). Train longer, or make the batch "
+                    "smaller.",
                 )
     schedule = recipe.optimizer.schedule
     grouped = recipe.optimizer.type != "trainer"
@@ -760,7 +807,8 @@ def _ready_vocab(folder: str) -> int | None:
 
 
 def _fill_places(recipe: Recipe) -> None:
-    """Paths that lie beside the recipe become paths from the working folder, so that the saved recipe finds them too."""
+    """Paths that lie beside the recipe become paths from the working folder, so that the saved recipe finds them
+    too."""
     folder = os.path.relpath(os.path.dirname(recipe.path or "") or ".")
     if recipe.run.code_folder is None:
         recipe.run.code_folder = folder
@@ -789,8 +837,8 @@ def _fill_places(recipe: Recipe) -> None:
 def code_folder_of(recipe: Recipe) -> CodeFolder:
     """Return where the code of a recipe that the user named on the command line may lie.
 
-    Beside the recipe, or where an override of run.code_folder says. Not beside the recipe.yaml of a run: what lies there came with the
-    run, which may be somebody else's.
+    Beside the recipe, or where an override of run.code_folder says. Not beside the recipe.yaml of a run: what lies
+    there came with the run, which may be somebody else's.
     """
     folder, beside = Path(recipe.run.code_folder or "."), Path(recipe.path or ".").parent
     if recipe.run.trust_code and recipe.places.get("run.trust_code") == COMMAND_LINE:

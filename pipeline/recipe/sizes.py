@@ -37,7 +37,8 @@ MODERN: dict[str, Any] = {
 }
 # Of preset modern_bigram: rows of its table for an id of the vocabulary. What they bring: docs/log.md, 2026-11-25.
 BIGRAMS_PER_ID = 16
-# Fields of Qwen3Config. Nothing of it is ours: transformers, llama.cpp, Ollama, vLLM, SGLang and MLX have the architecture.
+# Fields of Qwen3Config. Nothing of it is ours: transformers, llama.cpp, Ollama, vLLM, SGLang and MLX have the
+# architecture.
 PORTABLE_TYPE = "qwen3"
 PORTABLE_PATTERNS = ("qwen2", "llama3", "gpt2")  # that llama.cpp knows; first how models of that type cut text
 PORTABLE: dict[str, Any] = {"tie_word_embeddings": False}
@@ -79,14 +80,16 @@ TANDEM_OPTIONS: dict[str, Any] = {
 }
 # Keys of `model:` (and of the tokenizer) that people look for among the options.
 NOT_OPTIONS = {
-    name: f"model.{name}" for name in ("n_layer", "n_embd", "n_head", "n_kv_head", "n_inner", "n_positions", "head_dim")
+    name: f"model.{name}"
+    for name in ("n_layer", "n_embd", "n_head", "n_kv_head", "n_inner", "n_positions", "head_dim")
 } | {
     "vocab_size": "tokenizer.vocab_size",
     "bos_token_id": "the tokenizer",
     "eos_token_id": "the tokenizer",
     "pad_token_id": "the tokenizer",
 }
-# Config classes that keep GPT-2's names for the sizes; the others of transformers share Llama's (recipe/counted_sizes.py).
+# Config classes that keep GPT-2's names for the sizes; the others of transformers share Llama's
+# (recipe/counted_sizes.py).
 GPT2_NAMES = {"tandem", "gpt2"}
 LLAMA_NAMES = {
     "n_layer": "num_hidden_layers",
@@ -99,7 +102,8 @@ LLAMA_NAMES = {
 
 
 def default_inner(n_embd: int, *, gated: bool) -> int:
-    """Width of an MLP where none is given: 4 x n_embd of two matrices; of three 8/3 of it, which makes as many parameters.
+    """Width of an MLP where none is given: 4 x n_embd of two matrices; of three 8/3 of it, which makes as many
+    parameters.
 
     The latter rounded up to a multiple of 64, below a width of 256 of 8.
     """
@@ -110,7 +114,8 @@ def default_inner(n_embd: int, *, gated: bool) -> int:
 
 
 def options_of(recipe: Recipe, *, vocab_size: int | None = None) -> dict[str, Any]:
-    """Return the preset's options, those that follow from the vocabulary where its size is given, with the recipe's own over them."""
+    """Return the preset's options, those that follow from the vocabulary where its size is given, with the recipe's
+    own over them."""
     grown = {}
     if recipe.model.preset == "modern_bigram" and vocab_size is not None:
         grown["bigram_embeddings"] = BIGRAMS_PER_ID * vocab_size
@@ -151,7 +156,8 @@ def mean_visible_keys(window: int, rows: int) -> float:
 
 
 KeysSeen = Callable[[int, int], float]
-# Keys counted for a query, by (window, rows). A query of nanochat's window w sees w + 1 keys, and its formula counts w.
+# Keys counted for a query, by (window, rows). A query of nanochat's window w sees w + 1 keys, and its formula counts
+# w.
 KEYS_SEEN: dict[str, KeysSeen] = {
     "exact_causal": mean_visible_keys,
     "nanochat": lambda window, rows: window - 1 if window < rows else rows,
@@ -167,8 +173,8 @@ class SizesUnknownError(ValueError):
 class Sizes:
     """Sizes of Tandem, GPT-2 or nanochat over rows of row_tokens.
 
-    windows: per layer the number of keys that a query sees at most, itself included; row_tokens where attention is full.
-    vocab_rows: rows of the embedding (vocab_size rounded up to the model's multiple).
+    windows: per layer the number of keys that a query sees at most, itself included; row_tokens where attention is
+    full. vocab_rows: rows of the embedding (vocab_size rounded up to the model's multiple).
     """
 
     model_type: str = "tandem"
@@ -220,7 +226,8 @@ class Sizes:
 
     @property
     def table_parameters(self) -> int:
-        """Return those of the token, bigram and value embeddings, which are looked up and never multiplied; positions are not among them."""
+        """Return those of the token, bigram and value embeddings, which are looked up and never multiplied; positions
+        are not among them."""
         values = self.value_embedding_layers * self.n_kv_head * self.head_dim
         return self.vocab_rows * (self.n_embd + values) + self.bigram_embeddings * self.n_embd
 
@@ -234,8 +241,8 @@ class Sizes:
 
         All three count 6 per parameter of a matrix product. exact_causal counts each visible query-key pair once,
         windows included. nanochat counts min(window, row) keys for every query. full counts every pair of the row, as
-        eager attention computes them. Left out by all: norms, softmax, rotary turns, the optimizer. seen: mean keys of a
-        query instead, as counted in rows whose documents are isolated.
+        eager attention computes them. Left out by all: norms, softmax, rotary turns, the optimizer. seen: mean keys of
+        a query instead, as counted in rows whose documents are isolated.
         """
         pair = 12 * self.n_head * self.head_dim
         seen = seen or KEYS_SEEN[convention]
@@ -246,7 +253,8 @@ class Sizes:
 def sizes_of(recipe: Recipe, vocab_size: int | None = None) -> "Sizes | CountedSizes":
     """Return sizes of the recipe's model. Imports torch for a type of transformers or of the user's own.
 
-    Raises ValueError when layers, width, heads or the vocabulary are not known yet, or the model cannot be built of them.
+    Raises ValueError when layers, width, heads or the vocabulary are not known yet, or the model cannot be built of
+    them.
     """
     model = recipe.model
     vocab_size = vocab_size or recipe.tokenizer.vocab_size
@@ -283,7 +291,8 @@ def _counted(recipe: Recipe, vocab_size: int) -> "CountedSizes":
 
 
 def sizes_from_config(config: Any, row_tokens: int) -> "Sizes | CountedSizes":
-    """Return sizes of the causal language model of a transformers config. Raises ValueError when none can be built of it."""
+    """Return sizes of the causal language model of a transformers config. Raises ValueError when none can be built of
+    it."""
     if config.model_type not in BY_ARITHMETIC:
         from pipeline.recipe.counted_sizes import sizes_of_config
 
@@ -334,7 +343,8 @@ def _sizes(options: dict[str, Any], model_type: str, row_tokens: int) -> Sizes:
 
 
 def layer_windows(options: dict[str, Any], layers: int, row_tokens: int) -> list[int]:
-    """Keys seen per layer, the query itself included, as transformers counts sliding_window. options: as a config names them."""
+    """Keys seen per layer, the query itself included, as transformers counts sliding_window. options: as a config
+    names them."""
     window = options.get("sliding_window")
     if pattern := options.get("window_pattern"):
         window = window or short_window(options["n_positions"])

@@ -1,4 +1,5 @@
-"""Values of a recipe: read by the type of their key, and their forms; what to say of a wrong one is in recipe/mistakes.py."""
+"""Values of a recipe: read by the type of their key, and their forms; what to say of a wrong one is in
+recipe/mistakes.py."""
 
 import math
 import operator
@@ -115,7 +116,9 @@ class Converter:
         given = [(holds, words, limits[name]) for name, holds, words in BOUNDS if limits.get(name) is not None]
         if all(holds(value, bound) for holds, _, bound in given):
             return True
-        bounds = [f"{words} {bound:g}" if isinstance(bound, float) else f"{words} {bound}" for _, words, bound in given]
+        bounds = [
+            f"{words} {bound:g}" if isinstance(bound, float) else f"{words} {bound}" for _, words, bound in given
+        ]
         self.problems.add(f"{item.where}: {path}", f"is {show(item.value)}; it must be {' and '.join(bounds)}.")
         return False
 
@@ -150,7 +153,8 @@ def check_profile_steps(recipe: Recipe, problems: Problems) -> None:
     elif max_steps and steps[1] >= max_steps:
         problems.add(
             recipe.where(where),
-            f"ends with step {steps[1]}, and the last step of this run is {max_steps - 1}: steps are counted from 0. Write earlier ones.",
+            f"ends with step {steps[1]}, and the last step of this run is {max_steps - 1}: steps are counted from 0. "
+            "Write earlier ones.",
         )
 
 
@@ -185,12 +189,14 @@ def _paths(recipe: Recipe, problems: Problems) -> None:
             if is_address(path) and not key.endswith(".files"):  # else a folder of that name would be made here
                 problems.add(
                     recipe.where(key),
-                    f"is {show(path)}, an address, and only files of a source may lie in a store. Write a path on this machine.",
+                    f"is {show(path)}, an address, and only files of a source may lie in a store. Write a path on "
+                    "this machine.",
                 )
             if len(path.encode()) > LONGEST_PATH or max(len(part.encode()) for part in path.split("/")) > LONGEST_NAME:
                 problems.add(
                     recipe.where(key),
-                    f"is {show(path)}, longer than a path can be ({LONGEST_NAME} bytes a name, {LONGEST_PATH} in all). Shorten it.",
+                    f"is {show(path)}, longer than a path can be ({LONGEST_NAME} bytes a name, {LONGEST_PATH} in "
+                    "all). Shorten it.",
                 )
 
 
@@ -225,8 +231,8 @@ def _run(recipe: Recipe, problems: Problems) -> None:
     if run.mirror is not None and not BUCKET_FOLDER.fullmatch(run.mirror):
         problems.add(
             recipe.where("run.mirror"),
-            f"is {show(run.mirror)}; it must be the address of a store, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER, no part of it empty. The Hub takes checkpoints by "
-            "hub.strategy: checkpoint.",
+            f"is {show(run.mirror)}; it must be the address of a store, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER, no "
+            "part of it empty. The Hub takes checkpoints by hub.strategy: checkpoint.",
         )
     if isinstance(run.resume, int) and run.resume < 1:
         problems.add(recipe.where("run.resume"), f"is {run.resume}, and no checkpoint is before step 1. Write auto.")
@@ -237,7 +243,9 @@ def _run(recipe: Recipe, problems: Problems) -> None:
                 recipe.where("run.fork_from"), f"is {run.fork_from!r}; it must be RUN, or RUN@step as small@600."
             )
         elif parent == run.name:
-            problems.add(recipe.where("run.fork_from"), f"names {parent}, which is this run. Give it another run.name.")
+            problems.add(
+                recipe.where("run.fork_from"), f"names {parent}, which is this run. Give it another run.name."
+            )
     if run.hardware is not None:
         try:
             from pipeline.hardware.accelerators import parse_hardware
@@ -253,7 +261,8 @@ def _importable(recipe: Recipe, problems: Problems) -> None:
         for name in names:
             if not IMPORTABLE.fullmatch(name):
                 problems.add(
-                    recipe.where(key), f"{name!r} is not module:attr, as mine:Task of a file mine.py beside the recipe."
+                    recipe.where(key),
+                    f"{name!r} is not module:attr, as mine:Task of a file mine.py beside the recipe.",
                 )
 
 
@@ -266,13 +275,15 @@ def _files(recipe: Recipe, problems: Problems) -> None:
                 if not is_supported(address):
                     problems.add(
                         recipe.where(f"{name}.files"),
-                        f"{address!r} is an address that nothing here reads ({', '.join(f'{scheme}://' for scheme in SCHEMES)} are). Download it, or "
-                        "give the id of a data set of the Hub.",
+                        f"{address!r} is an address that nothing here reads "
+                        f"({', '.join(f'{scheme}://' for scheme in SCHEMES)} are). Download it, or give the id of a "
+                        "data set of the Hub.",
                     )
             if source.id is None and source.split != "train" and any(map(has_magic, files)):
                 problems.add(
                     recipe.where(f"{name}.split"),
-                    f"is {source.split!r}, and files named one by one have no splits. Name their folder, or leave split out.",
+                    f"is {source.split!r}, and files named one by one have no splits. Name their folder, or leave "
+                    "split out.",
                 )
     if recipe.data.shards_from is not None and not takes_shards(recipe.data.shards_from):
         problems.add(
@@ -282,7 +293,8 @@ def _files(recipe: Recipe, problems: Problems) -> None:
     if recipe.data.validation == []:
         problems.add(
             recipe.where("data.validation"),
-            "is an empty list: nothing could be scored. Name a source, or leave it out: a part of each source is held out then.",
+            "is an empty list: nothing could be scored. Name a source, or leave it out: a part of each source is "
+            "held out then.",
         )
 
 
@@ -294,7 +306,8 @@ def _hub(recipe: Recipe, problems: Problems) -> None:
     if hub.license is not None and not LICENSE.fullmatch(hub.license):
         problems.add(
             recipe.where("hub.license"),
-            f"is {hub.license!r}, and the Hub's ids are in lower case. Write one of huggingface.co/docs/hub/repositories-licenses, as apache-2.0.",
+            f"is {hub.license!r}, and the Hub's ids are in lower case. Write one of "
+            "huggingface.co/docs/hub/repositories-licenses, as apache-2.0.",
         )
     for code in hub.language:
         if not LANGUAGE.fullmatch(code):
@@ -303,7 +316,8 @@ def _hub(recipe: Recipe, problems: Problems) -> None:
     if not BRANCH.fullmatch(branch) or ".." in branch or branch.endswith(("/", ".", ".lock")):
         problems.add(
             recipe.where("hub.revision"),
-            f'is {recipe.hub.revision!r}, which cannot name a branch. Write letters, digits and ._-/, and "{{run}}" for the run\'s name.',
+            f'is {recipe.hub.revision!r}, which cannot name a branch. Write letters, digits and ._-/, and "{{run}}" '
+            "for the run's name.",
         )
 
 

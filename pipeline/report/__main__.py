@@ -1,4 +1,5 @@
-"""python -m pipeline.report RUN [RUN ...]: writes a run's report, or serves it with --serve; of several prints a comparison, and writes its page with --output."""
+"""python -m pipeline.report RUN [RUN ...]: writes a run's report, or serves it with --serve; of several prints a
+comparison, and writes its page with --output."""
 
 import argparse
 import sys
@@ -37,23 +38,45 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-# fmt: off
 def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=program("report"),
-        description="One run: write report.md, report.html and curves.png into its directory. Several: print a comparison in Markdown, and write it as a page with --output.",
+        description=(
+            "One run: write report.md, report.html and curves.png into its directory. Several: print a "
+            "comparison in Markdown, and write it as a page with --output."
+        ),
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, the name of one under runs/, or a log: console lines of nanochat, picoLLM or a run of ours, a metrics.jsonl, or metrics exported as CSV or JSON (docs/metrics.md)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="of a run: write the report there instead; of a comparison: write it there as a page (comparison.html, opens offline: curves of all runs over each other by steps, tokens, time or FLOPs), as comparison.md and curves.png")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help=(
+            "a run directory, the name of one under runs/, or a log: console lines of nanochat, picoLLM or a run "
+            "of ours, a metrics.jsonl, or metrics exported as CSV or JSON (docs/metrics.md)"
+        ),
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help=(
+            "of a run: write the report there instead; of a comparison: write it there as a page "
+            "(comparison.html, opens offline: curves of all runs over each other by steps, tokens, time or "
+            "FLOPs), as comparison.md and curves.png"
+        ),
+    )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all rows of all runs as one table")
     parser.add_argument("--fit", action="store_true", help="fit val/bpb over FLOPs of at least 3 runs of one family")
-    parser.add_argument("--serve", action="store_true", help="of a run, also while it trains: show its page on this machine and follow the run; prints the address")  # fmt: skip
+    parser.add_argument(
+        "--serve",
+        action="store_true",
+        help="of a run, also while it trains: show its page on this machine and follow the run; prints the address",
+    )
     parser.add_argument("--port", type=int, help="of --serve (default 8765, or one that is free)")
     options = parser.parse_args(argv)
     if options.serve and (len(options.runs) > 1 or Path(options.runs[0]).is_file()):
         parser.error("--serve follows one run directory: name one")
     return options
-# fmt: on
 
 
 if __name__ == "__main__":

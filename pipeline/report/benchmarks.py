@@ -55,14 +55,15 @@ def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
                 if other.name == name and other.protocol is not None
             ]
             refused.append(
-                f"{name} of {having[0]} is not compared: no other of these runs was scored{on_these} under its protocol {protocol}."
-                + "".join(f" {line}" for line in why[:SHOWN])
+                f"{name} of {having[0]} is not compared: no other of these runs was scored{on_these} under its "
+                f"protocol {protocol}." + "".join(f" {line}" for line in why[:SHOWN])
             )
     return rows, refused
 
 
 def protocols_text(scores: Sequence[Score]) -> str:
-    """Return what each protocol of these figures is made of, and in what those of one metric differ; "" where none is known."""
+    """Return what each protocol of these figures is made of, and in what those of one metric differ; "" where none is
+    known."""
     known = {score.protocol: score.parts for score in scores if score.parts is not None}
     lines = [f"- protocol {cell(protocol)}: {cell(str(parts))}" for protocol, parts in known.items()]
     by_name: dict[str, dict[str | None, Score]] = {}
@@ -96,7 +97,8 @@ STEPS_OF_A_SERIES = 16
 
 
 def benchmarks_text(data: RunData) -> str:
-    """Return each series of equal measurements by its newest entry, and its means over steps; then what could not be scored."""
+    """Return each series of equal measurements by its newest entry, and its means over steps; then what could not be
+    scored."""
     return joined(*map(_series, series_of(data.benchmarks())), _failures(data))
 
 
@@ -166,7 +168,8 @@ def partial_lines(benchmark: Benchmark) -> list[str]:
         elif mean["name"].endswith("_part"):
             cut = [f"{task_name(t)} ({_items(t) or 'some'} items)" for t in tasks if not t.get("complete")]
             lines.append(
-                f"{mean['name']} is not {mean['name'].removesuffix('_part')}: asked were not all items of {', '.join(cut)}."
+                f"{mean['name']} is not {mean['name'].removesuffix('_part')}: asked were not all items of "
+                f"{', '.join(cut)}."
             )
     return list(dict.fromkeys(lines))
 
@@ -251,7 +254,8 @@ def _looked(benchmark: Benchmark) -> str:
         return ""
     shards, unchecked = (max(row.get(key) or 0 for row in found) for key in ("shards", "unchecked_shards"))
     line = (
-        "An item is contaminated when 13 of its words in a row (all of an item of 8 to 12) stand in the text trained on"
+        "An item is contaminated when 13 of its words in a row (all of an item of 8 to 12) stand in the text trained "
+        "on"
     )
     if shards:
         line += f"; looked at were {number(shards - unchecked)} of {number(shards)} shards of that text"
@@ -271,7 +275,8 @@ def _history(series: list[Benchmark]) -> str:
 
 
 def _facts(benchmark: Benchmark) -> str:
-    """Return what it takes to repeat the measurement: command, versions, device, protocol, and the files by their hash."""
+    """Return what it takes to repeat the measurement: command, versions, device, protocol, and the files by their
+    hash."""
     entry, rows = benchmark.entry, [*benchmark.means, *benchmark.tasks]
     protocols = benchmark.protocols()
     versions = ", ".join(f"{name} {version}" for name, version in (entry.get("versions") or {}).items())

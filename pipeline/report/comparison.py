@@ -59,7 +59,8 @@ HOW = {
 
 
 def ratios_text(runs: Sequence[RunData]) -> str:
-    """Return a table of what at least two runs tell; no ratio where the same name is not the same number. "" when there is none."""
+    """Return a table of what at least two runs tell; no ratio where the same name is not the same number. "" when
+    there is none."""
     rows: list[list[Any]] = []
     for name, how in HOW.items():
         values = [summary(data, name) for data in runs]
@@ -95,14 +96,56 @@ def _ratio(value: float | None, first: float | None, *, same: bool) -> str | Non
 # The major variables, and which keys of recipe and facts belong to each; the first group that fits has a key.
 MAJOR = {
     "seed": ("train.seed",),
-    "batch and horizon": ("data.batch_tokens", "data.row_tokens", "train.gradient_accumulation_steps", "train.max_steps", "train.num_train_epochs", "run.tokens", "run.tokens_per_param", "run.flops", "fact: steps", "fact: tokens of a step"),
-    "precision and kernels": ("train.bf16", "train.fp16", "train.fp8*", "train.tf32", "train.torch_compile*", "train.full_determinism", "train.gradient_checkpointing*", "model.attn_implementation", "model.embedding_dtype", "fact: dtype", "fact: compiled", "fact: attention"),
+    "batch and horizon": (
+        "data.batch_tokens",
+        "data.row_tokens",
+        "train.gradient_accumulation_steps",
+        "train.max_steps",
+        "train.num_train_epochs",
+        "run.tokens",
+        "run.tokens_per_param",
+        "run.flops",
+        "fact: steps",
+        "fact: tokens of a step",
+    ),
+    "precision and kernels": (
+        "train.bf16",
+        "train.fp16",
+        "train.fp8*",
+        "train.tf32",
+        "train.torch_compile*",
+        "train.full_determinism",
+        "train.gradient_checkpointing*",
+        "model.attn_implementation",
+        "model.embedding_dtype",
+        "fact: dtype",
+        "fact: compiled",
+        "fact: attention",
+    ),
     "hardware": ("fact: device", "fact: processes"),
     "tokenizer": ("tokenizer.*", "fact: tokenizer"),
-    "data": ("data.sources", "data.validation", "data.packing*", "data.isolate_documents", "data.max_row_overflow", "fact: training files", "fact: validation files"),
+    "data": (
+        "data.sources",
+        "data.validation",
+        "data.packing*",
+        "data.isolate_documents",
+        "data.max_row_overflow",
+        "fact: training files",
+        "fact: validation files",
+    ),
     "model shape": ("model.*", "fact: started from"),
-    "optimizer and rates": ("optimizer.*", "train.learning_rate", "train.weight_decay", "train.adam_*", "train.lr_scheduler*", "train.warmup_*", "train.optim*", "train.max_grad_norm", "train.neftune_noise_alpha"),
-}  # fmt: skip
+    "optimizer and rates": (
+        "optimizer.*",
+        "train.learning_rate",
+        "train.weight_decay",
+        "train.adam_*",
+        "train.lr_scheduler*",
+        "train.warmup_*",
+        "train.optim*",
+        "train.max_grad_norm",
+        "train.neftune_noise_alpha",
+    ),
+}
 CODE = "code"
 OTHER = "other settings"
 # fact: the settings that it decides, where every run records it.
@@ -122,7 +165,8 @@ NAMES_OF_RUNS = ("run.name", "run.note", "run.tags", "run.directory", "run.code_
 
 
 def differences_text(runs: Sequence[RunData]) -> str:
-    """Return what the figures show where one major variable differs or none, and a table for each group in which something does."""
+    """Return what the figures show where one major variable differs or none, and a table for each group in which
+    something does."""
     of_runs = [{**settings_of(data), **facts_of(data), **code_of(data)} for data in runs]
     parts = [_verdict(runs), _unknown(runs)]
     names = dict.fromkeys(name for values in of_runs for name in values)
@@ -212,13 +256,15 @@ def warning(runs: Sequence[RunData]) -> str:
         return ""
     listed = "; ".join(f"{cell(name)}: {', '.join(majors)}" for name, majors in several.items())
     return (
-        f"**Warning: more than one major variable differs from {cell(runs[0].name)}** ({listed}). What the figures show cannot be "
-        "laid to any one of them. Change one at a time, and say in run.note which question the run is to answer.\n"
+        f"**Warning: more than one major variable differs from {cell(runs[0].name)}** ({listed}). What the figures "
+        "show cannot be laid to any one of them. Change one at a time, and say in run.note which question the run is "
+        "to answer.\n"
     )
 
 
 def _majors(runs: Sequence[RunData]) -> dict[str, list[str]]:
-    """Return the major variables in which each run differs from the first, by its name; the seed only where it is the only one.
+    """Return the major variables in which each run differs from the first, by its name; the seed only where it is the
+    only one.
 
     Repeats with other seeds measure the noise against which another variable's effect is judged.
     """
@@ -239,7 +285,10 @@ def _verdict(runs: Sequence[RunData]) -> str:
         return ""
     majors = {name: found[0] for name, found in by_run.items() if found}
     if not majors:
-        return "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, precision and kernels, hardware and seed are the same, as far as they are known.\n"
+        return (
+            "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, "
+            "precision and kernels, hardware and seed are the same, as far as they are known.\n"
+        )
     others = {name: major for name, major in majors.items() if major != "seed"}
     listed = "; ".join(f"{cell(name)}: {major}" for name, major in (others or majors).items())
     line = f"One major variable differs from {cell(runs[0].name)} ({listed})"
@@ -247,7 +296,10 @@ def _verdict(runs: Sequence[RunData]) -> str:
         return f"{line}: how far the figures lie apart is what another seed does.\n"
     if all(len(group) > 1 for group in repeats(runs)):
         return f"{line}: what the figures show beyond the noise of the seed is its effect.\n"
-    return f"{line}. Not every recipe has repeats with other seeds here: one run of each cannot tell the variable's effect from the seed's.\n"
+    return (
+        f"{line}. Not every recipe has repeats with other seeds here: one run of each cannot tell the variable's "
+        "effect from the seed's.\n"
+    )
 
 
 def _unknown(runs: Sequence[RunData]) -> str:
@@ -277,7 +329,8 @@ Groups = list[tuple[Sequence[RunData], list[float]]]  # runs that repeat each ot
 
 
 def judged_figures(runs: Sequence[RunData]) -> dict[Key, Groups]:
-    """Return each figure that two groups of repeats, or two runs of one, have under the same protocol, in the order of DECIDING."""
+    """Return each figure that two groups of repeats, or two runs of one, have under the same protocol, in the order of
+    DECIDING."""
     groups = repeats(runs)
     scores = [[data.newest_scores for data in group] for group in groups]
     keys = dict.fromkeys(key for group in scores for run in group for key in run if key[1] is not None)
@@ -305,7 +358,8 @@ def count_judged(figures: dict[Key, Groups]) -> int:
 
 
 def seed_noise_text(runs: Sequence[RunData]) -> str:
-    """Return every group against the first one, in each figure that both have under the same protocol. "" when there is none."""
+    """Return every group against the first one, in each figure that both have under the same protocol. "" when there
+    is none."""
     figures = judged_figures(runs)
     if not figures:
         return ""
@@ -319,8 +373,9 @@ def seed_noise_text(runs: Sequence[RunData]) -> str:
     text = table(["figure", "runs", "n", "mean", "standard deviation", "against the first"], rows)
     if judged > 1:
         text += (
-            f"\n{judged} comparisons stand here, so each is called a difference below p = {CHANCE}/{judged} = {CHANCE / judged:.2g} only: "
-            f"seed noise alone then gives one such call in {CHANCE:.0%} of tables. The p that are printed are of one comparison each.\n"
+            f"\n{judged} comparisons stand here, so each is called a difference below p = {CHANCE}/{judged} = "
+            f"{CHANCE / judged:.2g} only: seed noise alone then gives one such call in {CHANCE:.0%} of tables. The p "
+            "that are printed are of one comparison each.\n"
         )
     if not judged and any(len(having) > 1 for having in figures.values()):
         text += (
@@ -333,9 +388,10 @@ def seed_noise_text(runs: Sequence[RunData]) -> str:
 def verdict(first: Sequence[float], other: Sequence[float], *, comparisons: int = 1) -> str:
     """Return the difference of the means in words: more than seed noise, or what these repeats could have shown.
 
-    By Welch's t test where both have repeats; with one value on one side by the spread of the other side's repeats, taken to be
-    the same on both. comparisons: how many are made, by which the chance of a false call is divided (Bonferroni). The smallest
-    difference named is the one that would just have been called; a true one of that size is called about every other time.
+    By Welch's t test where both have repeats; with one value on one side by the spread of the other side's repeats,
+    taken to be the same on both. comparisons: how many are made, by which the chance of a false call is divided
+    (Bonferroni). The smallest difference named is the one that would just have been called; a true one of that size is
+    called about every other time.
     """
     return judge(first, other, comparisons=comparisons)[1]
 
@@ -393,7 +449,10 @@ def drawn_text(runs: Sequence[RunData]) -> str:
     """Return which runs have no curves; "" where all have."""
     if len(runs) <= LOOKS:
         return ""
-    return f"Drawn are the first {LOOKS} of the {len(runs)} runs, more could not be distinguished; the tables hold all.\n\n"
+    return (
+        f"Drawn are the first {LOOKS} of the {len(runs)} runs, more could not be distinguished; the tables hold "
+        "all.\n\n"
+    )
 
 
 def loss_of_all(runs: Sequence[RunData]) -> str | None:
@@ -404,7 +463,8 @@ def loss_of_all(runs: Sequence[RunData]) -> str | None:
 
 
 def comparison_panels(runs: Sequence[RunData]) -> tuple[list[Panel], dict[str, str]]:
-    """Return the panels of what at least two runs have, or any run of the training loss; and the labels of their x axes."""
+    """Return the panels of what at least two runs have, or any run of the training loss; and the labels of their x
+    axes."""
     runs = runs[:LOOKS]  # of more, curves could not be distinguished
     loss = loss_of_all(runs)
     title = METRICS[0][0] if loss == "train/loss_ema" else "Training loss"
@@ -436,7 +496,8 @@ def _name(data: RunData, name: str | None) -> str:
 
 
 def _curve(data: RunData, label: str, name: str, place: int, points: int, placed: Places) -> Curve:
-    """Return the curve thinned. Between two steps that have a place on the axis a point is interpolated, outside of them it has none."""
+    """Return the curve thinned. Between two steps that have a place on the axis a point is interpolated, outside of
+    them it has none."""
     steps, values = thin(*finite(data, name), points)
     x = {
         axis: np.interp(steps, at, places, left=np.nan, right=np.nan)
@@ -536,12 +597,16 @@ def results_text(runs: Sequence[RunData]) -> str:
 def _winners(figures: dict[Key, Groups]) -> str:
     judged = count_judged(figures)
     lines = [f"- {_winner(key, having, judged)}\n" for key, having in figures.items() if len(having) > 1]
-    nothing = "**Nothing says which is better**: no figure was scored under one protocol in two of these runs that differ in more than the seed.\n"
+    nothing = (
+        "**Nothing says which is better**: no figure was scored under one protocol in two of these runs that differ "
+        "in more than the seed.\n"
+    )
     return "".join(lines[:SHOWN_FIGURES]) or nothing
 
 
 def _winner(key: Key, having: Groups, judged: int) -> str:
-    """Return who is ahead, and whether by more than another seed would make. Judged is against the first group alone."""
+    """Return who is ahead, and whether by more than another seed would make. Judged is against the first group
+    alone."""
     first, others = having[0], having[1:]
     values = {_called(group): share(key[0], mean(found)) for group, found in having}
     better = metric.better if (metric := metric_of(key[0])) else None
@@ -593,14 +658,17 @@ def _results(runs: Sequence[RunData], keys: list[Key]) -> str:
 
 
 def changes(first: RunData, data: RunData) -> list[str]:
-    """Return what the run has where the first has something else: major variables before others, at most SHOWN_CHANGES of them."""
+    """Return what the run has where the first has something else: major variables before others, at most SHOWN_CHANGES
+    of them."""
     one, other = ({**settings_of(run), **facts_of(run)} for run in (first, data))
     is_import = is_imported(first) or is_imported(data)
     known = one.keys() & other.keys() if is_import else one.keys() | other.keys()
     found = [name for name in known if one.get(name) != other.get(name)]
     equal = [p for fact, patterns in DECIDES.items() if fact in one and one[fact] == other.get(fact) for p in patterns]
     differing = [name for name in found if not any(fnmatch(name, pattern) for pattern in equal)]
-    differing = [name for name in differing if not any(fnmatch(s, p) for p in DECIDES.get(name, ()) for s in differing)]
+    differing = [
+        name for name in differing if not any(fnmatch(s, p) for p in DECIDES.get(name, ()) for s in differing)
+    ]
     order = [*MAJOR, CODE, OTHER]
     differing.sort(key=lambda name: (order.index(group_of(name)), name))
     lines = [_change(name, one.get(name), other.get(name)) for name in differing]
@@ -651,7 +719,8 @@ def _evaluations(runs: Sequence[RunData]) -> str:
 
 
 def _imports(runs: Sequence[RunData]) -> str:
-    """Return whose logs they are, which of their numbers are others than ours by that name, and lines that could not be read."""
+    """Return whose logs they are, which of their numbers are others than ours by that name, and lines that could not
+    be read."""
     lines = []
     for data in runs:
         log = data.manifest.get("imported")

@@ -82,7 +82,8 @@ SHOWN_POINTS = 60  # of an evaluation, which is measured now and then: where the
 
 @dataclass(frozen=True)
 class Curve:
-    """x: the position of each point on each axis that is known, by the axis's name. place: in the legend, which gives its look."""
+    """x: the position of each point on each axis that is known, by the axis's name. place: in the legend, which gives
+    its look."""
 
     name: str
     x: dict[str, np.ndarray]
@@ -125,7 +126,9 @@ def _names(data: RunData, kind: Kind) -> list[str]:
     """Return what the run has of the kind's metrics, in the registry's order."""
     places = list(METRICS)
     drawn = {
-        name: metric.name for name in data.columns.names() if (metric := metric_of(name)) and metric.panel == kind.title
+        name: metric.name
+        for name in data.columns.names()
+        if (metric := metric_of(name)) and metric.panel == kind.title
     }
     found = sorted(drawn, key=lambda name: places.index(drawn[name]))
     return ([name for name in found if drawn[name] in kind.rather] or found)[:CURVES_OF_A_PANEL]
@@ -164,7 +167,8 @@ def drawable(y: np.ndarray) -> np.ndarray:
 
 
 def thin(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return at most `count` of the points: the lowest and the highest of each stretch, so that no spike is lost, and both ends."""
+    """Return at most `count` of the points: the lowest and the highest of each stretch, so that no spike is lost, and
+    both ends."""
     if len(x) <= count:
         return x, y
     edges = np.linspace(0, len(x), max((count - 2) // 2, 1) + 1).astype(int)
@@ -199,7 +203,8 @@ class _Axes:
 
 
 def _hours(data: RunData) -> tuple[np.ndarray, np.ndarray]:
-    """Return (steps, hours): time at work, waits between attempts left out. What an attempt lost has taken its time too."""
+    """Return (steps, hours): time at work, waits between attempts left out. What an attempt lost has taken its time
+    too."""
     steps, times = data.curve("time")
     attempts = data.curve("attempt")
     if not len(steps) or not data.running:
@@ -226,7 +231,8 @@ COMPARED_AXES = {
 
 
 def curve_over(data: RunData, x: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (places, values) of the metric over one of COMPARED_AXES, ascending; empty for a run that cannot tell both."""
+    """Return (places, values) of the metric over one of COMPARED_AXES, ascending; empty for a run that cannot tell
+    both."""
     at, places = positions(data, x)
     steps, values = data.curve(name)
     _, placed, measured = np.intersect1d(at, steps, return_indices=True)
@@ -276,13 +282,15 @@ def trained_on(data: RunData) -> str | None:
 
 
 def aligned_text(runs: Sequence[RunData]) -> str:
-    """Return tables of the losses at common points of each axis, interpolated linearly, with differences from the first run."""
+    """Return tables of the losses at common points of each axis, interpolated linearly, with differences from the
+    first run."""
     parts = [table_of(runs, x, name) for name in _losses(runs) for x in COMPARED_AXES]
     parts += [table_of(runs, "tokens", name) for name in COMPARED_BPB if one_protocol(runs, name)]
     tokenizers = {data.fact("inputs.tokenizer.identity") for data in runs}
     if len(tokenizers - {None}) > 1:
         parts.append(
-            "The tokenizers differ: a loss per token is not the same measure in these runs; bits per byte of whole documents are.\n"
+            "The tokenizers differ: a loss per token is not the same measure in these runs; bits per byte of whole "
+            "documents are.\n"
         )
     return joined(*parts)
 
@@ -326,10 +334,12 @@ def _place(value: float) -> str | None:
     return f"{value:.3e}" if value >= 1e10 else number(round(value) if value >= 100 else round(value, 2))
 
 
-# `python -m pipeline.report --fit RUN RUN RUN`: what runs of one family reached over their FLOPs, and what the next one will.
+# `python -m pipeline.report --fit RUN RUN RUN`: what runs of one family reached over their FLOPs, and what the next
+# one will.
 #
-# Only from the user's own finished runs that differ in size and seed alone: constants of others hold for their data, tokenizer
-# and recipe. What was found is kept as fit-<family>.json beside the runs, where preflight looks for the family of a recipe.
+# Only from the user's own finished runs that differ in size and seed alone: constants of others hold for their data,
+# tokenizer and recipe. What was found is kept as fit-<family>.json beside the runs, where preflight looks for the
+# family of a recipe.
 
 LEAST = 3  # different x
 NO_FLOOR, HIGHEST_FLOOR, FLOORS = 0.5, 0.9, 60
@@ -341,7 +351,8 @@ LEAST_NOISE, MOST_NOISE, NOISES = 0.0003, 0.02, 14
 class PowerLaw:
     """y = floor + exp(a + b (ln x - middle)) for F floors and N noises of ln y, and how likely each pair is.
 
-    floors, a, b, middle, a_variance, b_variance: (F,), variances in units of the noise's. noises: (N,). weights: (F, N), of sum 1.
+    floors, a, b, middle, a_variance, b_variance: (F,), variances in units of the noise's. noises: (N,). weights: (F,
+    N), of sum 1.
     """
 
     floors: np.ndarray
@@ -354,7 +365,8 @@ class PowerLaw:
     weights: np.ndarray
 
     def predict(self, x: float) -> tuple[float, float, float]:
-        """Return the median at x, and the 95 % prediction interval of one further run there (its own noise included)."""
+        """Return the median at x, and the 95 % prediction interval of one further run there (its own noise
+        included)."""
         median, low, high = (self._quantile(x, chance) for chance in (0.5, 0.025, 0.975))
         return median, low, high
 
@@ -389,7 +401,8 @@ class PowerLaw:
 
 
 def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
-    """Return the laws through the points. Raises ValueError for fewer than three different x, and where y does not fall."""
+    """Return the laws through the points. Raises ValueError for fewer than three different x, and where y does not
+    fall."""
     if len(set(x)) < LEAST:
         raise ValueError(f"{len(set(x))} different x, and a law with an interval takes {LEAST}")
     u, ys = np.log(np.array(x)), np.array(y)
@@ -425,12 +438,17 @@ def _normal_below(z: np.ndarray) -> np.ndarray:
     return np.vectorize(math.erfc)(-z / math.sqrt(2)) / 2
 
 
-# Keys in which runs of a family may differ: seed and sizes; what the depth dial sets from them; horizons, judged by their rule.
+# Keys in which runs of a family may differ: seed and sizes; what the depth dial sets from them; horizons, judged by
+# their rule.
 OF_SIZE = r"train\.seed|model\.(depth|n_layer|n_embd|n_head|n_kv_head|n_inner)"
-OF_THE_DIAL = r"data\.batch_tokens|optimizer\.rate_scale|optimizer\.groups\.\w+\.(learning_rate|weight_decay)|optimizer\.schedule\.warmup_steps"
+OF_THE_DIAL = (
+    r"data\.batch_tokens|optimizer\.rate_scale|optimizer\.groups\.\w+\.(learning_rate|weight_decay)"
+    r"|optimizer\.schedule\.warmup_steps"
+)
 OF_HORIZON = r"run\.(tokens|tokens_per_param|flops)|train\.(max_steps|num_train_epochs)"
 SAME_RULE = 0.02  # relative: steps are whole
-FEW_STEPS = 200  # a law from runs of 16, 76 and 223 steps missed one of 499 by 10.8 %, outside its interval (docs/log.md 2026-11-25)
+# A law from runs of 16, 76 and 223 steps missed one of 499 by 10.8 %, outside its interval (docs/log.md 2026-11-25)
+FEW_STEPS = 200
 FARTHEST = 30  # times the FLOPs of the largest run: as far as the interval's coverage was simulated
 
 
@@ -451,31 +469,43 @@ class Expected:
 
 
 def fit_runs(runs: list[RunData]) -> tuple[Path, str]:
-    """Fit the runs and write the file; gives its path and a text about it. Raises RecipeError or InputMissingError, all reasons at once."""
+    """Fit the runs and write the file; gives its path and a text about it. Raises RecipeError or InputMissingError,
+    all reasons at once."""
     _refuse_unfinished(runs)
     _refuse_unlike(runs)
     points = sorted((_point(data) for data in runs), key=lambda point: point["flops"])
     rule = _rule(points)
     if len({point["flops"] for point in points}) < LEAST:
         raise RecipeError(
-            f"--fit: {len(points)} runs of {len({point['flops'] for point in points})} sizes, and a fit takes {LEAST} sizes: two points always lie on a line, "
-            "whatever their noise. Train another size of this family (make ladder trains three)."
+            f"--fit: {len(points)} runs of {len({point['flops'] for point in points})} sizes, and a fit takes {LEAST} "
+            "sizes: two points always lie on a line, whatever their noise. Train another size of this family (make "
+            "ladder trains three)."
         )
     try:
         law = _law(points)
     except ValueError as error:
         raise RecipeError(
-            f"--fit: the runs lie on no power law ({error}), so they tell nothing of a further one. Look at the curves of the runs first: {program('report')} RUN RUN RUN"
+            f"--fit: the runs lie on no power law ({error}), so they tell nothing of a further one. Look at the "
+            f"curves of the runs first: {program('report')} RUN RUN RUN"
         ) from None
     family = family_of(runs[0].manifest["must_match"])
     path = fit_file(runs[0].run.path.resolve().parent, family)
-    found = {"family": family, "metric": VAL_BPB, "protocol": runs[0].protocol(VAL_BPB), "rule": rule, "law": dict(zip(("floor", "factor", "exponent"), law.likeliest(), strict=True)), "points": points, "time": time.time()}  # fmt: skip
+    found = {
+        "family": family,
+        "metric": VAL_BPB,
+        "protocol": runs[0].protocol(VAL_BPB),
+        "rule": rule,
+        "law": dict(zip(("floor", "factor", "exponent"), law.likeliest(), strict=True)),
+        "points": points,
+        "time": time.time(),
+    }
     write_json(path, found)
     return path, _text(points, law, rule)
 
 
 def expected_bpb(recipe: Recipe, sizes: Sizes | CountedSizes | None, *, tokens: int | None) -> Expected | None:
-    """Return what fitted runs of the recipe's family let expect; None when there are none, or its horizon follows another rule."""
+    """Return what fitted runs of the recipe's family let expect; None when there are none, or its horizon follows
+    another rule."""
     if sizes is None or tokens is None:
         return None
     path = fit_file(Path(recipe.run.directory), family_of(must_match(recipe)))
@@ -524,7 +554,8 @@ def _refuse_unfinished(runs: list[RunData]) -> None:
     if lines:
         listed = "\n  ".join(lines)
         raise InputMissingError(
-            f"--fit: nothing can be fitted:\n  {listed}\nGive at least {LEAST} finished runs of one family that differ in size (make ladder trains them)."
+            f"--fit: nothing can be fitted:\n  {listed}\nGive at least {LEAST} finished runs of one family that "
+            "differ in size (make ladder trains them)."
         )
 
 
@@ -572,13 +603,19 @@ def _rule(points: list[dict[str, Any]]) -> dict[str, float]:
         values = [point[name] for point in points]
         if None in values:
             continue
-        # Steps are whole, so a short run falls short of the rule by up to one step; the one that comes nearest has its value.
+        # Steps are whole, so a short run falls short of the rule by up to one step; the one that comes nearest has its
+        # value.
         most = min(value * (1 + max(SAME_RULE, p["step_share"])) for value, p in zip(values, points, strict=True))
         if max(values) <= most:
             return {name: max(values)}
-    listed = "\n  ".join(f"{p['run']}: {p['tokens']:,} tokens" + (f", {p['tokens_per_param']:.2f} a scaling parameter" if p["tokens_per_param"] else "") for p in points)  # fmt: skip
+    listed = "\n  ".join(
+        f"{p['run']}: {p['tokens']:,} tokens"
+        + (f", {p['tokens_per_param']:.2f} a scaling parameter" if p["tokens_per_param"] else "")
+        for p in points
+    )
     raise RecipeError(
-        f"--fit: the runs' horizons follow no one rule, and a line through them would mix size and length:\n  {listed}\n"
+        "--fit: the runs' horizons follow no one rule, and a line through them would mix size and length:\n  "
+        f"{listed}\n"
         "Give runs of equal run.tokens_per_param, or of equal tokens."
     )
 
@@ -589,14 +626,24 @@ def _law(points: list[dict[str, Any]]) -> PowerLaw:
 
 def _text(points: list[dict[str, Any]], law: PowerLaw, rule: dict[str, float]) -> str:
     rows = [
-        [point["run"], f"{point['parameters']:,}", f"{point['tokens']:,}", f"{point['flops']:.3e}", f"{point['val_bpb']:.5f}", f"{law.predict(point['flops'])[0]:.5f}"]
+        [
+            point["run"],
+            f"{point['parameters']:,}",
+            f"{point['tokens']:,}",
+            f"{point['flops']:.3e}",
+            f"{point['val_bpb']:.5f}",
+            f"{law.predict(point['flops'])[0]:.5f}",
+        ]
         for point in points
-    ]  # fmt: skip
+    ]
     (name, value), (floor, factor, exponent) = next(iter(rule.items())), law.likeliest()
     form = f"{VAL_BPB} = {f'{floor:.4f} + ' if floor else ''}{factor:.4g} x FLOPs^{exponent:.4f}"
     sizes = len({point["flops"] for point in points})
     lines = [
-        f"{form}, at {value:,.4g} {name.replace('_', ' ')}: the likeliest law; by these {sizes} sizes an irreducible term may be up to {law.highest_floor():.4f} (97.5 %)"
+        (
+            f"{form}, at {value:,.4g} {name.replace('_', ' ')}: the likeliest law; by these {sizes} sizes an "
+            f"irreducible term may be up to {law.highest_floor():.4f} (97.5 %)"
+        )
     ]
     for times in (2, 10, FARTHEST):
         y, low, high = law.predict(times * points[-1]["flops"])
@@ -604,15 +651,18 @@ def _text(points: list[dict[str, Any]], law: PowerLaw, rule: dict[str, float]) -
             f"at {times} times the FLOPs of the largest: {y:.4f}, 95 % of further runs from {low:.4f} to {high:.4f}"
         )
     lines.append(
-        "The values and intervals are over all laws, with and without an irreducible term, as far as these runs allow each."
+        "The values and intervals are over all laws, with and without an irreducible term, as far as these runs allow "
+        "each."
     )
     if sizes == LEAST:
         lines.append(
-            f"{LEAST} sizes are few: they can hardly tell a law from noise, hence the wide interval. Each further size narrows it."
+            f"{LEAST} sizes are few: they can hardly tell a law from noise, hence the wide interval. Each further "
+            "size narrows it."
         )
     if short := [f"{point['run']} ({point['steps']})" for point in points if point["steps"] < FEW_STEPS]:
         lines.append(
-            f"warning: fewer than {FEW_STEPS} steps in {', '.join(short)}: such runs are mostly warm-up and the first descent, and longer ones can end far outside the intervals. "
-            f"Train these sizes longer, all of the family by the same run.{name}."
+            f"warning: fewer than {FEW_STEPS} steps in {', '.join(short)}: such runs are mostly warm-up and the first "
+            "descent, and longer ones can end far outside the intervals. Train these sizes longer, all of the family "
+            f"by the same run.{name}."
         )
     return table(["run", "parameters", "tokens", "FLOPs", VAL_BPB, "fitted"], rows) + "\n" + "\n".join(lines) + "\n"

@@ -16,7 +16,8 @@ RULES: list[Rule] = [
 
 
 def diagnose(data: RunData) -> list[Finding]:
-    """Return one finding a rule, in the order of the table. Reads series, manifest, recipe and checkpoints; any may be missing."""
+    """Return one finding a rule, in the order of the table. Reads series, manifest, recipe and checkpoints; any may be
+    missing."""
     figures = Figures(data)
     return [rule.finding(figures) for rule in RULES]
 
@@ -25,11 +26,27 @@ def diagnose(data: RunData) -> list[Finding]:
 
 # Narrow to wide: each level holds the one before it.
 MEMORY = (
-    ("mem/allocated_gib", "allocated", "tensors alive at the moment of logging, between two steps: weights, optimizer state, gradients"),
-    ("mem/peak_allocated_gib", "peak allocated", "the most that was alive at any moment since the last log: activations and other tensors of a step are in it"),
-    ("mem/reserved_gib", "reserved", "what torch holds of the device, free pieces that it keeps for the next step included"),
-    ("mem/device_used_gib", "used on the device", "what the driver sees: reserved memory, CUDA's context, communication buffers, other processes"),
-)  # fmt: skip
+    (
+        "mem/allocated_gib",
+        "allocated",
+        "tensors alive at the moment of logging, between two steps: weights, optimizer state, gradients",
+    ),
+    (
+        "mem/peak_allocated_gib",
+        "peak allocated",
+        "the most that was alive at any moment since the last log: activations and other tensors of a step are in it",
+    ),
+    (
+        "mem/reserved_gib",
+        "reserved",
+        "what torch holds of the device, free pieces that it keeps for the next step included",
+    ),
+    (
+        "mem/device_used_gib",
+        "used on the device",
+        "what the driver sees: reserved memory, CUDA's context, communication buffers, other processes",
+    ),
+)
 
 
 def reading_text(data: RunData) -> str:
@@ -45,12 +62,18 @@ def _samples(figures: Figures) -> str | None:
     batch = figures.manifest("inputs.batch_tokens") or figures.recipe("data.batch_tokens")
     if not samples or not row:
         return None
-    text = f"**A sample is a row of {row:,} positions, not a token.** {samples:,.0f} samples x {row:,} positions = {samples * row:,.0f} tokens"
+    text = (
+        f"**A sample is a row of {row:,} positions, not a token.** {samples:,.0f} samples x {row:,} positions = "
+        f"{samples * row:,.0f} tokens"
+    )
     if step and batch:
         text += f", which is {step:,} steps x {batch:,} positions a step"
     targets = figures.last("data/tokens")
     if targets and targets < samples * row:
-        text += f"; {targets:,.0f} of them were trained on (padding and, in SFT, what the assistant did not write are no targets)"
+        text += (
+            f"; {targets:,.0f} of them were trained on (padding and, in SFT, what the assistant did not write are no "
+            "targets)"
+        )
     return f"{text}. A document may fill several rows, and a row may hold several documents."
 
 
@@ -65,7 +88,10 @@ def _memory(figures: Figures) -> str | None:
     if run_peak is not None:
         text += f"; the highest peak of the run {run_peak:.2f} GiB"
     if allocated is not None and peak is not None:
-        text += f". The peak does not show in the allocated memory because that is looked at between two steps: {peak - allocated:.2f} GiB came and went within a step"
+        text += (
+            ". The peak does not show in the allocated memory because that is looked at between two steps: "
+            f"{peak - allocated:.2f} GiB came and went within a step"
+        )
     return f"{text}. What decides whether a larger batch fits is the peak against the device's memory."
 
 
@@ -77,13 +103,22 @@ def _mfu(figures: Figures) -> str | None:
     device, dtype = figures.manifest("shape.device"), figures.manifest("shape.dtype")
     text = "**MFU** is the model's FLOP/s over the dense peak (without sparsity) of the device"
     if exact.size:
-        text += f"; perf/mfu_pct, median {median(exact):.1f} %: exact matmuls, causal attention counted once, over the peak of {dtype or 'the compute dtype'}"
+        text += (
+            f"; perf/mfu_pct, median {median(exact):.1f} %: exact matmuls, causal attention counted once, over the "
+            f"peak of {dtype or 'the compute dtype'}"
+        )
         if rate.size and median(exact) > 0:
             peak = 100 * median(rate) / median(exact)
             text += f" ({median(rate):.3g} of {number(round(peak, 1))} TFLOP/s" + (f", {device})" if device else ")")
     if nanochat.size:
-        text += f"; perf/bf16_mfu_pct, median {median(nanochat):.1f} %: nanochat's formula, attention not halved, always over the bf16 peak"
-    return f"{text}. Two MFUs compare only with the same formula and the same peak: an fp8 run over its own peak has a lower one and may still be faster."
+        text += (
+            f"; perf/bf16_mfu_pct, median {median(nanochat):.1f} %: nanochat's formula, attention not halved, always "
+            "over the bf16 peak"
+        )
+    return (
+        f"{text}. Two MFUs compare only with the same formula and the same peak: an fp8 run over its own peak has a "
+        "lower one and may still be faster."
+    )
 
 
 def _utilisation(figures: Figures) -> str | None:
@@ -95,8 +130,9 @@ def _utilisation(figures: Figures) -> str | None:
     beside = f" beside an MFU of {median(mfu):.1f} %" if mfu.size else ""
     watts = f"; power {median(power):.0f} % of its limit" if power.size else ""
     return (
-        f"**Utilisation is not efficiency**: {median(used):.0f} %{beside}{watts}. It is the share of time in which any kernel ran, "
-        "whatever the kernel did; below 100 % the GPU was without work, at 100 % MFU says how well it worked."
+        f"**Utilisation is not efficiency**: {median(used):.0f} %{beside}{watts}. It is the share of time in which "
+        "any kernel ran, whatever the kernel did; below 100 % the GPU was without work, at 100 % MFU says how well it "
+        "worked."
     )
 
 
@@ -104,7 +140,10 @@ def _memory_busy(figures: Figures) -> str | None:
     busy = figures.series("gpu/mem_busy_pct").values
     if not busy.size:
         return None
-    return f"**gpu/mem_busy_pct**, median {median(busy):.0f} %, is the share of time in which memory was read or written: not time in which the GPU stood waiting for it."
+    return (
+        f"**gpu/mem_busy_pct**, median {median(busy):.0f} %, is the share of time in which memory was read or "
+        "written: not time in which the GPU stood waiting for it."
+    )
 
 
 # docs/diagnosis.md, made from the table of rules.
@@ -131,7 +170,7 @@ a clone of the repository.
 The same section of a report tells how to read the numbers that are mistaken for one another: samples and tokens; allocated,
 peak, reserved and device memory; the two MFUs; utilisation.
 
-"""
+"""  # noqa: E501
 
 
 def page() -> str:
@@ -170,12 +209,18 @@ def verdict(findings: list[Finding]) -> str:
             f"**Healthy**: {judged} of {len(findings)} signs could be judged, none of them is one of trouble{beside}."
         )
     count = "1 sign" if len(troubles) == 1 else f"{len(troubles)} signs"
-    return f"**{count} of trouble** ({'; '.join(troubles)}){beside}; {judged} of {len(findings)} signs could be judged. A sign is a reason to look, not a proof."
+    return (
+        f"**{count} of trouble** ({'; '.join(troubles)}){beside}; {judged} of {len(findings)} signs could be judged. "
+        "A sign is a reason to look, not a proof."
+    )
 
 
 def _to_look_at(title: str, findings: list[Finding]) -> str:
     lines = [
-        f"- **{cell(f.title)}**: {cell(f.evidence)}\n  - What to try: {cell(f.advice)}\n  - Healthy is: {cell(f'{f.rule}: {f.threshold}')}\n"
+        (
+            f"- **{cell(f.title)}**: {cell(f.evidence)}\n  - What to try: {cell(f.advice)}\n  - Healthy is: "
+            f"{cell(f'{f.rule}: {f.threshold}')}\n"
+        )
         for f in findings
     ]
     return f"### {title}\n\n{''.join(lines)}" if lines else ""

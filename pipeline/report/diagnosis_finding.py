@@ -22,7 +22,8 @@ def median(values: np.ndarray) -> float:
 
 
 def noise(values: np.ndarray) -> float:
-    """Return the robust standard deviation of the values around their own trend: from the differences of neighbours."""
+    """Return the robust standard deviation of the values around their own trend: from the differences of
+    neighbours."""
     differences = np.diff(values)
     return SD_OF_MAD * median(np.abs(differences - np.median(differences))) / np.sqrt(2) if differences.size else 0.0
 
@@ -50,7 +51,8 @@ class Series:
     values: np.ndarray
 
     def intervals(self) -> np.ndarray:
-        """Return of how many steps each value is. The first steps of a log may be missing: its first interval is no longer than others."""
+        """Return of how many steps each value is. The first steps of a log may be missing: its first interval is no
+        longer than others."""
         since = np.diff(self.steps)
         return np.append(np.minimum(self.steps[:1], np.median(since) if since.size else np.inf), since)
 
@@ -86,12 +88,14 @@ class Figures:
         return self.series(self.data.loss_name())
 
     def usual_norm(self) -> Series:
-        """Return each interval's median gradient norm; of earlier versions and other programs the one norm that they have."""
+        """Return each interval's median gradient norm; of earlier versions and other programs the one norm that they
+        have."""
         usual = self.series("optim/grad_norm_median")
         return usual if len(usual) else self.series("optim/grad_norm")
 
     def clipped(self) -> Series:
-        """Return the share of each interval's steps that were clipped; none where neither that nor the limit is known."""
+        """Return the share of each interval's steps that were clipped; none where neither that nor the limit is
+        known."""
         share, limit = self.series("optim/clip_frac"), self.recipe("train.max_grad_norm")
         if len(share) or not limit:
             return share
@@ -99,7 +103,8 @@ class Figures:
         return Series(norm.steps, norm.values > limit)
 
     def by_step(self, series: Series) -> np.ndarray:
-        """Return which of the logged values stand for steps that were all looked at, as they are since norms have a median."""
+        """Return which of the logged values stand for steps that were all looked at, as they are since norms have a
+        median."""
         return np.isin(series.steps, self.series("optim/grad_norm_median").steps)
 
     def rate(self) -> Series:

@@ -46,9 +46,19 @@ LONG_WARMUP = 0.2
 @rule(
     "run goes on beyond its warm-up",
     needs="warm-up steps in the recipe, or 10 logged learning rates",
-    threshold=f"the last step, while the run trains the last planned one, lies behind the warm-up; a warm-up of more than {LONG_WARMUP:.0%} of the steps is a note; without warm-up in the recipe: the last logged rate is not the highest of a rising last half",
-    reason="a run that ends inside its warm-up never saw its peak rate, so it says nothing of a whole run; the recipe's own default is at most a fifth",
-    advice="Lower warmup_steps to a tenth of the steps that will be made, or train longer; compare such runs only with each other.",
+    threshold=(
+        "the last step, while the run trains the last planned one, lies behind the warm-up; a warm-up of more "
+        f"than {LONG_WARMUP:.0%} of the steps is a note; without warm-up in the recipe: the last logged rate is "
+        "not the highest of a rising last half"
+    ),
+    reason=(
+        "a run that ends inside its warm-up never saw its peak rate, so it says nothing of a whole run; the "
+        "recipe's own default is at most a fifth"
+    ),
+    advice=(
+        "Lower warmup_steps to a tenth of the steps that will be made, or train longer; compare such runs only "
+        "with each other."
+    ),
 )
 def beyond_warmup(figures: Figures) -> Verdict | None:
     step, planned, warmup = figures.step(), figures.data.max_steps(), figures.warmup_steps()
@@ -58,14 +68,23 @@ def beyond_warmup(figures: Figures) -> Verdict | None:
         if figures.is_warming_up() and warmup < (planned or 0):
             return Verdict("healthy", "the warm-up goes on", evidence)
         if step <= warmup and warmup > 0:
-            return Verdict("trouble", "the run ends inside its warm-up", f"{evidence}: {step / warmup:.0%} of the way to the peak rate")  # fmt: skip
+            return Verdict(
+                "trouble",
+                "the run ends inside its warm-up",
+                f"{evidence}: {step / warmup:.0%} of the way to the peak rate",
+            )
         if warmup > LONG_WARMUP * max(step, planned or 0):
-            return Verdict("note", "the warm-up is long", f"{evidence}, {warmup / max(step, planned or 0):.0%} of the run")  # fmt: skip
+            return Verdict(
+                "note", "the warm-up is long", f"{evidence}, {warmup / max(step, planned or 0):.0%} of the run"
+            )
         return Verdict("healthy", "the warm-up is over", evidence)
     if len(rate) < 10:
         return None
     last_half = rate.values[len(rate) // 2 :]
-    evidence = f"last rate {rate.values[-1]:.3g} at step {rate.steps[-1]:.0f}, highest {rate.values.max():.3g} at step {rate.steps[rate.values.argmax()]:.0f}"
+    evidence = (
+        f"last rate {rate.values[-1]:.3g} at step {rate.steps[-1]:.0f}, highest {rate.values.max():.3g} at step "
+        f"{rate.steps[rate.values.argmax()]:.0f}"
+    )
     if rate.values[-1] >= rate.values.max() and (np.diff(last_half) > 0).all():
         return Verdict("trouble", "the run ends while its learning rate still rises", evidence)
     return Verdict("healthy", "the rate had stopped rising", evidence)
@@ -77,9 +96,18 @@ def beyond_warmup(figures: Figures) -> Verdict | None:
 @rule(
     "loss falls",
     needs=f"{LOGGED} logged train/loss over {STEPS} steps; of a run that trains, the end of its warm-up",
-    threshold=f"the median of the last tenth is at least {FALL_FROM_SCRATCH:.0%} below that of the first tenth; with weights that were trained before: below it by two standard errors",
-    reason="from new weights the loss starts near ln(vocabulary) and word frequencies alone take more than a tenth off it within a hundred steps; trained weights may have little left to learn",
-    advice="Check that the rate is not near 0 and that parameters require gradients; overfit a single batch; raise the rate tenfold in a short run.",
+    threshold=(
+        f"the median of the last tenth is at least {FALL_FROM_SCRATCH:.0%} below that of the first tenth; with "
+        "weights that were trained before: below it by two standard errors"
+    ),
+    reason=(
+        "from new weights the loss starts near ln(vocabulary) and word frequencies alone take more than a tenth "
+        "off it within a hundred steps; trained weights may have little left to learn"
+    ),
+    advice=(
+        "Check that the rate is not near 0 and that parameters require gradients; overfit a single batch; raise "
+        "the rate tenfold in a short run."
+    ),
 )
 def loss_falls(figures: Figures) -> Verdict | None:
     loss = figures.loss()
@@ -101,7 +129,10 @@ def loss_falls(figures: Figures) -> Verdict | None:
     "loss stays below its start",
     needs="5 logged train/loss",
     threshold=f"no two logged values in a row are {RISE:.0%} (and four times the noise) above the first one",
-    reason="at its start a model guesses evenly; worse than that for longer than one value means updates that are too large",
+    reason=(
+        "at its start a model guesses evenly; worse than that for longer than one value means updates that are "
+        "too large"
+    ),
     advice="The learning rate is too high or the warm-up too short: try a third of the rate, or a longer warm-up.",
 )
 def loss_below_start(figures: Figures) -> Verdict | None:
@@ -114,16 +145,29 @@ def loss_below_start(figures: Figures) -> Verdict | None:
     highest = int(loss.values.argmax())
     evidence = f"first {first:.4g}, highest {loss.values[highest]:.4g} at step {loss.steps[highest]:.0f}"
     if both.max() > limit:
-        return Verdict("trouble", "the loss climbed above where it started", f"{evidence}; {int((loss.values > limit).sum())} of {len(loss)} logged values above {limit:.4g}")  # fmt: skip
+        return Verdict(
+            "trouble",
+            "the loss climbed above where it started",
+            f"{evidence}; {int((loss.values > limit).sum())} of {len(loss)} logged values above {limit:.4g}",
+        )
     return Verdict("healthy", "the loss never climbed above its start", evidence)
 
 
 @rule(
     "loss does not rise",
     needs="15 logged train/loss",
-    threshold=f"the median of the last of {WINDOWS} windows is less than {RISES_NOTE:.0%} (note) or {RISES_TROUBLE:.0%} (trouble), or {RISES_ERRORS} standard errors, above the lowest window",
-    reason="single logged losses of a sound run wander by 5 % around their trend; medians of windows wander far less, and a sound run ends at its lowest",
-    advice="Look at rate, data order and source shares around the lowest window; go back to a checkpoint before it (run.fork_from) with a lower rate.",
+    threshold=(
+        f"the median of the last of {WINDOWS} windows is less than {RISES_NOTE:.0%} (note) or "
+        f"{RISES_TROUBLE:.0%} (trouble), or {RISES_ERRORS} standard errors, above the lowest window"
+    ),
+    reason=(
+        "single logged losses of a sound run wander by 5 % around their trend; medians of windows wander far "
+        "less, and a sound run ends at its lowest"
+    ),
+    advice=(
+        "Look at rate, data order and source shares around the lowest window; go back to a checkpoint before it "
+        "(run.fork_from) with a lower rate."
+    ),
 )
 def loss_does_not_rise(figures: Figures) -> Verdict | None:
     loss = figures.loss()
@@ -160,7 +204,8 @@ OVERLAP_TROUBLE = 0.01  # of the validation documents that were looked for
 class Pairs(NamedTuple):
     """Validation and training at the evaluations after VALIDATION_SETTLED of the run; names: of the two numbers.
 
-    In bits per byte, where the run has both: a token of other text, or of rows that are packed in another way, is another one.
+    In bits per byte, where the run has both: a token of other text, or of rows that are packed in another way, is
+    another one.
     """
 
     names: tuple[str, str]
@@ -198,7 +243,10 @@ def beside_training(figures: Figures) -> Pairs:
 @rule(
     "something is held out",
     needs="a logged step",
-    threshold=f"at least one validation number after step 0, of the run or of {program('evals')}, or its first evaluation is to come",
+    threshold=(
+        f"at least one validation number after step 0, of the run or of {program('evals')}, or its first "
+        "evaluation is to come"
+    ),
     reason="training loss alone cannot tell learning from memorising, nor one run from another",
     advice=f"Set data.validation and train.eval_steps, or score the checkpoints now: {program('evals')} RUN bpb.",
 )
@@ -210,21 +258,34 @@ def is_validated(figures: Figures) -> Verdict | None:
     later = len(figures.data.scores()) - sum(len(figures.series(name)) for name in VALIDATION[1:])
     if measured or later > 0:
         parts = [f"{name} {count} times" for name, count in measured.items()]
-        return Verdict("healthy", "validation was measured", ", ".join(parts + ([f"{later} later scores"] if later > 0 else [])))  # fmt: skip
+        return Verdict(
+            "healthy", "validation was measured", ", ".join(parts + ([f"{later} later scores"] if later > 0 else []))
+        )
     first = max(figures.recipe("train.eval_steps") or 0, figures.recipe("train.eval_delay") or 0)
     if not first or figures.recipe("train.eval_strategy") == "no":
         first = figures.whole_steps()  # the last step always is evaluated
     if figures.data.is_training and figures.step() <= first:
-        return Verdict("healthy", "the first validation is to come", f"due at step {first:,.0f}; step {figures.step():,}")  # fmt: skip
+        return Verdict(
+            "healthy", "the first validation is to come", f"due at step {first:,.0f}; step {figures.step():,}"
+        )
     return Verdict("trouble", "no validation at all", f"0 evaluations in {figures.step():,} steps")
 
 
 @rule(
     "validation is large enough",
     needs="inputs.validation_bytes in the manifest",
-    threshold=f"one of the validation numbers is over at least {ENOUGH_BYTES:,} bytes (note) or {FEW_BYTES:,} bytes (trouble) of text",
-    reason="documents differ by a tenth or more in bits per byte: over a few of them two runs or steps differ by chance, and a subject that is missing there is never looked at",
-    advice="Name more text in data.validation (or in the files, of which a part is held out); where evals.bpb.tokens is what limits it, raise that.",
+    threshold=(
+        f"one of the validation numbers is over at least {ENOUGH_BYTES:,} bytes (note) or {FEW_BYTES:,} bytes "
+        "(trouble) of text"
+    ),
+    reason=(
+        "documents differ by a tenth or more in bits per byte: over a few of them two runs or steps differ by "
+        "chance, and a subject that is missing there is never looked at"
+    ),
+    advice=(
+        "Name more text in data.validation (or in the files, of which a part is held out); where "
+        "evals.bpb.tokens is what limits it, raise that."
+    ),
 )
 def is_large_enough(figures: Figures) -> Verdict | None:
     scored = figures.manifest("inputs.validation_bytes")
@@ -241,7 +302,10 @@ def is_large_enough(figures: Figures) -> Verdict | None:
     needs=f"{FEWEST_EVALUATIONS} evaluations",
     threshold=f"the last value is less than {RISE_NOTE:.1%} (note) or {RISE_TROUBLE:.0%} (trouble) above the lowest",
     reason="the same text is scored each time, so that differences of half a percent are no noise of the sample",
-    advice="The run memorises: stop at the lowest value (that checkpoint is kept), use more text, fewer passes, a smaller model or dropout.",
+    advice=(
+        "The run memorises: stop at the lowest value (that checkpoint is kept), use more text, fewer passes, a "
+        "smaller model or dropout."
+    ),
 )
 def validation_falls(figures: Figures) -> Verdict | None:
     found = held_out(figures)
@@ -255,16 +319,32 @@ def validation_falls(figures: Figures) -> Verdict | None:
         note=RISE_NOTE,
         trouble=RISE_TROUBLE,
         titles=("validation falls to its end", "validation rises again"),
-        evidence=f"{name} lowest {values[lowest]:.4g} at step {steps[lowest]:.0f}, last {values[-1]:.4g} at step {steps[-1]:.0f} ({rise:+.1%})",
+        evidence=(
+            f"{name} lowest {values[lowest]:.4g} at step {steps[lowest]:.0f}, last {values[-1]:.4g} at step "
+            f"{steps[-1]:.0f} ({rise:+.1%})"
+        ),
     )
 
 
 @rule(
     "validation stays beside training",
-    needs=f"{FEWEST_EVALUATIONS} evaluations in the last three quarters of the run: val/bpb with train/bpb (SFT: assistant_bpb of both), else val/loss with train/loss",
-    threshold=f"validation - training (median of the last {BESIDE_SHARE:.1%} of the logged ones, {BESIDE} at least) widened by less than {GAP_NOTE:.0%} (note) or, where validation is {RISE_NOTE:.1%} above its lowest, {GAP_TROUBLE:.0%} (trouble) of validation since it was smallest, or by less than three standard errors",
-    reason="a gap that stays is the difference of two texts; one that widens is memory, which harms as soon as validation falls no more. Means of the texts differ by a percent or two between evaluations",
-    advice="More or other text, fewer passes over it, dropout or a smaller model; check that validation is of the same kind as training.",
+    needs=(
+        f"{FEWEST_EVALUATIONS} evaluations in the last three quarters of the run: val/bpb with train/bpb (SFT: "
+        "assistant_bpb of both), else val/loss with train/loss"
+    ),
+    threshold=(
+        f"validation - training (median of the last {BESIDE_SHARE:.1%} of the logged ones, {BESIDE} at least) "
+        f"widened by less than {GAP_NOTE:.0%} (note) or, where validation is {RISE_NOTE:.1%} above its lowest, "
+        f"{GAP_TROUBLE:.0%} (trouble) of validation since it was smallest, or by less than three standard errors"
+    ),
+    reason=(
+        "a gap that stays is the difference of two texts; one that widens is memory, which harms as soon as "
+        "validation falls no more. Means of the texts differ by a percent or two between evaluations"
+    ),
+    advice=(
+        "More or other text, fewer passes over it, dropout or a smaller model; check that validation is of the "
+        "same kind as training."
+    ),
 )
 def gap_stays(figures: Figures) -> Verdict | None:
     pairs = beside_training(figures)
@@ -281,7 +361,11 @@ def gap_stays(figures: Figures) -> Verdict | None:
         note=GAP_NOTE,
         trouble=np.inf if falls else GAP_TROUBLE,
         titles=("validation follows training", "validation moves away from training"),
-        evidence=f"val - train {gap[least]:+.3g} at step {pairs.steps[least]:.0f}, {gap[-1]:+.3g} at step {pairs.steps[-1]:.0f} ({pairs.names[1]} {pairs.training[-1]:.4g}, {pairs.names[0]} {pairs.validation[-1]:.4g})",
+        evidence=(
+            f"val - train {gap[least]:+.3g} at step {pairs.steps[least]:.0f}, {gap[-1]:+.3g} at step "
+            f"{pairs.steps[-1]:.0f} ({pairs.names[1]} {pairs.training[-1]:.4g}, {pairs.names[0]} "
+            f"{pairs.validation[-1]:.4g})"
+        ),
     )
 
 
@@ -289,14 +373,21 @@ def gap_stays(figures: Figures) -> Verdict | None:
     "validation text is not trained on",
     needs="val/bpb, or val/loss with train/loss, or inputs.overlap in the manifest",
     threshold=(
-        f"none of: validation documents in the training text (note; trouble from {OVERLAP_TROUBLE:.0%} of those looked for on); val/bpb ever below {LOWEST_BPB} where train/bpb of the first pass never was; beside a train/loss that falls and does not climb again: validation (bits per byte, in nats where the run has not both) at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
-        f"{BELOW_TROUBLE:.0%} (trouble) below training, of fewer than {ENOUGH_BYTES:,} bytes by the square root more"
+        f"none of: validation documents in the training text (note; trouble from {OVERLAP_TROUBLE:.0%} of those "
+        f"looked for on); val/bpb ever below {LOWEST_BPB} where train/bpb of the first pass never was; beside a "
+        "train/loss that falls and does not climb again: validation (bits per byte, in nats where the run has not "
+        f"both) at the last two evaluations more than {BELOW_NOTE:.0%} (note) or {BELOW_TROUBLE:.0%} (trouble) below "
+        f"training, of fewer than {ENOUGH_BYTES:,} bytes by the square root more"
     ),
     reason=(
         "documents known by heart take up to their share from val/bpb, and two runs often differ by no more than 1 %; "
-        "the largest published models need 0.6 to 0.7 bits per byte of unseen prose; and unseen text is not easier than learnt text"
+        "the largest published models need 0.6 to 0.7 bits per byte of unseen prose; and unseen text is not easier "
+        "than learnt text"
     ),
-    advice="Search the training files for validation documents (duplicates, a glob that matches both) and hold out other text. Source code and templates may honestly be this predictable.",
+    advice=(
+        "Search the training files for validation documents (duplicates, a glob that matches both) and hold out "
+        "other text. Source code and templates may honestly be this predictable."
+    ),
 )
 def is_no_leak(figures: Figures) -> Verdict | None:
     scores, pairs = figures.series(VAL_BPB).values, beside_training(figures)
@@ -308,7 +399,12 @@ def is_no_leak(figures: Figures) -> Verdict | None:
     if looked and found:
         level = "trouble" if found >= OVERLAP_TROUBLE * looked else "note"
         place = figures.manifest("inputs.overlap.place")
-        suspicions.append((level, f"{found:,} of the first {looked:,} validation documents stand in the training text (such as {place})"))  # fmt: skip
+        suspicions.append(
+            (
+                level,
+                f"{found:,} of the first {looked:,} validation documents stand in the training text (such as {place})",
+            )
+        )
     if bpb is not None and bpb < LOWEST_BPB and not _is_predictable(figures):
         suspicions.append(("trouble", f"val/bpb reached {bpb:.4g}"))
     sick = [loss_below_start.finding(figures), loss_does_not_rise.finding(figures), loss_falls.finding(figures)]
@@ -319,7 +415,15 @@ def is_no_leak(figures: Figures) -> Verdict | None:
         wider = _sample_factor(figures)
         if below > BELOW_NOTE * wider:
             level = "trouble" if below > BELOW_TROUBLE * wider else "note"
-            suspicions.append((level, f"{pairs.names[0]} {pairs.validation[-1]:.4g} is {below:.0%} below {pairs.names[1]} {pairs.training[-1]:.4g}"))  # fmt: skip
+            suspicions.append(
+                (
+                    level,
+                    (
+                        f"{pairs.names[0]} {pairs.validation[-1]:.4g} is {below:.0%} below {pairs.names[1]} "
+                        f"{pairs.training[-1]:.4g}"
+                    ),
+                )
+            )
     if not suspicions:
         return Verdict("healthy", "nothing says that validation text was trained on", _beside(bpb, pairs, looked))
     is_trouble = any(level == "trouble" for level, _ in suspicions)
@@ -331,7 +435,8 @@ def is_no_leak(figures: Figures) -> Verdict | None:
 
 
 def _is_predictable(figures: Figures) -> bool:
-    """Return whether training text that was read for the first time, and is known by heart by no model, was as easy."""
+    """Return whether training text that was read for the first time, and is known by heart by no model, was as
+    easy."""
     training, epoch = figures.series("train/bpb"), figures.passes()
     if not len(epoch):
         return False
@@ -390,8 +495,11 @@ def early_spikes(series: Series) -> list[int]:
     return [int(series.steps[len(first) - 1 - ago]) for ago, _ in first.early_spikes()]
 
 
-def _spiked(figures: Figures, name: str, series: Series, *, of: str, early: bool = False, high: float = 0.0) -> Verdict | None:  # fmt: skip
-    """Return the verdict on spikes. high: times the usual value that a spike must reach to be of the many that are trouble."""
+def _spiked(
+    figures: Figures, name: str, series: Series, *, of: str, early: bool = False, high: float = 0.0
+) -> Verdict | None:
+    """Return the verdict on spikes. high: times the usual value that a spike must reach to be of the many that are
+    trouble."""
     if not len(series):
         return None
     by_step = figures.by_step(series)
@@ -427,7 +535,10 @@ SPIKE_THRESHOLD = (
     f"no value above the median of the last {WINDOW} by {DEVIATIONS:.0f} robust standard deviations and a tenth; "
     f"trouble from {MANY_SPIKES} such values on that are {SPIKES_SHARE:.1%} of all"
 )
-SPIKE_REASON = "noise does not reach six standard deviations; one bad batch may, three are no accident. The same alarm speaks while a run trains"
+SPIKE_REASON = (
+    "noise does not reach six standard deviations; one bad batch may, three are no accident. The same alarm speaks "
+    "while a run trains"
+)
 
 
 @rule(
@@ -435,7 +546,10 @@ SPIKE_REASON = "noise does not reach six standard deviations; one bad batch may,
     needs=f"train/loss of more than {ENOUGH} steps (of other programs and earlier versions: logged values)",
     threshold=f"{SPIKE_THRESHOLD}; nor one of the first {ENOUGH} above {EARLY:g} times the values on both sides",
     reason=SPIKE_REASON,
-    advice="Look at the rows of those steps; lower the rate or the clipping limit; monitor.on_spike: skip leaves such updates out.",
+    advice=(
+        "Look at the rows of those steps; lower the rate or the clipping limit; monitor.on_spike: skip leaves "
+        "such updates out."
+    ),
 )
 def loss_spikes(figures: Figures) -> Verdict | None:
     return _spiked(figures, "train/loss", figures.loss(), of="loss", early=True)
@@ -444,9 +558,18 @@ def loss_spikes(figures: Figures) -> Verdict | None:
 @rule(
     "gradient norm does not spike",
     needs=f"optim/grad_norm of more than {ENOUGH} steps (of other programs and earlier versions: logged values)",
-    threshold=f"{SPIKE_THRESHOLD} and reach {HIGH_NORM:g} times the usual norm; a note where every step's loss was looked at and none behind the first {ENOUGH} spiked",
-    reason=f"{SPIKE_REASON}; a norm that stays below twice the usual one moves the weights hardly more than any other, and what harms shows in the loss",
-    advice="Clip at about the usual norm (train.max_grad_norm); a norm that spikes before the loss does is an early warning.",
+    threshold=(
+        f"{SPIKE_THRESHOLD} and reach {HIGH_NORM:g} times the usual norm; a note where every step's loss was "
+        f"looked at and none behind the first {ENOUGH} spiked"
+    ),
+    reason=(
+        f"{SPIKE_REASON}; a norm that stays below twice the usual one moves the weights hardly more than any "
+        "other, and what harms shows in the loss"
+    ),
+    advice=(
+        "Clip at about the usual norm (train.max_grad_norm); a norm that spikes before the loss does is an early "
+        "warning."
+    ),
 )
 def gradient_spikes(figures: Figures) -> Verdict | None:
     norm = figures.series("optim/grad_norm")
@@ -461,9 +584,20 @@ def gradient_spikes(figures: Figures) -> Verdict | None:
 @rule(
     "gradient norm stays bounded",
     needs="16 logged optim/grad_norm",
-    threshold=f"the median of the last tenth is less than {GROWTH_NOTE:g} (note) or {GROWTH_TROUBLE:g} times (trouble) the lowest of {NORM_WINDOWS} windows after the warm-up; that of the last quarter more than 1/{GRADIENT_COLLAPSE:.0f} of the second's",
-    reason="norms of sound runs fall through the warm-up (5 times in the NeMo runs this page was made for) and hardly grow after it (1.5 times at most in the 23 runs that were looked at); four times more explodes, a hundred times less has stopped learning",
-    advice="Grown: lower the rate, clip. Collapsed: look for saturated or frozen parts, an underflow of fp16, or text that is already known by heart.",
+    threshold=(
+        f"the median of the last tenth is less than {GROWTH_NOTE:g} (note) or {GROWTH_TROUBLE:g} times (trouble) "
+        f"the lowest of {NORM_WINDOWS} windows after the warm-up; that of the last quarter more than "
+        f"1/{GRADIENT_COLLAPSE:.0f} of the second's"
+    ),
+    reason=(
+        "norms of sound runs fall through the warm-up (5 times in the NeMo runs this page was made for) and "
+        "hardly grow after it (1.5 times at most in the 23 runs that were looked at); four times more explodes, "
+        "a hundred times less has stopped learning"
+    ),
+    advice=(
+        "Grown: lower the rate, clip. Collapsed: look for saturated or frozen parts, an underflow of fp16, or "
+        "text that is already known by heart."
+    ),
 )
 def gradient_bounded(figures: Figures) -> Verdict | None:
     norm, highest = figures.usual_norm(), figures.series("optim/grad_norm").values.max(initial=0)
@@ -474,11 +608,20 @@ def gradient_bounded(figures: Figures) -> Verdict | None:
     warm = warm if warm.size >= 16 else norm.values
     second, last = quarters[1], quarters[3]
     least = windows(warm, min(warm.size // 8, NORM_WINDOWS)).min()
-    evidence = f"median {second:.3g} in the second quarter, {last:.3g} in the last; {least:.3g} in the lowest window, {end:.3g} in the last tenth; highest {highest:.3g}"
+    evidence = (
+        f"median {second:.3g} in the second quarter, {last:.3g} in the last; {least:.3g} in the lowest window, "
+        f"{end:.3g} in the last tenth; highest {highest:.3g}"
+    )
     if not last:
         return Verdict("trouble", "the gradient norm is 0", evidence)
     if end >= GROWTH_NOTE * least:
-        return graded(end / max(least, 1e-30), note=GROWTH_NOTE, trouble=GROWTH_TROUBLE, titles=("", "the gradient norm grows"), evidence=evidence)  # fmt: skip
+        return graded(
+            end / max(least, 1e-30),
+            note=GROWTH_NOTE,
+            trouble=GROWTH_TROUBLE,
+            titles=("", "the gradient norm grows"),
+            evidence=evidence,
+        )
     if last <= second / GRADIENT_COLLAPSE:
         return Verdict("trouble", "the gradient norm collapses", evidence)
     return Verdict("healthy", "the gradient norm stays bounded", evidence)
@@ -488,8 +631,14 @@ def gradient_bounded(figures: Figures) -> Verdict | None:
     "clipping acts now and then",
     needs=f"optim/clip_frac, or optim/grad_norm with train.max_grad_norm: of {CLIPPED_STEPS} steps",
     threshold=f"clipped in more than none and fewer than {CLIPPED_OFTEN:.0%} of the steps; a note otherwise",
-    reason="a limit that is never reached protects from nothing that was seen; one that always acts sets the step size instead of the learning rate",
-    advice="Never: lower train.max_grad_norm to about twice the usual norm, or accept that it is a safety net. Often: raise it, or lower the rate.",
+    reason=(
+        "a limit that is never reached protects from nothing that was seen; one that always acts sets the step "
+        "size instead of the learning rate"
+    ),
+    advice=(
+        "Never: lower train.max_grad_norm to about twice the usual norm, or accept that it is a safety net. "
+        "Often: raise it, or lower the rate."
+    ),
 )
 def clipping(figures: Figures) -> Verdict | None:
     norm, limit = figures.series("optim/grad_norm"), figures.recipe("train.max_grad_norm")
@@ -502,7 +651,9 @@ def clipping(figures: Figures) -> Verdict | None:
     clipped = float(np.average(share.values, weights=steps))
     evidence = f"{clipped:.1%} of {steps.sum():,.0f} steps"
     if len(norm):
-        evidence += f"; norm: median {median(figures.usual_norm().values):.3g}, highest {norm.values.max():.3g}" + (f", limit {limit:g}" if limit else "")  # fmt: skip
+        evidence += f"; norm: median {median(figures.usual_norm().values):.3g}, highest {norm.values.max():.3g}" + (
+            f", limit {limit:g}" if limit else ""
+        )
     if clipped == 0:
         return Verdict("note", "clipping was never active", evidence)
     if clipped > CLIPPED_OFTEN:
@@ -513,9 +664,18 @@ def clipping(figures: Figures) -> Verdict | None:
 @rule(
     "every number is finite",
     needs="train/loss",
-    threshold=f"no loss, gradient norm or parameter is NaN or infinite; steps left out for it are a note up to {SKIPPED_SHARE:.0%} of the steps",
-    reason="one NaN in the weights ends a run for good; fp16's loss scaler skips a few steps while it finds its scale, and a few bad rows pass",
-    advice="Look at the tensor and the rows that the record names; lower the rate, prefer bf16 to fp16; monitor.on_nonfinite: skip leaves single bad steps out.",
+    threshold=(
+        "no loss, gradient norm or parameter is NaN or infinite; steps left out for it are a note up to "
+        f"{SKIPPED_SHARE:.0%} of the steps"
+    ),
+    reason=(
+        "one NaN in the weights ends a run for good; fp16's loss scaler skips a few steps while it finds its "
+        "scale, and a few bad rows pass"
+    ),
+    advice=(
+        "Look at the tensor and the rows that the record names; lower the rate, prefer bf16 to fp16; "
+        "monitor.on_nonfinite: skip leaves single bad steps out."
+    ),
 )
 def everything_finite(figures: Figures) -> Verdict | None:
     failure, made = figures.data.failure or {}, figures.step()

@@ -37,9 +37,21 @@ def step_times(figures: Figures) -> Series:
 @rule(
     "step time stays the same",
     needs=f"{TIMED} logged perf/step_s",
-    threshold=f"from the first to the last third the median grows by less than {DRIFT_NOTE:.0%} (note) or {DRIFT_TROUBLE:.0%} (trouble, where {DRIFT_WINDOWS} windows grow one after the other); only growth from third to third beyond three standard errors counts, and no more than the fast steps' (the lowest tenth)",
-    reason="a GPU run keeps its step time to 1 or 2 %; other programs on a shared machine come and go, and leave some steps as fast as ever; what leaks grows on and slows every step",
-    advice="Look for what grows: a list that a callback keeps, open files, a fragmenting allocator, heat (gpu/sm_clock_mhz), a neighbour on the machine. Profile an early and a late step (monitor.profile_steps).",
+    threshold=(
+        f"from the first to the last third the median grows by less than {DRIFT_NOTE:.0%} (note) or "
+        f"{DRIFT_TROUBLE:.0%} (trouble, where {DRIFT_WINDOWS} windows grow one after the other); only growth "
+        "from third to third beyond three standard errors counts, and no more than the fast steps' (the lowest "
+        "tenth)"
+    ),
+    reason=(
+        "a GPU run keeps its step time to 1 or 2 %; other programs on a shared machine come and go, and leave "
+        "some steps as fast as ever; what leaks grows on and slows every step"
+    ),
+    advice=(
+        "Look for what grows: a list that a callback keeps, open files, a fragmenting allocator, heat "
+        "(gpu/sm_clock_mhz), a neighbour on the machine. Profile an early and a late step "
+        "(monitor.profile_steps)."
+    ),
 )
 def step_time_stays(figures: Figures) -> Verdict | None:
     times = step_times(figures).values
@@ -49,7 +61,10 @@ def step_time_stays(figures: Figures) -> Verdict | None:
     fast = [float(np.quantile(part, 0.1)) for part in np.array_split(times, 3)]
     growth = min(last / first, fast[2] / fast[0]) - 1
     grows_on = bool((np.diff(windows(times, DRIFT_WINDOWS)) > 0).all())
-    evidence = f"medians of the thirds {first:.3g}, {middle:.3g}, {last:.3g} s ({last / first - 1:+.0%}), of the fast steps {fast[2] / fast[0] - 1:+.0%}"
+    evidence = (
+        f"medians of the thirds {first:.3g}, {middle:.3g}, {last:.3g} s ({last / first - 1:+.0%}), of the fast steps "
+        f"{fast[2] / fast[0] - 1:+.0%}"
+    )
     certain = first < middle < last and last - first > 3 * error_of_difference(times, times.size // 3)
     return graded(
         growth if certain else 0.0,
@@ -63,9 +78,18 @@ def step_time_stays(figures: Figures) -> Verdict | None:
 @rule(
     "the accelerator is used",
     needs="gpu/util_pct, perf/mfu_pct or perf/bf16_mfu_pct: 5 logged values",
-    threshold=f"median utilisation at least {UTIL_NOTE:.0f} % (else a note, below {UTIL_TROUBLE:.0f} % trouble) and median MFU at least {MFU_NOTE:.0f} % (else a note, below {MFU_TROUBLE:.0f} % trouble)",
-    reason="utilisation below 100 % is a GPU without work; published pretraining reaches 30 to 60 % of the dense peak, nothing worth its rent below 10 %",
-    advice="Larger micro-batches, train.torch_compile, bf16, a faster attention; where utilisation is low too: data and host are the bottleneck.",
+    threshold=(
+        f"median utilisation at least {UTIL_NOTE:.0f} % (else a note, below {UTIL_TROUBLE:.0f} % trouble) and "
+        f"median MFU at least {MFU_NOTE:.0f} % (else a note, below {MFU_TROUBLE:.0f} % trouble)"
+    ),
+    reason=(
+        "utilisation below 100 % is a GPU without work; published pretraining reaches 30 to 60 % of the dense "
+        "peak, nothing worth its rent below 10 %"
+    ),
+    advice=(
+        "Larger micro-batches, train.torch_compile, bf16, a faster attention; where utilisation is low too: data "
+        "and host are the bottleneck."
+    ),
 )
 def accelerator_is_used(figures: Figures) -> Verdict | None:
     used = figures.timed("gpu/util_pct").values
@@ -89,9 +113,15 @@ def accelerator_is_used(figures: Figures) -> Verdict | None:
 @rule(
     "data does not stall the steps",
     needs="data/wait_frac: 5 logged values",
-    threshold=f"the steps waited for rows for less than {WAIT_NOTE:.0%} (note) or {WAIT_TROUBLE:.0%} (trouble) of their time, the first logged value left out",
+    threshold=(
+        f"the steps waited for rows for less than {WAIT_NOTE:.0%} (note) or {WAIT_TROUBLE:.0%} (trouble) of "
+        "their time, the first logged value left out"
+    ),
     reason="rows are prepared ahead, so a sound run waits for under 1 %; a tenth of the time is a tenth of the rent",
-    advice=f"Prepare the data before the run ({program('data')} RECIPE), copy it to a local disk, more data.num_proc, a cheaper format function.",
+    advice=(
+        f"Prepare the data before the run ({program('data')} RECIPE), copy it to a local disk, more "
+        "data.num_proc, a cheaper format function."
+    ),
 )
 def data_does_not_stall(figures: Figures) -> Verdict | None:
     waits = figures.timed("data/wait_frac")

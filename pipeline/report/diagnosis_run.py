@@ -20,7 +20,10 @@ EMPTY_NOTE = 0.01
     "run reached its end",
     needs="a status in the manifest, or the number of planned steps",
     threshold="the status is finished, the last logged step is the last planned one, or a process is training it",
-    reason="an unfinished run has not seen the low rates of its end, where much of the loss falls: its numbers are not those of the run that was planned",
+    reason=(
+        "an unfinished run has not seen the low rates of its end, where much of the loss falls: its numbers are "
+        "not those of the run that was planned"
+    ),
     advice="Run the same command again: it goes on from the newest whole checkpoint. Without one it starts anew.",
 )
 def reached_its_end(figures: Figures) -> Verdict | None:
@@ -30,7 +33,11 @@ def reached_its_end(figures: Figures) -> Verdict | None:
     if data.failure and data.failure.get("status") in (75, 130):
         return Verdict("note", "the run was interrupted and can go on", f"{of}: status {data.failure['status']}")
     if data.failure:
-        return Verdict("trouble", "the run was stopped by a failure", f"{of}: status {data.failure.get('status')}, {data.failure.get('class')}")  # fmt: skip
+        return Verdict(
+            "trouble",
+            "the run was stopped by a failure",
+            f"{of}: status {data.failure.get('status')}, {data.failure.get('class')}",
+        )
     if data.manifest.get("status") == "finished" or (planned and step >= planned):
         return Verdict("healthy", "the run reached its end", of)
     if data.is_training:
@@ -45,21 +52,30 @@ def reached_its_end(figures: Figures) -> Verdict | None:
     needs="checkpoints, a finished model or the recipe's saving",
     threshold="a whole checkpoint or a finished model is in the run directory, or the first save is to come",
     reason="what is not saved is lost with the process, and with it every hour that was paid",
-    advice="Set train.save_steps so that a crash costs minutes (it is on by default here); an imported run: copy its checkpoints before anything else.",
+    advice=(
+        "Set train.save_steps so that a crash costs minutes (it is on by default here); an imported run: copy "
+        "its checkpoints before anything else."
+    ),
 )
 def can_be_resumed(figures: Figures) -> Verdict | None:
     data = figures.data
     step, sealed = figures.step(), [step for step, _, whole in data.checkpoints if whole]
     if sealed:
         newest = max(sealed)
-        return Verdict("healthy", "the run can be resumed", f"newest whole checkpoint at step {newest:,}, {max(step - newest, 0):,} steps before the last")  # fmt: skip
+        return Verdict(
+            "healthy",
+            "the run can be resumed",
+            f"newest whole checkpoint at step {newest:,}, {max(step - newest, 0):,} steps before the last",
+        )
     if data.run.model.is_dir():
         return Verdict("healthy", "the finished model is there", str(data.run.model.name))
     seconds = figures.seconds()
     lost = f"{step:,} steps" + (f", {seconds / 3600:.2g} h of steps" if seconds else "") + " cannot be continued"
     strategy, every = figures.recipe("train.save_strategy"), figures.recipe("train.save_steps")
     if strategy == "no":
-        return Verdict("trouble", "the run saves no checkpoint: it cannot be resumed", f"train.save_strategy is no; {lost}")  # fmt: skip
+        return Verdict(
+            "trouble", "the run saves no checkpoint: it cannot be resumed", f"train.save_strategy is no; {lost}"
+        )
     saves, was_whole = len(figures.series("ckpt/save_s")), figures.last("ckpt/last_good_step") is not None
     is_number = isinstance(every, (int, float))
     if data.is_training and is_number and not was_whole and (every >= step or saves == 1):
@@ -69,17 +85,25 @@ def can_be_resumed(figures: Figures) -> Verdict | None:
     if not step or (every is None and data.manifest.get("status") == "finished"):
         return None
     is_late = is_number and every > step
-    return Verdict("trouble", "there is no checkpoint to resume from", (f"train.save_steps is {every:g}; " if is_late else "") + lost)  # fmt: skip
+    return Verdict(
+        "trouble",
+        "there is no checkpoint to resume from",
+        (f"train.save_steps is {every:g}; " if is_late else "") + lost,
+    )
 
 
 @rule(
     "starts are few",
     needs="a logged step",
     threshold=(
-        f"fewer than {RESTARTS} restarts, and steps made twice below {LOST_NOTE:.0%} (note) or {LOST_TROUBLE:.0%} (trouble) of those that count; "
-        f"in runs of {LONG_ENOUGH_S / 60:.0f} minutes and more goodput at least {GOODPUT_NOTE:.0f} % (note) or {GOODPUT_TROUBLE:.0f} % (trouble)"
+        f"fewer than {RESTARTS} restarts, and steps made twice below {LOST_NOTE:.0%} (note) or {LOST_TROUBLE:.0%} "
+        f"(trouble) of those that count; in runs of {LONG_ENOUGH_S / 60:.0f} minutes and more goodput at least "
+        f"{GOODPUT_NOTE:.0f} % (note) or {GOODPUT_TROUBLE:.0f} % (trouble)"
     ),
-    reason="every restart repeats start-up and the steps since the last checkpoint; a tenth of the rent lost that way is worth an afternoon's search",
+    reason=(
+        "every restart repeats start-up and the steps since the last checkpoint; a tenth of the rent lost that "
+        "way is worth an afternoon's search"
+    ),
     advice="Read failure.json and the console around each end; save more often; move to steadier machines.",
 )
 def starts_are_few(figures: Figures) -> Verdict | None:
@@ -100,16 +124,28 @@ def starts_are_few(figures: Figures) -> Verdict | None:
     if lost >= LOST_NOTE * made or useful < GOODPUT_NOTE or restarts >= RESTARTS:
         return Verdict("note", "restarts or other things than steps cost time", evidence)
     if goodput is not None and goodput < GOODPUT_NOTE:
-        return Verdict("healthy", "hardly any step was made twice; the rest is start-up, evaluations and saves of a short run", evidence)  # fmt: skip
-    return Verdict("healthy", "hardly any step was made twice" if goodput is None else "hardly any time was lost", evidence)  # fmt: skip
+        return Verdict(
+            "healthy",
+            "hardly any step was made twice; the rest is start-up, evaluations and saves of a short run",
+            evidence,
+        )
+    return Verdict(
+        "healthy", "hardly any step was made twice" if goodput is None else "hardly any time was lost", evidence
+    )
 
 
 @rule(
     "text is not repeated too often",
     needs="data/epoch",
     threshold=f"fewer than {PASSES_NOTE} (note) or {PASSES_TROUBLE} (trouble) whole passes over a source",
-    reason="up to four passes teach nearly as much as new text, after about sixteen another one teaches nothing (Muennighoff et al. 2023)",
-    advice="More text, a shorter run, or a smaller share for the small source (data.sources weight or epochs); watch validation.",
+    reason=(
+        "up to four passes teach nearly as much as new text, after about sixteen another one teaches nothing "
+        "(Muennighoff et al. 2023)"
+    ),
+    advice=(
+        "More text, a shorter run, or a smaller share for the small source (data.sources weight or epochs); "
+        "watch validation."
+    ),
 )
 def few_passes(figures: Figures) -> Verdict | None:
     before = figures.passes().values
@@ -128,9 +164,18 @@ def few_passes(figures: Figures) -> Verdict | None:
 @rule(
     "rows hold text",
     needs="shares in the manifest, or data/pad_frac",
-    threshold=f"padding below {PADDED_NOTE:.0%} (note) or {PADDED_TROUBLE:.0%} (trouble) of the positions; cropped text below {CROPPED_NOTE:.0%} (note) or {CROPPED_TROUBLE:.0%} (trouble)",
-    reason="padding is computed and teaches nothing: 5 % is 5 % of the cost; cropped text is lost, and best_fit_crop loses about a third where documents are long",
-    advice="data.packing: cut_and_fit pads under 1 % and loses nothing; in SFT longer rows, or shorter conversations together; where each row holds one text (docs/isolation.md), rows no longer than these.",
+    threshold=(
+        f"padding below {PADDED_NOTE:.0%} (note) or {PADDED_TROUBLE:.0%} (trouble) of the positions; cropped "
+        f"text below {CROPPED_NOTE:.0%} (note) or {CROPPED_TROUBLE:.0%} (trouble)"
+    ),
+    reason=(
+        "padding is computed and teaches nothing: 5 % is 5 % of the cost; cropped text is lost, and "
+        "best_fit_crop loses about a third where documents are long"
+    ),
+    advice=(
+        "data.packing: cut_and_fit pads under 1 % and loses nothing; in SFT longer rows, or shorter "
+        "conversations together; where each row holds one text (docs/isolation.md), rows no longer than these."
+    ),
 )
 def rows_hold_text(figures: Figures) -> Verdict | None:
     shares = {name: share.get("lost") or {} for name, share in (figures.manifest("shares") or {}).items()}
@@ -153,12 +198,26 @@ def rows_hold_text(figures: Figures) -> Verdict | None:
 @rule(
     "conversations fit their rows",
     needs="shares of conversations in the manifest",
-    threshold=f"conversations longer than a row and left out below {DROPPED_NOTE:.0%} (note) or {DROPPED_TROUBLE:.0%} (trouble) of a source, those that lose their last turns and those without an answer of the assistant below {DROPPED_NOTE:.0%} (note)",
-    reason="what is left out is not chosen by chance: long answers go first, and the model learns to be short. One in a hundred is lost in any corpus",
-    advice="Longer rows (data.row_tokens), as long as the evidence says; or conversations split in the files. Of a model that is there already its positions are the limit.",
+    threshold=(
+        f"conversations longer than a row and left out below {DROPPED_NOTE:.0%} (note) or {DROPPED_TROUBLE:.0%} "
+        "(trouble) of a source, those that lose their last turns and those without an answer of the assistant "
+        f"below {DROPPED_NOTE:.0%} (note)"
+    ),
+    reason=(
+        "what is left out is not chosen by chance: long answers go first, and the model learns to be short. One "
+        "in a hundred is lost in any corpus"
+    ),
+    advice=(
+        "Longer rows (data.row_tokens), as long as the evidence says; or conversations split in the files. Of a "
+        "model that is there already its positions are the limit."
+    ),
 )
 def conversations_fit(figures: Figures) -> Verdict | None:
-    shares = {name: share for name, share in (figures.manifest("shares") or {}).items() if "too long" in (share.get("lost") or {})}  # fmt: skip
+    shares = {
+        name: share
+        for name, share in (figures.manifest("shares") or {}).items()
+        if "too long" in (share.get("lost") or {})
+    }
     if not shares:
         return None
     lines, dropped, row_tokens = [], 0.0, figures.recipe("data.row_tokens")
@@ -172,7 +231,9 @@ def conversations_fit(figures: Figures) -> Verdict | None:
     if not lines:
         most = {what: max(share["lost"].get(what, 0.0) for share in shares.values()) for what in LEFT_OUT}
         evidence = ", ".join(f"{what} {100 * part:.2f} %" for what, part in most.items())
-        return Verdict("healthy", "conversations fit the rows", evidence + " (of the worst source)" * (len(shares) > 1))
+        return Verdict(
+            "healthy", "conversations fit the rows", evidence + " (of the worst source)" * (len(shares) > 1)
+        )
     level: Level = "trouble" if dropped >= DROPPED_TROUBLE else "note"
     return Verdict(level, "conversations are left out or cut", "; ".join(lines))
 
@@ -180,7 +241,10 @@ def conversations_fit(figures: Figures) -> Verdict | None:
 @rule(
     "every row is readable",
     needs="data/bad_rows",
-    threshold=f"no unreadable row; trouble from {BAD_ROWS_SHARE:.1%} of the documents (or rows) on; empty rows below {EMPTY_NOTE:.0%} of a source (note)",
+    threshold=(
+        f"no unreadable row; trouble from {BAD_ROWS_SHARE:.1%} of the documents (or rows) on; empty rows below "
+        f"{EMPTY_NOTE:.0%} of a source (note)"
+    ),
     reason="a few bad lines pass unnoticed in any crawl; one in a thousand is a broken file or a wrong format",
     advice=f"The run names each row: {program('data')} RECIPE shows them; correct or leave out the file.",
 )
@@ -198,4 +262,10 @@ def rows_are_readable(figures: Figures) -> Verdict | None:
         if empty >= EMPTY_NOTE:
             return Verdict("note", "rows are empty", evidence)
         return Verdict("healthy", "every row was readable", evidence)
-    return graded(bad / read if read else 0.0, note=0, trouble=BAD_ROWS_SHARE, titles=("", "rows are unreadable"), evidence=evidence)  # fmt: skip
+    return graded(
+        bad / read if read else 0.0,
+        note=0,
+        trouble=BAD_ROWS_SHARE,
+        titles=("", "rows are unreadable"),
+        evidence=evidence,
+    )

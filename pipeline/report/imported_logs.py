@@ -1,4 +1,5 @@
-"""Logs of nanochat, picoLLM and NeMo read as runs: rows with our names, and what a log does not know or means by one of them."""
+"""Logs of nanochat, picoLLM and NeMo read as runs: rows with our names, and what a log does not know or means by one
+of them."""
 
 import csv
 import io
@@ -34,7 +35,8 @@ class Log:
     """Result of an importer.
 
     meanings: of our names whose number is another one, what it is. lost: line number and text of what looks like a
-    measured step and could not be read. shape, inputs: as the manifest of a run has them; flops_per_token: as the log gives them.
+    measured step and could not be read. shape, inputs: as the manifest of a run has them; flops_per_token: as the log
+    gives them.
     """
 
     program: str
@@ -103,7 +105,8 @@ COUNT = r"([\d,]+)"
 DEVICE = re.compile(r"GPU: (.+?) \| Peak FLOPS")
 DTYPE = re.compile(r"COMPUTE_DTYPE: (?:torch\.)?(\w+)")
 OURS = re.compile(
-    r"shape: device (?P<device>.+?), processes (?P<processes>\d+), .*?dtype (?P<dtype>\w+), compiled (?P<compiled>\w+), attention (?P<attention>\w+)"
+    r"shape: device (?P<device>.+?), processes (?P<processes>\d+), .*?dtype (?P<dtype>\w+), "
+    r"compiled (?P<compiled>\w+), attention (?P<attention>\w+)"
 )
 FLOPS = re.compile(r"Estimated FLOPs per token: ([\d.]+e[+-]?\d+)")
 VOCABULARY = re.compile(rf"Vocab size: {COUNT}")
@@ -161,7 +164,8 @@ def read_head(lines: list[str], log: Log) -> Log:
 
 
 def batch_tokens_of(rows: list[dict[str, Any]]) -> int | None:
-    """Return tokens of a step, where times (rounded to 0.01 ms) and rates (cut to whole tokens/s) leave one number possible."""
+    """Return tokens of a step, where times (rounded to 0.01 ms) and rates (cut to whole tokens/s) leave one number
+    possible."""
     timed = [
         (row["perf/step_s"], row["perf/tok_per_s"]) for row in rows if {"perf/step_s", "perf/tok_per_s"} <= row.keys()
     ]
@@ -176,8 +180,8 @@ def batch_tokens_of(rows: list[dict[str, Any]]) -> int | None:
 # Console logs of nanochat, picoLLM and our own: `step 05567/05568 (99.98%) | loss: 2.336916 | ... | eta: 0.0m`.
 
 HEAD = re.compile(r"\bstep\s+(\d+)(?:/(\d+))?\s*(?:\([\d.]+%\)\s*)?\|", re.IGNORECASE)
-# What a measured step, or the beginning of a torn one, looks like: zero-padded to five digits and first on its line, but
-# for a mark such as "[rank0]:" or a time stamp.
+# What a measured step, or the beginning of a torn one, looks like: zero-padded to five digits and first on its line,
+# but for a mark such as "[rank0]:" or a time stamp.
 LOOKS = re.compile(r"^(?:\W|\d|\[[^\]]*\])*step\s+\d{5,}", re.IGNORECASE)
 VALUE = r"-?(?:[\d,]*\.?\d+(?:e[+-]?\d+)?|nan|inf)|n/a"
 UNIT = r"(?:ms|m|s|%)?(?=[\s|,]|$)"  # nothing else may follow a number: it was written over by another process
@@ -273,7 +277,8 @@ def read_console(text: str) -> list[Log]:
 
 
 def parse_line(line: str) -> Line | None:
-    """Return the line, or None when it is none, a field that we know holds no number, or it holds no field that we know."""
+    """Return the line, or None when it is none, a field that we know holds no number, or it holds no field that we
+    know."""
     head = HEAD.search(line)
     if head is None:
         return None
@@ -304,7 +309,8 @@ def _is_torn(line: Line, before: Line) -> bool:
 
 
 def _is_another_run(line: Line, last: Line | None, log: Log) -> bool:
-    """Return whether steps that begin again are the next stage or run, whose lines have other fields, not a restart of this one."""
+    """Return whether steps that begin again are the next stage or run, whose lines have other fields, not a restart of
+    this one."""
     return last is None or log.finished or _kind(line) != _kind(last)
 
 
@@ -358,7 +364,8 @@ Cells = dict[str, Any]
 
 
 def read_table(text: str, stem: str) -> dict[str, Log]:
-    """Return by run what the table holds; {} when it is no table of metrics. stem: the file's name without its ending."""
+    """Return by run what the table holds; {} when it is no table of metrics. stem: the file's name without its
+    ending."""
     table = _cells(text)
     tagged = TAG.fullmatch(stem)
     if tagged and table and {"step", "value"} <= {name.lower() for name in table[0][1]}:
@@ -408,7 +415,8 @@ def _json_cells(text: str) -> list[tuple[int, Cells]]:
 
 
 def _by_run(table: list[tuple[int, Cells]], stem: str) -> dict[str, list[tuple[int, Cells]]]:
-    """Return the table by run: a chart's columns `<run> - <metric>` and our own column `run` make several runs of one table."""
+    """Return the table by run: a chart's columns `<run> - <metric>` and our own column `run` make several runs of one
+    table."""
     found: dict[str, list[tuple[int, Cells]]] = {}
     names = dict.fromkeys(name for _, cells in table for name in cells)
     charts = {name: tuple(name.rsplit(" - ", 1)) for name in names if " - " in name}
@@ -421,7 +429,9 @@ def _by_run(table: list[tuple[int, Cells]], stem: str) -> dict[str, list[tuple[i
                 own.append((number, {"step": cells.get(step or ""), **metrics}))
         return found
     for number, cells in table:
-        found.setdefault(str(cells["run"]) if "run" in names and cells.get("run") else stem, []).append((number, cells))
+        found.setdefault(str(cells["run"]) if "run" in names and cells.get("run") else stem, []).append(
+            (number, cells)
+        )
     return found
 
 
@@ -477,8 +487,8 @@ def _stamps(given: Cells, program: str) -> dict[str, Any]:
 def _count_steps(log: Log) -> None:
     """Count steps as we do, those that were made, in place.
 
-    NeMo's global_step counts from zero (at 99 it has consumed 100 batches), as do nanochat's W&B rows of a step, not those of
-    an evaluation; a CSV of its console counts from zero where it begins there.
+    NeMo's global_step counts from zero (at 99 it has consumed 100 batches), as do nanochat's W&B rows of a step, not
+    those of an evaluation; a CSV of its console counts from zero where it begins there.
     """
     from_zero = log.program == NEMO or (log.program == NANOCHAT_CSV and bool(log.rows) and log.rows[0]["step"] == 0)
     for row in log.rows:
@@ -501,7 +511,8 @@ def _add_times(rows: list[dict[str, Any]]) -> None:
 
 
 def read_runs(names: Sequence[str]) -> list[RunData]:
-    """Return the runs of those directories, names under runs/, and log files; tables of one run, a metric each, become one run.
+    """Return the runs of those directories, names under runs/, and log files; tables of one run, a metric each, become
+    one run.
 
     Raises InputMissingError for a run that is not there, DataError for a file that is no log.
     """
@@ -545,9 +556,9 @@ def read_log(path: Path) -> list[RunData]:
     if tables := read_table(text, name_of(path)):
         return [imported_run(path, log, name=run) for run, log in tables.items()]
     raise DataError(
-        f"{path}: nothing in it is a measured step, so there is nothing to compare. "
-        "Give a run directory, the console log of nanochat, picoLLM or a run of ours, a metrics.jsonl, a trainer_state.json, or "
-        "a CSV or JSON export of NeMo's metrics from W&B or TensorBoard (docs/metrics.md names them)."
+        f"{path}: nothing in it is a measured step, so there is nothing to compare. Give a run directory, the console "
+        "log of nanochat, picoLLM or a run of ours, a metrics.jsonl, a trainer_state.json, or a CSV or JSON export of "
+        "NeMo's metrics from W&B or TensorBoard (docs/metrics.md names them)."
     )
 
 

@@ -1,4 +1,5 @@
-"""report.html, comparison.html: first screen, plots and folded sections in one file that opens without a network and asks for nothing."""
+"""report.html, comparison.html: first screen, plots and folded sections in one file that opens without a network and
+asks for nothing."""
 
 import base64
 import gzip
@@ -56,7 +57,8 @@ class Plots:
 
 
 def plots_of(panels: list[Panel], labels: dict[str, str]) -> Plots:
-    """Return the plots of the panels. labels: of the x axes by name. The first is what is drawn over at first: every curve has it."""
+    """Return the plots of the panels. labels: of the x axes by name. The first is what is drawn over at first: every
+    curve has it."""
     axes = _axes(panels, labels)
     shared = Range1d(start=axes[0]["range"][0], end=axes[0]["range"][1])
     cursor = Span(dimension="height", line_color=INK, line_dash="dotted", line_width=1)
@@ -154,7 +156,8 @@ DOTS_PER_INCH = 110
 def picture(
     panels: Sequence[tuple[str, Panel]], labels: dict[str, str], *, title: str, one_legend: bool = False
 ) -> bytes:
-    """Return a PNG of the panels, each over its axis. labels: of the x axes. one_legend: a name means the same curve in all."""
+    """Return a PNG of the panels, each over its axis. labels: of the x axes. one_legend: a name means the same curve
+    in all."""
     rows = -(-len(panels) // COLUMNS)
     with matplotlib.rc_context({"text.usetex": False, "font.size": 8}):
         names = {curve.name for _, panel in panels for curve in panel.curves}
@@ -184,7 +187,8 @@ def plain(text: str) -> str:
 
 
 def _draw(panel: Panel, axes: Any, x: str, *, smooth: bool) -> dict[str, Any]:
-    """Draw the curves that have a place on the axis; return their lines by name. smooth: in many shades, a megabyte for many runs."""
+    """Draw the curves that have a place on the axis; return their lines by name. smooth: in many shades, a megabyte
+    for many runs."""
     axes.set_title(panel.title, fontsize=9)
     for kind, places in panel.marks.items():
         for place in places[x]:
@@ -234,11 +238,13 @@ def page(
     one_legend: bool = False,
     version: str | None = None,
 ) -> str:
-    """Return the whole page, at most PAGE_BYTES in UTF-8: the longest sections are cut where all of them would be more.
+    """Return the whole page, at most PAGE_BYTES in UTF-8: the longest sections are cut where all of them would be
+    more.
 
-    kind: report or comparison, as the file beside it that holds the whole text is called. axes: labels of the x axes. summary,
-    head: the first screen, of a run or in Markdown. unfolded: titles of sections that are open at first. one_legend: a name means
-    the same curve in every panel, and is shown or hidden in all at once. version: of a page that is served (single.py).
+    kind: report or comparison, as the file beside it that holds the whole text is called. axes: labels of the x axes.
+    summary, head: the first screen, of a run or in Markdown. unfolded: titles of sections that are open at first.
+    one_legend: a name means the same curve in every panel, and is shown or hidden in all at once. version: of a page
+    that is served (single.py).
     """
     plots = plots_of(panels, axes) if panels else None
     titles = [*sections, *(title for title in dict.fromkeys(p.section for p in panels) if title not in sections)]
@@ -270,7 +276,8 @@ def page(
 
 def _panel(panel: Panel, place: int) -> dict[str, Any]:
     listed = "; ".join(
-        f"{curve.name} from {curve.y[0]:.4g} to {curve.y[-1]:.4g}, lowest {curve.y.min():.4g}, highest {curve.y.max():.4g}"
+        f"{curve.name} from {curve.y[0]:.4g} to {curve.y[-1]:.4g}, lowest {curve.y.min():.4g}, highest "
+        f"{curve.y.max():.4g}"
         for curve in panel.curves
         if curve.style != "level"
     )
@@ -334,7 +341,8 @@ def _fence(lines: list[str]) -> str:
 
 
 def html_of(markdown: str) -> str:
-    """Return the Markdown as HTML. HTML in it stays text, pictures are not loaded, wide tables scroll inside their box."""
+    """Return the Markdown as HTML. HTML in it stays text, pictures are not loaded, wide tables scroll inside their
+    box."""
     html = _markdown().render(markdown)
     # The section's own title is an h2, so its parts begin at h3 as they do in report.md.
     return html.replace("<table>", '<div class="wide" tabindex="0"><table>').replace("</table>", "</table></div>")

@@ -1,4 +1,5 @@
-"""Everything the report shows, read from a run directory once. Any file but one may be missing: a crash leaves what it leaves."""
+"""Everything the report shows, read from a run directory once. Any file but one may be missing: a crash leaves what it
+leaves."""
 
 import csv
 import datetime
@@ -118,9 +119,15 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
 # left out.
 
 # Keys of a recipe that a report computes with.
-NUMBERS = ("run.gpu_hour_cost", "monitor.gpu_hz", "train.max_grad_norm", "train.max_steps", "train.seed", "train.save_steps", "train.eval_steps", "train.eval_delay",
-           "train.logging_steps", "train.warmup_steps", "train.learning_rate", "data.row_tokens", "data.batch_tokens", "optimizer.schedule.warmup_steps")  # fmt: skip
-TEXTS = ("run.name", "run.note", "run.stage", "model.start_from", "hub.id", "train.save_strategy", "optimizer.type", "model.type")  # fmt: skip
+NUMBERS = (
+    "run.gpu_hour_cost", "monitor.gpu_hz", "train.max_grad_norm", "train.max_steps", "train.seed", "train.save_steps",
+    "train.eval_steps", "train.eval_delay", "train.logging_steps", "train.warmup_steps", "train.learning_rate",
+    "data.row_tokens", "data.batch_tokens", "optimizer.schedule.warmup_steps",
+)  # fmt: skip
+TEXTS = (
+    "run.name", "run.note", "run.stage", "model.start_from", "hub.id", "train.save_strategy", "optimizer.type",
+    "model.type",
+)  # fmt: skip
 OBJECTS = ("optimizer.schedule", "optimizer.groups", "evals.chat", "evals.core")
 
 
@@ -140,7 +147,8 @@ def read_failure(run: RunDirectory) -> dict[str, Any] | None:
 
 
 def read_manifest(run: RunDirectory) -> tuple[dict[str, Any], list[str]]:
-    """Return what run_manifest.json holds as documented, and what is left out; ({}, []) where it was torn by a crash."""
+    """Return what run_manifest.json holds as documented, and what is left out; ({}, []) where it was torn by a
+    crash."""
     manifest = read_json_or_none(run.manifest) or {}
     problems = manifest_problems(manifest)
     if problems:
@@ -298,14 +306,16 @@ class Benchmark:
 
     @property
     def age(self) -> tuple[float, float]:
-        """Return what orders benchmarks: of a later step, then of a later time. A model/ without a step is the run's last."""
+        """Return what orders benchmarks: of a later step, then of a later time. A model/ without a step is the run's
+        last."""
         return (float("inf") if self.step is None else self.step, self.entry.get("time") or 0)
 
     def protocols(self) -> list[str]:
         return list(dict.fromkeys(row["protocol"] for row in [*self.means, *self.tasks]))
 
     def protocols_text(self) -> str:
-        """Return what the protocol of each task is made of; that of a mean is made of theirs. "" where none is known."""
+        """Return what the protocol of each task is made of; that of a mean is made of theirs. "" where none is
+        known."""
         made_of = {row["protocol"]: Protocol.of(row) for row in self.tasks}
         return "".join(f"- protocol {cell(id_)}: {cell(str(made))}\n" for id_, made in made_of.items() if made)
 
@@ -336,7 +346,8 @@ class Benchmark:
         return [row for row in self.tasks if row["name"].rpartition("/")[0] not in names]
 
     def items_of(self, row: dict[str, Any]) -> tuple[tuple[str, int | None], ...]:
-        """Return name and items of each task of a mean, or of a task: under one protocol too a part of the tasks may have been scored."""
+        """Return name and items of each task of a mean, or of a task: under one protocol too a part of the tasks may
+        have been scored."""
         tasks = self.tasks_of(row) if row in self.means else [row]
         return tuple(sorted((task_name(task), task.get("items")) for task in tasks))
 
@@ -390,8 +401,8 @@ Key = tuple[str, str | None, tuple[tuple[str, int | None], ...]]  # name, protoc
 class Score:
     """One bits-per-byte figure, or the mean of a benchmark.
 
-    protocol, items: what was scored, of a benchmark by task; two figures compare only when both are equal and the first is known.
-    parts: what the protocol is made of; None where an earlier version recorded its id alone.
+    protocol, items: what was scored, of a benchmark by task; two figures compare only when both are equal and the
+    first is known. parts: what the protocol is made of; None where an earlier version recorded its id alone.
     """
 
     name: str
@@ -500,7 +511,8 @@ class RunData:
         return attempt_spans(Columns.of(self.all_rows), self.manifest, failed=(self.failure or {}).get("time"))
 
     def up_to(self, step: int) -> "RunData":
-        """Return the run as it was when it had made that step: what it measured later says nothing about its model then."""
+        """Return the run as it was when it had made that step: what it measured later says nothing about its model
+        then."""
         rows = [row for row in self.rows if row.get("step", 0) <= step]
         last = max((row["time"] for row in rows if "time" in row), default=0.0)
         return replace(
@@ -515,7 +527,10 @@ class RunData:
     def status(self) -> str:
         """Return one sentence on the state of the run."""
         if self.failure:
-            return f"stopped with status {self.failure.get('status')} ({self.failure.get('class')}): {self.failure.get('message')}"
+            return (
+                f"stopped with status {self.failure.get('status')} ({self.failure.get('class')}): "
+                f"{self.failure.get('message')}"
+            )
         if self.manifest.get("status") == "finished":
             return "finished"
         return f"not finished: last recorded step {self.step()}" + (
@@ -565,7 +580,8 @@ class RunData:
         return benchmarks_of(self.evals)
 
     def means(self) -> list[Score]:
-        """Return means of benchmarks, oldest first; of one without a mean its tasks. Tasks and items are part of what was measured."""
+        """Return means of benchmarks, oldest first; of one without a mean its tasks. Tasks and items are part of what
+        was measured."""
         return [
             Score(
                 name=row["name"],
@@ -586,7 +602,8 @@ class RunData:
         return {(score.name, score.protocol, score.items): score for score in [*self.scores(), *self.means()]}
 
     def other_results(self) -> list[tuple[str, int | None, float, str | None]]:
-        """Return (name, step, value, subject) of what `python -m pipeline.evals` measured beside bits per byte and benchmarks."""
+        """Return (name, step, value, subject) of what `python -m pipeline.evals` measured beside bits per byte and
+        benchmarks."""
         return [
             (result["name"], entry.get("step"), result["value"], entry.get("subject"))
             for entry in self.evals
@@ -606,8 +623,8 @@ def read_run(name: str) -> RunData:
     run = find_run(name) or RunDirectory(Path(name))
     if not any(path.exists() for path in (run.manifest, run.recipe, run.metrics)):
         raise InputMissingError(
-            f"{name}: no run is there (none of run_manifest.json, recipe.yaml, metrics.jsonl), so there is nothing to report. "
-            "Give the path of a run directory, such as runs/<name>."
+            f"{name}: no run is there (none of run_manifest.json, recipe.yaml, metrics.jsonl), so there is nothing to "
+            "report. Give the path of a run directory, such as runs/<name>."
         )
     rows = read_columns(run.metrics)
     manifest, problems = read_manifest(run)

@@ -54,7 +54,8 @@ def checkpoints_text(data: RunData) -> str:
 
 
 def attempts_text(data: RunData) -> str:
-    """Return each attempt: from where, how far, how long, and how many of its logged steps the next one had to make again."""
+    """Return each attempt: from where, how far, how long, and how many of its logged steps the next one had to make
+    again."""
     written = Columns.of(data.all_rows)
     starts = {row.get("attempt"): row for _, row in written.events("attempt")}
     at, _ = written.column("train/loss")
@@ -135,9 +136,26 @@ def tokenizer_text(data: RunData) -> str:
 HARDWARE = ("shape", "host", "world_size", "hardware", "devices")
 # Manifest entries that have a place of their own in the report, or that only a machine reads.
 SHOWN_ELSEWHERE = {
-    "must_match", "results", "versions", "inputs", "shares", "forked_from", "name", "stage", "note", "wandb_id", "wandb_url",
-    "plan", "model", "peak_memory_bytes", "imported", "created", "ended", "finished", *HARDWARE,
-}  # fmt: skip
+    "must_match",
+    "results",
+    "versions",
+    "inputs",
+    "shares",
+    "forked_from",
+    "name",
+    "stage",
+    "note",
+    "wandb_id",
+    "wandb_url",
+    "plan",
+    "model",
+    "peak_memory_bytes",
+    "imported",
+    "created",
+    "ended",
+    "finished",
+    *HARDWARE,
+}
 DATA_HEAD = ("data", "use", "id", "revision", "fingerprint")
 # Keys of the recipe that make a run what it is; all keys are in the section on the recipe.
 HYPERPARAMETERS = re.compile(
@@ -316,7 +334,8 @@ def gradient_norm_text(data: RunData) -> str:
 
 
 def system_text(data: RunData) -> str:
-    """Return median, lowest and highest of each number of the machine. The first logged interval, which compiles, is left out of rates."""
+    """Return median, lowest and highest of each number of the machine. The first logged interval, which compiles, is
+    left out of rates."""
     rows = []
     for name in data.columns.names():
         if not (is_of_machine(name) or name.startswith("data/wait_")):
@@ -338,7 +357,8 @@ SHOWN_CHARS = 2000  # of a text; samples.jsonl has the whole
 
 
 def samples_text(data: RunData) -> str:
-    """Return each prompt with its first and its last text of the training; then the newest texts by command of each model."""
+    """Return each prompt with its first and its last text of the training; then the newest texts by command of each
+    model."""
     return joined(_while_training(data), *_by_command(data.evals))
 
 
@@ -393,7 +413,9 @@ def _how(row: dict[str, Any]) -> str | None:
     if temperature is None:
         return None
     chosen = "the likeliest" if temperature == 0 else f"sampled, temperature {temperature:g}"
-    return chosen + (f", top_k {row['top_k']}" if row.get("top_k") else "") + (", as a chat" if row.get("chat") else "")
+    return (
+        chosen + (f", top_k {row['top_k']}" if row.get("top_k") else "") + (", as a chat" if row.get("chat") else "")
+    )
 
 
 # What the GPUs did and drew, from gpu-<host>.csv: load, heat, what held their clocks back, energy and its price.
@@ -411,7 +433,10 @@ def energy_text(data: RunData) -> str:
             rows.append([host, index, *_of_gpu([gpu for gpu in found if gpu.index == index])])
     if not sampled:
         return ""
-    head = ["host", "GPU", "name", "power, mean and highest, W", "of its limit", "deg C, mean and highest", "busy", "memory, highest, GiB", "SM clock, mean, MHz", "throttled samples", "why"]  # fmt: skip
+    head = [
+        "host", "GPU", "name", "power, mean and highest, W", "of its limit", "deg C, mean and highest", "busy",
+        "memory, highest, GiB", "SM clock, mean, MHz", "throttled samples", "why",
+    ]  # fmt: skip
     return joined(filled_table(head, rows), facts_table("what", _facts(data, sampled)))
 
 
@@ -541,7 +566,8 @@ def _hours(seconds: float | None) -> str | None:
 
 
 def outcome_text(data: RunData) -> str:
-    """Return a table of what was planned and found, found / planned where both are known; "" for a run without a plan."""
+    """Return a table of what was planned and found, found / planned where both are known; "" for a run without a
+    plan."""
     plan = data.manifest.get("plan") or {}
     if not plan:
         return ""
@@ -566,19 +592,39 @@ def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]
         ("parameters", "", plan.get("parameters"), data.fact("model.parameters")),
         ("steps", "", plan.get("steps"), data.step() or None),
         ("tokens (row positions)", "", plan.get("tokens"), data.tokens() or None),
-        ("FLOPs, nanochat's formula", "", plan.get("flops"), flops * data.tokens() if flops and data.tokens() else None),
+        (
+            "FLOPs, nanochat's formula",
+            "",
+            plan.get("flops"),
+            flops * data.tokens() if flops and data.tokens() else None,
+        ),
         ("a step", "s", data.fact("plan.probe.step_s"), step_s),
         ("time in steps, without first intervals' compilation", "s", plan.get("training_s"), in_steps),
         ("time in steps, all of it", "s", None, data.last("perf/total_s")),
-        ("wall time of all attempts, planned without preparing data and benchmarks", "s", data.fact("plan.duration_s.total.value"), wall_s(data)),
+        (
+            "wall time of all attempts, planned without preparing data and benchmarks",
+            "s",
+            data.fact("plan.duration_s.total.value"),
+            wall_s(data),
+        ),
         ("memory of a process, as probed", "GiB", plan.get("process_bytes"), host_b if device_b is None else device_b),
-        ("memory of a process, by arithmetic", "GiB", data.fact("plan.memory_bytes.total"), host_b if device_b is None and "process" in data.fact("plan.memory_bytes", {}) else device_b),
+        (
+            "memory of a process, by arithmetic",
+            "GiB",
+            data.fact("plan.memory_bytes.total"),
+            host_b if device_b is None and "process" in data.fact("plan.memory_bytes", {}) else device_b,
+        ),
         ("a checkpoint", "GiB", plan.get("checkpoint_bytes"), max(sealed, default=None)),
-        ("disk of checkpoints and model: planned at the fullest, found now", "GiB", plan.get("run_disk_bytes"), disk or None),
+        (
+            "disk of checkpoints and model: planned at the fullest, found now",
+            "GiB",
+            plan.get("run_disk_bytes"),
+            disk or None,
+        ),
         ("cost, by the wall", "", plan.get("cost"), paid(data)),
         ("energy", "kWh", plan.get("energy_kwh"), data.last("perf/energy_kwh")),
         (f"final {VAL_BPB}", "", bpb, None if bpb is None else data.last(VAL_BPB)),
-    ]  # fmt: skip
+    ]
     return rows
 
 
@@ -587,7 +633,8 @@ def _planned_how(data: RunData, plan: dict[str, Any]) -> str:
     sentences = []
     if probe := plan.get("probe"):
         sentences.append(
-            f"Hours and memory were planned from a probe of {probe['steps']} steps on this machine ({probe['low_s']:.3f} to {probe['high_s']:.3f} s each)."
+            f"Hours and memory were planned from a probe of {probe['steps']} steps on this machine "
+            f"({probe['low_s']:.3f} to {probe['high_s']:.3f} s each)."
         )
     elif "duration_source" in plan:
         sentences.append(f"Hours were planned {plan['duration_source']}.")
@@ -605,12 +652,14 @@ def _planned_how(data: RunData, plan: dict[str, Any]) -> str:
 
 
 def wall_s(data: RunData) -> float | None:
-    """Return the seconds from each attempt's start to the last sign of it, over all attempts, evaluations and saves included."""
+    """Return the seconds from each attempt's start to the last sign of it, over all attempts, evaluations and saves
+    included."""
     return sum(last - began for _, began, last in data.running) or None
 
 
 def _peaks(data: RunData) -> tuple[float | None, float | None]:
-    """Return the most memory of the device and of the host, in bytes: as the end recorded it, else the most that was logged."""
+    """Return the most memory of the device and of the host, in bytes: as the end recorded it, else the most that was
+    logged."""
     found = data.manifest.get("peak_memory_bytes") or {}
 
     def logged(name: str) -> float | None:

@@ -1,4 +1,5 @@
-"""The report of one run: which sections it has and in which order; report.md, report.html and curves.png are made of them."""
+"""The report of one run: which sections it has and in which order; report.md, report.html and curves.png are made of
+them."""
 
 import hashlib
 import os
@@ -71,7 +72,8 @@ from pipeline.report.sections import (
 )
 from pipeline.run_dir.run_directory import RunDirectory
 
-# The first screen of a run's report: is it healthy, what did it reach, what did it take, two samples, and what to type next.
+# The first screen of a run's report: is it healthy, what did it reach, what did it take, two samples, and what to type
+# next.
 
 LONGEST_TEXT = 220  # characters of a prompt or an answer on the first screen; the section on samples has more
 SHOWN_SAMPLES = 2
@@ -374,7 +376,8 @@ def _is_installed() -> bool:
 
 
 def _program(command: str) -> str:
-    """Return `tandem COMMAND` where this environment's is the one that a shell would start, else what does the same."""
+    """Return `tandem COMMAND` where this environment's is the one that a shell would start, else what does the
+    same."""
     if _is_installed():
         return f"tandem {command}"
     return f"bash run_{command}.sh" if command in STAGES else f"python -m pipeline.{command}"
@@ -385,7 +388,8 @@ def _recipe(name: str) -> str:
 
 
 def _typed_path(data: RunData) -> str:
-    """Return the run's directory as run.directory and its name have it: the report of a run's end is made in another folder."""
+    """Return the run's directory as run.directory and its name have it: the report of a run's end is made in another
+    folder."""
     path = data.run.path
     named = Path(str(data.setting("run.directory") or "runs")) / path.name
     if path.is_absolute() and not named.is_absolute() and path.parts[-len(named.parts) :] == named.parts:
@@ -393,7 +397,8 @@ def _typed_path(data: RunData) -> str:
     return str(path)
 
 
-# In the order in which one asks. Each function gives Markdown, "" when there is nothing to say, under its own title if it has one.
+# In the order in which one asks. Each function gives Markdown, "" when there is nothing to say, under its own title if
+# it has one.
 SECTIONS: dict[str, list[tuple[str, Callable[[RunData], str]]]] = {
     "Failure": [("", failure_text)],
     "Diagnosis": [("", diagnosis_text)],
@@ -422,7 +427,8 @@ SECTIONS: dict[str, list[tuple[str, Callable[[RunData], str]]]] = {
 
 
 def write_report(data: RunData, folder: Path | None = None) -> Path:
-    """Write report.md, report.html and their picture into the folder, default the run's report/; returns the page's path."""
+    """Write report.md, report.html and their picture into the folder, default the run's report/; returns the page's
+    path."""
     from pipeline.report.page import picture  # these two cost a second of imports, which a comparison need not pay
 
     if folder is None:
@@ -452,8 +458,8 @@ def place_picture(picture: bytes | None, path: Path) -> None:
 
 
 def html_page(data: RunData, *, picture: bytes | None = None, version: str | None = None) -> str:
-    """Return report.html. picture: for print and for browsers without scripts. version: of a page that is served, which is
-    loaded anew when another one is there."""
+    """Return report.html. picture: for print and for browsers without scripts. version: of a page that is served,
+    which is loaded anew when another one is there."""
     from pipeline.report.page import page
 
     return page(
@@ -469,7 +475,8 @@ def html_page(data: RunData, *, picture: bytes | None = None, version: str | Non
 
 
 def report(data: RunData) -> str:
-    """Return the whole report in Markdown. Only what the run directory holds is shown; what is missing is left out, never guessed."""
+    """Return the whole report in Markdown. Only what the run directory holds is shown; what is missing is left out,
+    never guessed."""
     return markdown(data, picture=bool(panels_of(data)))
 
 
@@ -511,7 +518,16 @@ class LivePage:
     def current_version(self) -> str:
         """Return a name for what the run's files hold now, by their sizes and times."""
         run = RunDirectory(self.path)
-        files = [run.manifest, run.recipe, run.metrics, run.samples, run.evals, run.failure, run.checkpoints, run.model]
+        files = [
+            run.manifest,
+            run.recipe,
+            run.metrics,
+            run.samples,
+            run.evals,
+            run.failure,
+            run.checkpoints,
+            run.model,
+        ]
         found: list[object] = [(path.name, *_stamp(path)) for path in [*files, *run.all_gpu_samples()]]
         if self.training:
             found.append(time.time() // LOOK_S)  # a process that is killed leaves its files as they are
@@ -579,7 +595,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve(name: str, *, port: int | None = None) -> None:
-    """Serve the page until Ctrl-C. port: default PORT, or where that is taken any that is free; 0: any that is free."""
+    """Serve the page until Ctrl-C. port: default PORT, or where that is taken any that is free; 0: any that is
+    free."""
     page = LivePage(name)
     server = None
     for wanted in [PORT, 0] if port is None else [port]:

@@ -35,7 +35,8 @@ MANY_EPOCHS = 4.0  # Up to about four, repeated text teaches nearly as much as n
 
 
 def resolve_warmup(recipe: Recipe) -> Recipe:
-    """Return the recipe with what a horizon in steps is read with, where it is one in epochs and known in steps by now.
+    """Return the recipe with what a horizon in steps is read with, where it is one in epochs and known in steps by
+    now.
 
     The default warm-up is at most a fifth of the run. Raises RecipeError for one that was given and is longer than it.
     """
@@ -50,7 +51,8 @@ def resolve_warmup(recipe: Recipe) -> Recipe:
 
 
 def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
-    """Return steps and tokens of the run, and of each source the epochs planned, as far as its length can be known or estimated."""
+    """Return steps and tokens of the run, and of each source the epochs planned, as far as its length can be known or
+    estimated."""
     steps = recipe.train["max_steps"]
     tokens, warmup = recipe.data.batch_tokens or 0, step_rows(recipe).warmup_steps
     fewer = f" (fewer in the first {warmup:,})" if warmup else ""
@@ -65,17 +67,20 @@ def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
         lines.append(f"  {source}: read {about}{epochs:.2f} times (epochs)")
         if epochs > MANY_EPOCHS:
             lines.append(
-                f"note: {source} is repeated more than {MANY_EPOCHS:.0f} times, from where on repeated text teaches little. Add text, or train shorter."
+                f"note: {source} is repeated more than {MANY_EPOCHS:.0f} times, from where on repeated text teaches "
+                "little. Add text, or train shorter."
             )
     return lines
 
 
 def _estimate(planned: int, source: Any, sequence: Any) -> float | None:
-    """Return epochs by the bytes of text that the rows so far have used up; None when the size of the text is not known."""
+    """Return epochs by the bytes of text that the rows so far have used up; None when the size of the text is not
+    known."""
     whole, totals = text_bytes(source), sequence.totals()
     if not whole or not totals.get("text_bytes") or not totals["rows"]:
         return None
-    # Not by all that was read: most of a source of long documents may still wait in the packer's buffer. A BOS is no text.
+    # Not by all that was read: most of a source of long documents may still wait in the packer's buffer. A BOS is no
+    # text.
     begun = sum(seal.get("documents", 0) for seal in sequence.seals)
     tokens = totals["positions"] - totals["padded"] - begun + totals["cropped_tokens"]
     return planned * tokens / totals["rows"] * totals["text_bytes"] / totals["text_tokens"] / whole
@@ -87,8 +92,8 @@ def _estimate(planned: int, source: Any, sequence: Any) -> float | None:
 def open_rows(
     recipe: Recipe, tokenizer: Any, sources: tuple[list, list], run: OpenRun
 ) -> tuple[Recipe, TrainingRows, ValidationRows]:
-    """Return the recipe with its number of steps, and training and validation rows, when the first step's rows are sealed, while
-    the rest is prepared ahead.
+    """Return the recipe with its number of steps, and training and validation rows, when the first step's rows are
+    sealed, while the rest is prepared ahead.
 
     run: rows before the step that it goes on from need not be kept.
     """
@@ -138,7 +143,8 @@ def open_rows(
 
 
 def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
-    """Return how much of the training text was prepared before anybody looked for the benchmarks' items in it, and what to do."""
+    """Return how much of the training text was prepared before anybody looked for the benchmarks' items in it, and
+    what to do."""
     if not plan["watchlist"]:
         return []
     from pipeline.evals.contamination import unchecked_text
@@ -147,8 +153,9 @@ def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
     if not unchecked:
         return []
     return [
-        f"contamination: nobody looked for the evaluation items in {unchecked:,} of {shards:,} shards, as they were prepared before. "
-        f"To look, while this run trains: {command('data', run.directory.recipe, '--watchlist', plan['watchlist'])}"
+        f"contamination: nobody looked for the evaluation items in {unchecked:,} of {shards:,} shards, as they were "
+        "prepared before. To look, while this run trains: "
+        f"{command('data', run.directory.recipe, '--watchlist', plan['watchlist'])}"
     ]
 
 
@@ -156,7 +163,8 @@ def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
 
 
 def keep_inputs(recipe: Recipe, run: OpenRun) -> Recipe:
-    """Return the recipe, of a run that goes on with the commits of Hub datasets and the held-out files that it began with."""
+    """Return the recipe, of a run that goes on with the commits of Hub datasets and the held-out files that it began
+    with."""
     return with_recorded_inputs(recipe, run.directory.read_manifest().get("inputs", {})) if run.step else recipe
 
 
@@ -246,7 +254,8 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     lines = []
     if before["tokenizer"]["identity"] != now["tokenizer"]["identity"]:
         lines.append(
-            f"tokenizer: another one ({before['tokenizer']['size']} -> {now['tokenizer']['size']} ids, or other merges or template)"
+            f"tokenizer: another one ({before['tokenizer']['size']} -> {now['tokenizer']['size']} ids, or other "
+            "merges or template)"
         )
     for role in ("sources", "validation"):
         if [s["fingerprint"] for s in before[role]] == [s["fingerprint"] for s in now[role]]:
@@ -276,8 +285,8 @@ def _changed_files(where: str, old: dict[str, Any], new: dict[str, Any]) -> list
 
 
 def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | None:
-    """Return files of a folder by hash, read once: a later start knows them by size and time of change. Of a Hub id the commit,
-    which a run that goes on keeps: its weights are in its checkpoint, whatever the branch holds by now."""
+    """Return files of a folder by hash, read once: a later start knows them by size and time of change. Of a Hub id
+    the commit, which a run that goes on keeps: its weights are in its checkpoint, whatever the branch holds by now."""
     start_from = recipe.model.start_from
     if start_from is None:
         return None
@@ -291,7 +300,8 @@ def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | N
                 pass
         except SafetensorError as error:
             raise DataError(
-                f"{path}: holds no weights as safetensors writes them ({error}), so no run starts from it. Take the model again."
+                f"{path}: holds no weights as safetensors writes them ({error}), so no run starts from it. Take the "
+                "model again."
             ) from None
     return {"from": start_from} | {path.name: facts.of(path).sha256 for path in files}
 

@@ -46,7 +46,8 @@ def results(directory: RunDirectory) -> dict[str, float]:
 
 
 def answered(found: dict[str, float]) -> list[str]:
-    """Return a line for each chat task that is split by subject: the share of right answers, before training and by subject."""
+    """Return a line for each chat task that is split by subject: the share of right answers, before training and by
+    subject."""
     lines = []
     for name in [name for name in found if name.startswith("chat/") and f"{name}/first" in found]:
         subjects = {
@@ -105,7 +106,8 @@ def _from_to(name: str, found: dict[str, float]) -> str:
 
 
 def time_text(directory: RunDirectory, *, attempt: int, prepared: float | None) -> str:
-    """Return how long this start took, and with what. prepared: when its first rows were ready, in seconds since 1970."""
+    """Return how long this start took, and with what. prepared: when its first rows were ready, in seconds since
+    1970."""
     began, now, rows = process_start(), time.time(), read_rows(directory.metrics)
     own = [row for row in rows if row.get("attempt") == attempt]
     opened = next((row["time"] for row in own if row.get("event") == "attempt"), began)
@@ -175,11 +177,14 @@ def say_shape(run: OpenRun, trainer: TandemTrainer) -> None:
     print(shape_text(shape), flush=True)
     before = before and {"replicas": 1, "tensor_parallel": 1, **before}  # which earlier versions do not name
     changed = [
-        f"{name} {before.get(name)} -> {value}" for name, value in shape.items() if before and before.get(name) != value
+        f"{name} {before.get(name)} -> {value}"
+        for name, value in shape.items()
+        if before and before.get(name) != value
     ]
     if run.step and changed:
         print(
-            f"note: going on with another shape ({'; '.join(changed)}): the same rows follow, equal to rounding but not bitwise.",
+            f"note: going on with another shape ({'; '.join(changed)}): the same rows follow, equal to rounding but "
+            "not bitwise.",
             flush=True,
         )
 
@@ -203,11 +208,11 @@ def shape_text(shape: dict[str, Any]) -> str:
 
 
 def record_plan(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
-    """Write `plan` and `model` to the manifest, when steps and micro-batch are known: the two sides of the report's plan against
-    outcome. A run that goes on keeps its first plan.
+    """Write `plan` and `model` to the manifest, when steps and micro-batch are known: the two sides of the report's
+    plan against outcome. A run that goes on keeps its first plan.
 
-    The plan is arithmetic on the recipe, and what a probe has measured for it: nothing is measured here, so that the training
-    starts at once, and nothing is read from the model that was built.
+    The plan is arithmetic on the recipe, and what a probe has measured for it: nothing is measured here, so that the
+    training starts at once, and nothing is read from the model that was built.
     """
     if not trainer.is_world_process_zero():
         return
@@ -234,7 +239,8 @@ def plan_of(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Any:
 
 
 def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing: Any) -> None:
-    """Write the finished model, its results and the report, and publish it (publishing: run_dir/hub_queue.py; None without hub.id). Every rank calls it, the first one acts."""
+    """Write the finished model, its results and the report, and publish it (publishing: run_dir/hub_queue.py; None
+    without hub.id). Every rank calls it, the first one acts."""
     directory = run.directory
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = model.state_dict()
@@ -270,7 +276,8 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         with open(directory.console, "a", encoding="utf-8") as log:  # by now all that the run read is prepared
             log.write(f"{table(trainer.rows.plan)}\n")
         _look_back(run.directory)
-    # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
+    # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in
+    # gloo.
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
         if publishing is not None:
@@ -291,7 +298,7 @@ def _look_back(directory: RunDirectory) -> None:
         problem = write_report(directory)
     if problem:
         print(
-            f"{problem}\n{directory.report}: the report could not be written, for the reason above; nothing else of the run depends on it. "
-            f"To try again: {command('report', directory.path)}",
+            f"{problem}\n{directory.report}: the report could not be written, for the reason above; nothing else of "
+            f"the run depends on it. To try again: {command('report', directory.path)}",
             file=sys.stderr,
         )

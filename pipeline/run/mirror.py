@@ -2,8 +2,9 @@
 
 MIRROR/<run>/checkpoints/checkpoint-<step>/  its files, MANIFEST.json last: a folder without it was never whole
 MIRROR/<run>/model/                          the finished model, in the same way
-MIRROR/<run>/run_manifest.json, ...          the run's records, sent before their checkpoint and, as they say `finished`, after the model
-MIRROR/<run>/.owner                          the start that took the run over last: the process of any other one sends nothing more
+MIRROR/<run>/run_manifest.json, ...          the run's records, sent before their checkpoint and, as they say
+`finished`, after the model MIRROR/<run>/.owner                          the start that took the run over last: the
+process of any other one sends nothing more
 
 A process beside the run sends them, so that training waits for nothing: python -m pipeline.run.mirror RUN ADDRESS
 """
@@ -83,7 +84,8 @@ class Mirror:
         return token_of(owner) in known
 
     def take_over(self) -> None:
-        """Become the owner. A new token for every start: a copy of this disk, on another machine, knows the old ones alone."""
+        """Become the owner. A new token for every start: a copy of this disk, on another machine, knows the old ones
+        alone."""
         owner = {"token": uuid.uuid4().hex, "host": socket.gethostname()}
         owner["time"] = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         with open(self.tokens, "a") as file:  # first: a start that is killed in between must know its own
@@ -97,14 +99,16 @@ class Mirror:
             self.take_over()
         elif not self.is_own(owner):
             raise TakenOverError(
-                f"{self.address}: was taken over by a start on {owner.get('host')} at {owner.get('time')}, so this run sends nothing more: two "
-                "would replace each other's checkpoints. Stop one of the two; the one that starts last has the mirror."
+                f"{self.address}: was taken over by a start on {owner.get('host')} at {owner.get('time')}, so this "
+                "run sends nothing more: two would replace each other's checkpoints. Stop one of the two; the one "
+                "that starts last has the mirror."
             )
 
     # ---- what is sent ----
 
     def begin(self) -> None:
-        """Take the run over where this start is to do it and none has since it looked, and see what the store has of what is due."""
+        """Take the run over where this start is to do it and none has since it looked, and see what the store has of
+        what is due."""
         if self.takes_over.exists():
             if token_of(self.owner()) == self.takes_over.read_text():
                 self.take_over()
@@ -179,7 +183,8 @@ class Mirror:
                 self._put(record, record.relative_to(self.run.path).as_posix())
 
     def _put_folder(self, folder: Path, name: str) -> None:
-        """Send a sealed folder, its seal last. One that stands there over other files goes first: the step was trained anew."""
+        """Send a sealed folder, its seal last. One that stands there over other files goes first: the step was trained
+        anew."""
         seal = f"{self.root}/{name}/{SEAL}"
         self.refuse_if_taken()
         if self.store.exists(seal) and self.store.cat_file(seal) != (folder / SEAL).read_bytes():
@@ -193,7 +198,8 @@ class Mirror:
             shutil.copyfileobj(source, target, 2**22)
 
     def _drop_others(self, newest: int) -> None:
-        """Remove checkpoints that are older than KEPT allows, were half sent, or lie beyond the newest: the run went back."""
+        """Remove checkpoints that are older than KEPT allows, were half sent, or lie beyond the newest: the run went
+        back."""
         sealed = self.steps()
         steps = [step for step in sealed if step <= newest][-KEPT:]
         for step, folder in self._folders().items():
@@ -211,7 +217,8 @@ class Mirror:
     def restore(self) -> None:
         """Fetch the newest whole checkpoint that goes further than what lies here whole.
 
-        A run that went back (run.resume) leaves what lies beyond there until that is dropped. Raises OSError when the store does not answer.
+        A run that went back (run.resume) leaves what lies beyond there until that is dropped. Raises OSError when the
+        store does not answer.
         """
         here, own = by_step(self.run.checkpoints), self.is_own(self.owner())
         newest = (step_of(here[-1]) if here else 0) if self.went_back.exists() else math.inf
@@ -232,7 +239,8 @@ class Mirror:
             return
 
     def steps(self) -> list[int]:
-        """Return the steps of the sealed checkpoints in the store, in order. Raises OSError when it does not answer."""
+        """Return the steps of the sealed checkpoints in the store, in order. Raises OSError when it does not
+        answer."""
         return sorted(step for step, folder in self._folders().items() if self.store.exists(f"{folder}/{SEAL}"))
 
     def _folders(self) -> dict[int, str]:
@@ -269,11 +277,14 @@ class Mirror:
     def fetch_records(self, *, anew: bool = False) -> None:
         """Fetch the records, and of a finished run the model first: without it the run repeats its end.
 
-        The records of a run that has trained here stay, since they go further; not `anew`, when another machine went on.
+        The records of a run that has trained here stay, since they go further; not `anew`, when another machine went
+        on.
         """
         if self.run.has_trained() and not anew:
             return
-        names = {record: f"{self.root}/{record.relative_to(self.run.path).as_posix()}" for record in self.run.records()}
+        names = {
+            record: f"{self.root}/{record.relative_to(self.run.path).as_posix()}" for record in self.run.records()
+        }
         contents = {record: self.store.cat_file(name) for record, name in names.items() if self.store.exists(name)}
         try:
             manifest = parse_json(contents.get(self.run.manifest, b"{}"))
@@ -284,7 +295,8 @@ class Mirror:
         begun = self.run.read_manifest().get("must_match") if self.run.has_trained() else None
         if begun and (found := differences(begun, manifest.get("must_match", {}))):
             raise RecipeError(
-                f"{self.address}: holds another run of this name, which goes further and differs from {self.run.path} in keys that cannot change:\n  "
+                f"{self.address}: holds another run of this name, which goes further and differs from {self.run.path} "
+                "in keys that cannot change:\n  "
                 + "\n  ".join(found)
                 + "\nGive one of the two another run.name, or another run.mirror."
             )
@@ -299,8 +311,8 @@ class Mirror:
             write_bytes(record, contents[record])
 
     def refuse_what_cannot_be_written(self, where: str) -> None:
-        """Raise RecipeError where the bucket does not exist, takes nothing from this user or gives back other bytes; one that is away
-        may come back."""
+        """Raise RecipeError where the bucket does not exist, takes nothing from this user or gives back other bytes;
+        one that is away may come back."""
         trial, sent = f"{self.root}/.trial-{uuid.uuid4().hex[:8]}", b"by run.mirror before the training\n"
         try:
             with as_os_error():
@@ -312,15 +324,17 @@ class Mirror:
         except OSError as error:
             if is_refused(error):
                 raise RecipeError(
-                    f"{where}: {self.address} cannot be written ({error}), so nothing that the run saves would be in the store. Look at the "
-                    "bucket's name and region, this machine's clock, and the credentials, which must be allowed to list, read, write and delete."
+                    f"{where}: {self.address} cannot be written ({error}), so nothing that the run saves would be in "
+                    "the store. Look at the bucket's name and region, this machine's clock, and the credentials, "
+                    "which must be allowed to list, read, write and delete."
                 ) from error
             return
         if back != sent:
             raise RecipeError(
-                f"{where}: {self.address} gives back other bytes than it was sent ({len(back)} instead of {len(sent)}), so no checkpoint would come "
-                "back whole. Some stores keep what an upload carries between its bytes, signatures and checksums: set "
-                "AWS_REQUEST_CHECKSUM_CALCULATION=when_required, under which it carries none, or name another store."
+                f"{where}: {self.address} gives back other bytes than it was sent ({len(back)} instead of "
+                f"{len(sent)}), so no checkpoint would come back whole. Some stores keep what an upload carries "
+                "between its bytes, signatures and checksums: set AWS_REQUEST_CHECKSUM_CALCULATION=when_required, "
+                "under which it carries none, or name another store."
             )
 
     def _get(self, name: str, target: Path) -> None:
@@ -343,10 +357,11 @@ class DamagedError(Exception):
 
 
 def restore_from_mirror(recipe: Recipe, run: RunDirectory) -> None:
-    """Fetch what goes further than this run does here, or the finished run, under run.resume auto, and have this start take the run over.
+    """Fetch what goes further than this run does here, or the finished run, under run.resume auto, and have this start
+    take the run over.
 
-    Raises RecipeError for a store that can never be written, ServiceError when it does not say what it has and nothing is here: to
-    begin anew would repeat the run and write over its state.
+    Raises RecipeError for a store that can never be written, ServiceError when it does not say what it has and nothing
+    is here: to begin anew would repeat the run and write over its state.
     """
     if not recipe.run.mirror or "finished" in run.read_manifest():
         return
@@ -364,8 +379,9 @@ def restore_from_mirror(recipe: Recipe, run: RunDirectory) -> None:
         here = by_step(run.checkpoints)
         if not here or problems(here[-1]):
             raise ServiceError(
-                f"{recipe.where('run.mirror')}: {mirror.address} does not answer ({error}), and this run has no whole newest checkpoint here. Run "
-                "the same command again; to begin anew in any case, whatever the mirror has: run.resume=never."
+                f"{recipe.where('run.mirror')}: {mirror.address} does not answer ({error}), and this run has no whole "
+                "newest checkpoint here. Run the same command again; to begin anew in any case, whatever the mirror "
+                "has: run.resume=never."
             ) from error
         print(f"{mirror.address}: does not answer ({error}), so the run goes on from what is here", flush=True)
         return
@@ -376,10 +392,11 @@ def restore_from_mirror(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def restore_base_from_mirror(recipe: Recipe, run: RunDirectory) -> bool:
-    """Fetch the finished run that model.start_from names when it is not here and lies beside this one. Return whether it came.
+    """Fetch the finished run that model.start_from names when it is not here and lies beside this one. Return whether
+    it came.
 
-    A run that has begun needs the base that it began from, whatever `latest:` means by now. Raises ServiceError when the store does
-    not answer.
+    A run that has begun needs the base that it began from, whatever `latest:` means by now. Raises ServiceError when
+    the store does not answer.
     """
     begun = run.read_manifest().get("must_match", {}).get("model.start_from")
     start, home = begun or recipe.model.start_from, Path(recipe.run.directory)
@@ -398,8 +415,8 @@ def restore_base_from_mirror(recipe: Recipe, run: RunDirectory) -> bool:
         if error.errno in DISK_FULL:
             raise
         raise ServiceError(
-            f"{recipe.where('run.mirror')}: {mirror.address} does not answer ({error}), and model.start_from, {start}, is not here. Run the same "
-            "command again, or put that run back."
+            f"{recipe.where('run.mirror')}: {mirror.address} does not answer ({error}), and model.start_from, "
+            f"{start}, is not here. Run the same command again, or put that run back."
         ) from error
     if not mirror.run.model.is_dir():  # damaged, and said
         return False
@@ -468,13 +485,15 @@ class Mirroring:
             print(self.log.read_text().splitlines()[-1], flush=True)
         elif self.mirror.is_behind():
             print(
-                f"{self.mirror.address}: does not have what was saved last; {self.log} says why. The next start sends it.",
+                f"{self.mirror.address}: does not have what was saved last; {self.log} says why. The next start "
+                "sends it.",
                 flush=True,
             )
 
 
 def follow(run: RunDirectory, address: str, *, trainer: int) -> int:
-    """Send what the run saves for as long as the trainer lives, and what is left then, for at most DRAIN_S. Return the status."""
+    """Send what the run saves for as long as the trainer lives, and what is left then, for at most DRAIN_S. Return the
+    status."""
     mirror = Mirror(run, address)
     with file_lock(mirror.queue / ".lock"):  # a process of the last start may still be sending
         try:

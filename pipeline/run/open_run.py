@@ -48,7 +48,10 @@ from pipeline.training.metrics import has_evaluation
 
 # Opening a run: which directory, whether it may go on, from which checkpoint, and what the manifest says of it.
 
-VERSIONS = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface_hub", "numpy", "pyarrow")  # fmt: skip
+VERSIONS = (
+    "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface_hub", "numpy",
+    "pyarrow",
+)  # fmt: skip
 
 
 @dataclass
@@ -75,8 +78,8 @@ class OpenRun:
 
 
 def restore_run(recipe: Recipe) -> Recipe:
-    """Fetch a run and its base that are not here, on rank 0 for all ranks: what this start takes from an earlier one is resolved
-    after it. Return the recipe, read again where its base came: sizes and tokenizer are the base's."""
+    """Fetch a run and its base that are not here, on rank 0 for all ranks: what this start takes from an earlier one
+    is resolved after it. Return the recipe, read again where its base came: sizes and tokenizer are the base's."""
     directory = RunDirectory.of(recipe)
 
     def restore() -> bool:
@@ -110,8 +113,8 @@ def _open(recipe: Recipe) -> OpenRun:
     manifest = directory.read_manifest()
     if not manifest and directory.has_trained():
         raise DataError(
-            f"{directory.manifest}: is missing, and the folder holds a run that has trained, so going on could mix two runs. "
-            "Put the file back from a copy, or give this run another run.name."
+            f"{directory.manifest}: is missing, and the folder holds a run that has trained, so going on could mix "
+            "two runs. Put the file back from a copy, or give this run another run.name."
         )
     begun = "must_match" in manifest and directory.has_trained()
     if begun or "finished" in manifest:
@@ -119,12 +122,14 @@ def _open(recipe: Recipe) -> OpenRun:
     if "finished" in manifest:
         if _back_to(recipe, directory) is not None:
             raise RecipeError(
-                f"{recipe.where('run.resume')}: {directory.path} has finished, and its results stay. To go another way from step {recipe.run.resume}, "
-                f"start a new run with run.fork_from={directory.name}@{recipe.run.resume}."
+                f"{recipe.where('run.resume')}: {directory.path} has finished, and its results stay. To go another "
+                f"way from step {recipe.run.resume}, start a new run with "
+                f"run.fork_from={directory.name}@{recipe.run.resume}."
             )
         clean(directory.checkpoints)  # what a rotation could not remove; nobody writes there any more
         print(
-            f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the recipe or run.name."
+            f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the "
+            "recipe or run.name."
         )
         return OpenRun(directory, None, manifest["attempts"], finished=True)
     forks = recipe.run.fork_from is not None
@@ -221,7 +226,8 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
         if can_fork(found):
             with_state = f", and with it run.fork_from={directory.name} to start from that one's state"
         raise RecipeError(
-            f"{recipe.path}: {directory.path} holds a run whose recipe differs in keys that cannot change, and going on would mix two runs:\n  {lines}\n"
+            f"{recipe.path}: {directory.path} holds a run whose recipe differs in keys that cannot change, and going "
+            f"on would mix two runs:\n  {lines}\n"
             f"Give this one another run.name{with_state}."
         )
 
@@ -241,7 +247,8 @@ def _has_lost_all(directory: RunDirectory) -> bool:
 
 
 def _back_to(recipe: Recipe, directory: RunDirectory) -> int | None:
-    """Return the step that run.resume names, if it is for this start: the same command again goes on from where the last one came to."""
+    """Return the step that run.resume names, if it is for this start: the same command again goes on from where the
+    last one came to."""
     step = recipe.run.resume
     if not isinstance(step, int):
         return None
@@ -255,11 +262,13 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
         wanted = directory.checkpoint(back_to)
         if not wanted.is_dir():
             raise InputMissingError(
-                f"{wanted}: run.resume names this checkpoint and it does not exist. Use run.resume: auto for the newest."
+                f"{wanted}: run.resume names this checkpoint and it does not exist. Use run.resume: auto for the "
+                "newest."
             )
         if found := problems(wanted):
             raise DataError(
-                f"{wanted}: the checkpoint is damaged ({'; '.join(found)}). Use run.resume: auto for the newest whole one."
+                f"{wanted}: the checkpoint is damaged ({'; '.join(found)}). Use run.resume: auto for the newest whole "
+                "one."
             )
         _print_notes(directory.set_aside_after(back_to))
         return wanted
@@ -272,8 +281,8 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
         directory.start_anew()
     if isinstance(recipe.run.resume, int) and step > recipe.run.resume:
         print(
-            f"{directory.path}: the last start went back to step {recipe.run.resume} already; this one goes on from what it saved. "
-            "To go back once more, start with another key changed, or move the later checkpoints away.",
+            f"{directory.path}: the last start went back to step {recipe.run.resume} already; this one goes on from "
+            "what it saved. To go back once more, start with another key changed, or move the later checkpoints away.",
             flush=True,
         )
     _print_notes(directory.set_aside_after(step))  # a model of a lost checkpoint
@@ -287,8 +296,9 @@ def _all_checkpoints_lost(directory: RunDirectory) -> DataError:
     model = directory.newest_whole_model()
     rest = f"the newest whole model is {model} (model.start_from takes it)" if model else "no whole model is left"
     return DataError(
-        f"{directory.path}: the run has trained and no checkpoint of it is whole, so it cannot go on where it was; {lies}; {rest}. "
-        "Put a whole checkpoint back into checkpoints/, or start anew at step 0 with run.resume=never."
+        f"{directory.path}: the run has trained and no checkpoint of it is whole, so it cannot go on where it was; "
+        f"{lies}; {rest}. Put a whole checkpoint back into checkpoints/, or start anew at step 0 with "
+        "run.resume=never."
     )
 
 
@@ -298,7 +308,8 @@ def _print_notes(notes: list[str]) -> None:
 
 
 def evaluation_is_due(recipe: Recipe, run: OpenRun) -> bool:
-    """Return whether the first thing to do is an evaluation: at step 0 when asked, or one that a checkpoint's step still owes."""
+    """Return whether the first thing to do is an evaluation: at step 0 when asked, or one that a checkpoint's step
+    still owes."""
     if run.step == 0:
         return recipe.evals.bpb.at_start
     train = recipe.train
@@ -325,7 +336,9 @@ def _git_state() -> dict[str, Any] | None:
         return None
     try:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
-        changed = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=10)
+        changed = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return (
@@ -339,7 +352,8 @@ def _git_state() -> dict[str, Any] | None:
 
 
 def start_process(recipe: Recipe) -> int:
-    """Join the other ranks, and return their number. Raises RecipeError on all of them where they would train different runs.
+    """Join the other ranks, and return their number. Raises RecipeError on all of them where they would train
+    different runs.
 
     On a CPU the threads are set first, since their number changes the last bits of fp32 sums, and kernels are
     deterministic.
@@ -352,7 +366,8 @@ def start_process(recipe: Recipe) -> int:
     if recipe.train.get("use_cpu"):
         leave_accelerators()
     if "FSDP_VERSION" in os.environ or tensor_parallel_size() > 1:
-        # training/sharding.py shards the model of several processes; accelerate would wrap it, and that of one process too.
+        # training/sharding.py shards the model of several processes; accelerate would wrap it, and that of one process
+        # too.
         os.environ["ACCELERATE_USE_FSDP"] = os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"
     _ignore_accelerate_settings(recipe)
     on_cpu = device_info().kind == "cpu"
@@ -360,7 +375,8 @@ def start_process(recipe: Recipe) -> int:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), kept=_kept_shape(recipe).get("threads"))
         use_deterministic_kernels()
         keep_freed_memory()
-    # Compiled kernels outlive the run, and a reboot. They hold for one kind of processor, and a cache may be shared by several.
+    # Compiled kernels outlive the run, and a reboot. They hold for one kind of processor, and a cache may be shared by
+    # several.
     compiled = cache_dir(recipe.data.cache_dir) / "compiled" / hashlib.sha256(cpu_name().encode()).hexdigest()[:8]
     if is_writable(compiled):  # else torch's own folder
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
@@ -371,7 +387,8 @@ def start_process(recipe: Recipe) -> int:
 
 
 def _ignore_accelerate_settings(recipe: Recipe) -> None:
-    """Take precision and compilation from the recipe alone: accelerate's file or variables would overrule it without a word."""
+    """Take precision and compilation from the recipe alone: accelerate's file or variables would overrule it without a
+    word."""
     for variable, setting, neutral, keys in (
         ("ACCELERATE_MIXED_PRECISION", "mixed_precision", "no", ("bf16", "fp16")),
         ("ACCELERATE_DYNAMO_BACKEND", "dynamo_backend", "NO", ("torch_compile",)),
@@ -382,11 +399,14 @@ def _ignore_accelerate_settings(recipe: Recipe) -> None:
         os.environ[variable] = neutral
         if given.lower() != neutral.lower() and os.environ.get("RANK", "0") == "0":
             decided = ", ".join(f"train.{key}: {recipe.train.get(key)}" for key in keys)
-            print(f"accelerate: its {setting} ({given.lower()}) is ignored: the recipe decides ({decided})", flush=True)
+            print(
+                f"accelerate: its {setting} ({given.lower()}) is ignored: the recipe decides ({decided})", flush=True
+            )
 
 
 def resolve_open_values(recipe: Recipe, processes: int) -> Recipe:
-    """Return the recipe with what follows from the number of processes and from earlier runs, this run's own starts among them."""
+    """Return the recipe with what follows from the number of processes and from earlier runs, this run's own starts
+    among them."""
     recipe = with_values(recipe, on_rank_0(lambda: _resolved(recipe, processes)))
     if device_info().kind == "cpu":
         decide_for_all_ranks(on_rank_0(lambda: _trains_in_bfloat16(recipe)))
@@ -394,7 +414,8 @@ def resolve_open_values(recipe: Recipe, processes: int) -> Recipe:
 
 
 def refuse_different_ranks(recipe: Recipe) -> None:
-    """Raise RecipeError on every rank, with what differs by host, when the ranks would not train the same run with the same code.
+    """Raise RecipeError on every rank, with what differs by host, when the ranks would not train the same run with the
+    same code.
 
     Nothing later would notice: the replicas part at step 1, or one rank waits in a save that the other does not make.
     """
@@ -412,7 +433,8 @@ def refuse_different_ranks(recipe: Recipe) -> None:
     if lines:
         listed = "\n  ".join(lines)
         raise RecipeError(
-            f"command line: the processes of this run differ, and their weights would part or they would wait for each other:\n  {listed}\n"
+            "command line: the processes of this run differ, and their weights would part or they would wait for each "
+            f"other:\n  {listed}\n"
             "Start the same command on every host, with the same files and packages."
         )
 
@@ -432,14 +454,16 @@ def _first(names: list[str]) -> str:
 
 
 def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:
-    """Return start and batch of the run, by key. A run that has begun keeps its batch, whatever number of processes goes on with it."""
+    """Return start and batch of the run, by key. A run that has begun keeps its batch, whatever number of processes
+    goes on with it."""
     recipe = resolve_start(recipe)
     batch_tokens = with_batch_tokens(recipe, batch_ranks(processes))
     kept = begun_run(recipe).get("data.batch_tokens")
     if recipe.data.batch_tokens is None and kept not in (None, batch_tokens):
         print(
-            f"{recipe.where('train.gradient_accumulation_steps')}: would make a step of {batch_tokens:,} tokens on {processes} processes, and "
-            f"this run began with {kept:,}, which it keeps. For another batch give another run.name.",
+            f"{recipe.where('train.gradient_accumulation_steps')}: would make a step of {batch_tokens:,} tokens on "
+            f"{processes} processes, and this run began with {kept:,}, which it keeps. For another batch give "
+            "another run.name.",
             flush=True,
         )
         batch_tokens = kept

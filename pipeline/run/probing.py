@@ -1,8 +1,9 @@
 """Trials on the device before step 1: a probe's steps, and the micro-batch that fits.
 
-`python -m pipeline.run.probing SECONDS RECIPE [section.key=value ...]` makes the steps that a probe measures (preflight/plan.py): the
-Trainer of the stages on random rows, without callbacks, evaluations and checkpoints. It prints the result as one line of JSON and
-ends at once: nothing of it is kept. The micro-batch is resolved in the training's own process.
+`python -m pipeline.run.probing SECONDS RECIPE [section.key=value ...]` makes the steps that a probe measures
+(preflight/plan.py): the Trainer of the stages on random rows, without callbacks, evaluations and checkpoints. It
+prints the result as one line of JSON and ends at once: nothing of it is kept. The micro-batch is resolved in the
+training's own process.
 """
 
 import json
@@ -85,8 +86,8 @@ class RandomRows:
 
 
 class Clock(TrainerCallback):
-    """Times the steps, and ends the process when enough were measured. evaluate: done once then, for the memory it takes; peak:
-    bytes that the device gave at most."""
+    """Times the steps, and ends the process when enough were measured. evaluate: done once then, for the memory it
+    takes; peak: bytes that the device gave at most."""
 
     def __init__(self, seconds: float, evaluate: Callable[[], Any], peak: Callable[[], int]):
         self.seconds, self.evaluate, self.peak, self.ends = seconds, evaluate, peak, list[float]()
@@ -157,11 +158,11 @@ def _tokenizer(recipe: Recipe) -> Any:
     )
 
 
-# `train.per_device_train_batch_size: auto` becomes a number: tried on the device before the first step, where memory refuses
-# what it does not have, else as planned.
+# `train.per_device_train_batch_size: auto` becomes a number: tried on the device before the first step, where memory
+# refuses what it does not have, else as planned.
 #
-# The training does not depend on it but for the last bits: so a run that has begun keeps its own on the same device while it
-# fits. It stands in the manifest's `shape`.
+# The training does not depend on it but for the last bits: so a run that has begun keeps its own on the same device
+# while it fits. It stands in the manifest's `shape`.
 
 RESERVE = 0.05  # of the memory, left free while trying: for evaluations, the update's products, the collectives
 # Bytes of address space for the threads that the training starts: glibc maps 64 MiB for the memory of each.
@@ -169,8 +170,8 @@ THREADS = 512 << 20
 
 
 def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Recipe:
-    """Return the recipe with a number for `auto`, the same on all ranks, before anything of the training is made from it. Every rank
-    calls it, and the trainer has it from then on.
+    """Return the recipe with a number for `auto`, the same on all ranks, before anything of the training is made from
+    it. Every rank calls it, and the trainer has it from then on.
 
     Raises OutOfMemoryError when not even one row fits.
     """
@@ -185,8 +186,9 @@ def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) ->
         tried = (kept and _tried(trainer, [kept], run.step)) or _tried(trainer, possible, run.step)
         if tried is None:
             raise OutOfMemoryError(
-                f"{recipe.where(KEY)}: auto finds no micro-batch: not even one row of {recipe.data.row_tokens} tokens fits into the memory of "
-                f"{device_info().name}. Set train.gradient_checkpointing: true, shorten data.row_tokens, or take a smaller model."
+                f"{recipe.where(KEY)}: auto finds no micro-batch: not even one row of {recipe.data.row_tokens} tokens "
+                f"fits into the memory of {device_info().name}. Set train.gradient_checkpointing: true, shorten "
+                "data.row_tokens, or take a smaller model."
             )
         rows, why = tried, f"{why}, as was just tried"
     elif kept is not None and kept <= rows:
@@ -194,7 +196,9 @@ def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) ->
     if not refuses:
         why += " by arithmetic"
     if args.device.type == "cpu" and not refuses:
-        why += f" into {100 * CPU_SHARE:.0f} % of the memory that is free, at most {CPU_POSITIONS:,} positions on a CPU"
+        why += (
+            f" into {100 * CPU_SHARE:.0f} % of the memory that is free, at most {CPU_POSITIONS:,} positions on a CPU"
+        )
     recipe = with_values(recipe, {"micro_batch": rows})
     trainer.set_micro_batch(recipe, rows=rows, micro_steps=micro_steps(recipe, batch_ranks(args.world_size)))
     if trainer.is_world_process_zero():
@@ -210,7 +214,8 @@ def _kept(run: OpenRun, possible: list[int]) -> int | None:
 
 
 def _memory_refuses(device: torch.device) -> bool:
-    """Return whether too large an allocation is an error: a CPU swaps or is killed, but under a limit of the address space."""
+    """Return whether too large an allocation is an error: a CPU swaps or is killed, but under a limit of the address
+    space."""
     return device.type == "cuda" or _address_space() >= 0
 
 

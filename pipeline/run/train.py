@@ -38,7 +38,8 @@ from pipeline.training.trainer import TandemTrainer
 def train(recipe: Recipe, signals: Signals) -> int:
     """Train the run of the recipe to its end, from wherever it stands. Return the exit status; every rank calls it.
 
-    A recipe is frozen: each step that decides an open value (start, batch, attention, commits, steps, micro-batch) returns the next one.
+    A recipe is frozen: each step that decides an open value (start, batch, attention, commits, steps, micro-batch)
+    returns the next one.
     """
     processes = start_process(recipe)
     limit_silence()
@@ -166,7 +167,8 @@ def add_callbacks(
 
 
 def own_callbacks(recipe: Recipe) -> list[TrainerCallback]:
-    """Return one object of each class that run.callbacks names. Raises RecipeError for one that cannot be imported or made."""
+    """Return one object of each class that run.callbacks names. Raises RecipeError for one that cannot be imported or
+    made."""
     made = []
     for name in recipe.run.callbacks:
         where = recipe.where("run.callbacks")

@@ -1,7 +1,7 @@
 """Whole checkpoints: written under another name, sealed with the hash of every file, renamed, and verified before use.
 
-start(job) is called in the training; `python pipeline/run_dir/checkpoints.py` is the other side, a process that puts the checkpoint on
-the disk while training goes on, and outlives the training's death.
+start(job) is called in the training; `python pipeline/run_dir/checkpoints.py` is the other side, a process that puts
+the checkpoint on the disk while training goes on, and outlives the training's death.
 """
 
 import errno
@@ -60,8 +60,9 @@ def whole_folder(path: str | Path, **facts) -> Iterator[Path]:
 
 
 def seal(folder: Path, *, written: dict[str, dict[str, Any]] | None = None, **facts) -> None:
-    """Write MANIFEST.json over everything that is in the folder now. written: bytes and sha256 by name, from who wrote these files: a
-    network file system may show a size of some seconds ago. Raises FileNotFoundError where it lists one of them not at all."""
+    """Write MANIFEST.json over everything that is in the folder now. written: bytes and sha256 by name, from who wrote
+    these files: a network file system may show a size of some seconds ago. Raises FileNotFoundError where it lists one
+    of them not at all."""
     written = written or {}
     files = {
         name: written.get(name) or {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
@@ -75,7 +76,8 @@ def seal(folder: Path, *, written: dict[str, dict[str, Any]] | None = None, **fa
 
 
 def read_seal(folder: str | Path) -> dict[str, Any]:
-    """Return MANIFEST.json, whoever wrote it: `files` maps names to bytes and sha256, `step` is a step where there is one.
+    """Return MANIFEST.json, whoever wrote it: `files` maps names to bytes and sha256, `step` is a step where there is
+    one.
 
     Raises DamagedFileError when it is anything else, FileNotFoundError where there is none.
     """
@@ -92,7 +94,9 @@ def read_seal(folder: str | Path) -> dict[str, Any]:
         and 0 <= step < 2**63
     )
     if not good:
-        raise DamagedFileError(f"{path}: is no list of files as this program writes it. Take the files from elsewhere.")
+        raise DamagedFileError(
+            f"{path}: is no list of files as this program writes it. Take the files from elsewhere."
+        )
     return manifest
 
 
@@ -166,7 +170,8 @@ def has_whole_model(folder: Path) -> bool:
 
 
 def unreadable(name: str, error: OSError) -> str:
-    """Return a file whose blocks are bad is damaged like any other; whatever else keeps it from being read says nothing of it."""
+    """Return a file whose blocks are bad is damaged like any other; whatever else keeps it from being read says
+    nothing of it."""
     if error.errno not in (errno.EIO, errno.EBADMSG, errno.EUCLEAN):
         raise error
     return f"{name} cannot be read ({error.strerror})"
@@ -246,24 +251,28 @@ def clean(checkpoints: Path) -> None:
 
 # The process that writes a checkpoint.
 #
-# A job is one line of JSON on stdin: the temporary folder that holds the small files already, its final name, the facts of
-# its manifest, what rotation keeps, and for each large file its descriptor and size: an unnamed file in memory, inherited.
-# No torch here: the process starts in 50 ms and takes 10 MB. It holds checkpoints/.writing locked: the next start of the
-# run waits for a checkpoint that a killed one was still writing. It ends with 0, or with the error as JSON on stderr.
+# A job is one line of JSON on stdin: the temporary folder that holds the small files already, its final name, the
+# facts of its manifest, what rotation keeps, and for each large file its descriptor and size: an unnamed file in
+# memory, inherited. No torch here: the process starts in 50 ms and takes 10 MB. It holds checkpoints/.writing locked:
+# the next start of the run waits for a checkpoint that a killed one was still writing. It ends with 0, or with the
+# error as JSON on stderr.
 #
-# Of a sharded model each rank starts such a process for its own files, all into one folder. Those of rank 1 and above report
-# bytes and sha256 of theirs in a folder beside it; that of rank 0 waits for the reports, then seals and renames as for one process.
+# Of a sharded model each rank starts such a process for its own files, all into one folder. Those of rank 1 and above
+# report bytes and sha256 of theirs in a folder beside it; that of rank 0 waits for the reports, then seals and renames
+# as for one process.
 
 LOCK = ".writing"
 _CHUNK = 8 << 20
-# Seconds in which nothing is written, after which the other ranks' files are given up: a rank starts a killed process again, after
-# its step at the latest, while the training lives. A network file system may show another host's file 60 s later.
+# Seconds in which nothing is written, after which the other ranks' files are given up: a rank starts a killed process
+# again, after its step at the latest, while the training lives. A network file system may show another host's file 60
+# s later.
 PATIENCE_S, PATIENCE_WITHOUT_TRAINING_S = 600.0, 90.0
 
 
 @dataclass(kw_only=True)
 class Job:
-    """One checkpoint to write. images: file name -> (descriptor, bytes); scores: step -> what rotation finds the best by.
+    """One checkpoint to write. images: file name -> (descriptor, bytes); scores: step -> what rotation finds the best
+    by.
 
     rank, ranks: of a sharded model, whose ranks write a part each; training: the process that started this one.
     """
@@ -348,7 +357,8 @@ def write(job: Job) -> None:
 
 
 def write_part(job: Job) -> None:
-    """Write the images of a rank above 0 into the folder that rank 0's process publishes, and report to it what they are, or the error."""
+    """Write the images of a rank above 0 into the folder that rank 0's process publishes, and report to it what they
+    are, or the error."""
     temporary = Path(job.temporary)
     report = reports(temporary) / f"{job.rank}.json"
     if report.exists() or not report.parent.exists():
@@ -375,7 +385,8 @@ def write_part(job: Job) -> None:
 
 
 def _write_report(report: Path, facts: dict[str, Any]) -> None:
-    """Write it whole or, where its folder has gone, not at all: write_json would make the folder anew, and nobody remove it."""
+    """Write it whole or, where its folder has gone, not at all: write_json would make the folder anew, and nobody
+    remove it."""
     unnamed = report.with_suffix(".part")
     with suppress(FileNotFoundError):
         unnamed.write_text(json.dumps(facts))
@@ -383,7 +394,8 @@ def _write_report(report: Path, facts: dict[str, Any]) -> None:
 
 
 def reports(temporary: Path) -> Path:
-    """Return the folder of the reports of ranks above 0: beside the checkpoint's, which holds nothing else at any time."""
+    """Return the folder of the reports of ranks above 0: beside the checkpoint's, which holds nothing else at any
+    time."""
     return temporary.with_name(f"{temporary.name}-reports")
 
 
@@ -394,7 +406,8 @@ def discard(temporary: Path) -> None:
 
 
 def _written_by_other_ranks(job: Job) -> dict[str, dict[str, Any]]:
-    """Return bytes and sha256 by name of all that the other ranks' processes have written, once all have reported and it is here to see.
+    """Return bytes and sha256 by name of all that the other ranks' processes have written, once all have reported and
+    it is here to see.
 
     Raises OSError with the error of one of them, and when nothing has been written for so long that one must be lost.
     """
@@ -417,7 +430,9 @@ def _written_by_other_ranks(job: Job) -> dict[str, dict[str, Any]]:
         patience_s = PATIENCE_S if os.getppid() == job.training else PATIENCE_WITHOUT_TRAINING_S
         if time.monotonic() - since > patience_s:
             lost = " and ".join(map(str, sorted(missing)))
-            raise OSError(errno.ETIMEDOUT, f"the part of rank {lost} was not written in {patience_s:.0f} s", job.target)
+            raise OSError(
+                errno.ETIMEDOUT, f"the part of rank {lost} was not written in {patience_s:.0f} s", job.target
+            )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 1.0)  # a look costs a shared disk a request for each file of each rank
 
@@ -433,12 +448,14 @@ def error_line(error: OSError) -> str:
 
 
 def last_words(stderr: bytes) -> dict[str, Any]:
-    """Return the writer's error, the last line that it wrote; ValueError when it died without one. Notes may stand before it."""
+    """Return the writer's error, the last line that it wrote; ValueError when it died without one. Notes may stand
+    before it."""
     return parse_json(stderr.strip().rpartition(b"\n")[2])
 
 
 def not_rotated(stderr: bytes) -> str | None:
-    """Return what kept the writer from deleting old checkpoints, from its own words; None when it failed at something else."""
+    """Return what kept the writer from deleting old checkpoints, from its own words; None when it failed at something
+    else."""
     with suppress(ValueError):
         error = last_words(stderr)
         if error["rotating"]:

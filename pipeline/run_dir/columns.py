@@ -160,7 +160,8 @@ def read_columns(path: str | Path) -> Columns:
 
 
 def mean_step_s(columns: Columns) -> float | None:
-    """Return the mean seconds of a step over the logged intervals of these rows, each attempt's first, which compiles, left out."""
+    """Return the mean seconds of a step over the logged intervals of these rows, each attempt's first, which compiles,
+    left out."""
     rows, seconds = columns.column("perf/step_s")
     if not len(rows):
         return None
@@ -171,8 +172,9 @@ def mean_step_s(columns: Columns) -> float | None:
 
 
 def attempt_spans(written: Columns, manifest: dict[str, Any], *, failed: Any = None) -> list[tuple[int, float, float]]:
-    """Return (attempt, began, last sign of life) in seconds since 1970 by all rows: from the start of its process, as far as its
-    first row tells that, to its last row; of the last attempt to its end, where the manifest tells it or `failed` does."""
+    """Return (attempt, began, last sign of life) in seconds since 1970 by all rows: from the start of its process, as
+    far as its first row tells that, to its last row; of the last attempt to its end, where the manifest tells it or
+    `failed` does."""
     rows, times = written.column("time")
     attempts = written.beside("attempt", rows, missing=0)
     known = np.isfinite(attempts) & np.isfinite(times)
@@ -219,7 +221,8 @@ def _is_step(value: Any) -> bool:
 
 
 def _quick(text: bytes) -> _Block | None:
-    """Return the block by Arrow's parser, which is faster and leaves Python free; None where only Python's can say what is there."""
+    """Return the block by Arrow's parser, which is faster and leaves Python free; None where only Python's can say
+    what is there."""
     import pyarrow
     from pyarrow import json as arrow
 

@@ -53,7 +53,8 @@ def record_failures_in(run: RunDirectory) -> None:
 
 
 def _thread_failed(args: threading.ExceptHookArgs) -> None:
-    """Print what a thread raised, unless the run's directory has moved: the run ends for that, and TensorBoard's thread meets it first."""
+    """Print what a thread raised, unless the run's directory has moved: the run ends for that, and TensorBoard's
+    thread meets it first."""
     if isinstance(args.exc_value, OSError) and _current_run is not None:
         try:
             raise_if_moved(_current_run.path, after_error=True)
@@ -75,8 +76,8 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     try:
         if sys.flags.optimize > 1:
             raise RecipeError(
-                "command line: python -OO (or PYTHONOPTIMIZE=2) takes the docstrings away, which transformers reads when it is imported. Use -O "
-                "at most."
+                "command line: python -OO (or PYTHONOPTIMIZE=2) takes the docstrings away, which transformers reads "
+                "when it is imported. Use -O at most."
             )
         outcome: int | BaseException = main(sys.argv[1:]) or 0
     except BaseException as error:
@@ -91,8 +92,8 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
 
 
 def _hear_signals() -> None:
-    """Let Ctrl-C be a KeyboardInterrupt again (pipeline/__init__.py), and SIGTERM and SIGHUP an end with a sentence; a training has
-    `Signals` for them."""
+    """Let Ctrl-C be a KeyboardInterrupt again (pipeline/__init__.py), and SIGTERM and SIGHUP an end with a sentence; a
+    training has `Signals` for them."""
     if signal.getsignal(signal.SIGINT) is pipeline.leave_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     own = os.getpid()
@@ -126,15 +127,17 @@ def _open_standard_streams() -> None:
 
 
 def _prepare_for_compiler() -> None:
-    """Set what torch's compiler would fail at when it is imported, as also an uncompiled run does: the number of its threads where the
-    system refuses to say which cores are usable, and another folder than one that cannot be written."""
+    """Set what torch's compiler would fail at when it is imported, as also an uncompiled run does: the number of its
+    threads where the system refuses to say which cores are usable, and another folder than one that cannot be
+    written."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     try:
         os.makedirs(folder or ".", exist_ok=True)
     except OSError as error:
         del os.environ["TORCHINDUCTOR_CACHE_DIR"]
         note_once(
-            f"TORCHINDUCTOR_CACHE_DIR: {folder} cannot be made ({error.strerror}); torch keeps what it compiles elsewhere"
+            f"TORCHINDUCTOR_CACHE_DIR: {folder} cannot be made ({error.strerror}); torch keeps what it compiles "
+            "elsewhere"
         )
     try:
         os.sched_getaffinity(0)
@@ -151,13 +154,13 @@ def is_leaving() -> bool:
 def leave(outcome: int | BaseException, *, all_stop: Callable[[], bool] = lambda: True) -> NoReturn:
     """End the process from any thread; the first one to come has the word.
 
-    all_stop: asked when it is a stop, and whether all ranks make it. It may wait for them: from now on an error that another
-    thread meets because a rank has left is not reported.
+    all_stop: asked when it is a stop, and whether all ranks make it. It may wait for them: from now on an error that
+    another thread meets because a rank has left is not reported.
     """
     if not _leaving.acquire(blocking=False):
         threading.Event().wait()
-    # What the user, the script and the next start are told is worth something each on its own: a closed terminal or a full
-    # disk takes one of them away, and never the end itself.
+    # What the user, the script and the next start are told is worth something each on its own: a closed terminal or a
+    # full disk takes one of them away, and never the end itself.
     status, message = (outcome, "") if isinstance(outcome, int) else _classify(outcome)
     message = redacted(message)
     agreed = status in (0, Preempted.status, Interrupted.status) and all_stop()
@@ -168,8 +171,9 @@ def leave(outcome: int | BaseException, *, all_stop: Callable[[], bool] = lambda
         if isinstance(outcome, BaseException):
             _print_error(outcome, status, message)
         release_output()
-    # Not sys.exit: threads of trackers or a process group that lost a peer must not hold the status back. Several ranks
-    # that agreed to stop leave with 0, since torch's launcher takes any other status for a crash; the script reads the file.
+    # Not sys.exit: threads of trackers or a process group that lost a peer must not hold the status back. Several
+    # ranks that agreed to stop leave with 0, since torch's launcher takes any other status for a crash; the script
+    # reads the file.
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1
     os._exit(0 if agreed and reported and several else status)
 
@@ -189,7 +193,8 @@ def _report_status(status: int, message: str, *, first_rank_only: bool) -> bool:
 
 
 def has_reported_error(run: RunDirectory) -> bool:
-    """Return whether another rank of this machine has said why the run ends; on a full disk only the status file can tell."""
+    """Return whether another rank of this machine has said why the run ends; on a full disk only the status file can
+    tell."""
     path = os.environ.get("TANDEM_STATUS")
     return run.failure.exists() or bool(path and os.path.exists(path))
 
@@ -251,25 +256,27 @@ def _as_tandem_error(error: BaseException) -> BaseException:
             return moved
     if number in (errno.EXDEV, errno.EBUSY, errno.ENOSYS, errno.ENOTSUP):
         return CannotWriteError(
-            f"{where}: its file system cannot do what a whole file needs ({os.strerror(number)}: renaming, locking or deleting); every "
-            "checkpoint that was whole still is. Move run.directory and data.cache_dir to another one; then run the same command again."
+            f"{where}: its file system cannot do what a whole file needs ({os.strerror(number)}: renaming, locking or "
+            "deleting); every checkpoint that was whole still is. Move run.directory and data.cache_dir to another "
+            "one; then run the same command again."
         )
     if number == errno.EFBIG:
         return CannotWriteError(
-            f"{where}: the file became larger than this process (ulimit -f) or the file system allows; every checkpoint that was whole still "
-            "is. Raise the limit or move run.directory; then run the same command again."
+            f"{where}: the file became larger than this process (ulimit -f) or the file system allows; every "
+            "checkpoint that was whole still is. Raise the limit or move run.directory; then run the same command "
+            "again."
         )
     if number in (errno.EIO, errno.EROFS):
         return CannotWriteError(
-            f"{where}: cannot be written or read ({os.strerror(number)}); every checkpoint that was whole still is. Look "
-            "after the disk or move run.directory; then run the same command again."
+            f"{where}: cannot be written or read ({os.strerror(number)}); every checkpoint that was whole still is. "
+            "Look after the disk or move run.directory; then run the same command again."
         )
     if number == errno.ELOOP:
         return DamagedFileError(f"{where}: is a link that leads back to itself, so it cannot be used. Remove it.")
     if number in (errno.EACCES, errno.EPERM):
         return CannotWriteError(
-            f"{where}: this user may not read or write it ({os.strerror(number)}); every checkpoint that was whole still is. "
-            "Mend its rights or run as the user that owns it; then run the same command again."
+            f"{where}: this user may not read or write it ({os.strerror(number)}); every checkpoint that was whole "
+            "still is. Mend its rights or run as the user that owns it; then run the same command again."
         )
     if isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error):
         return CannotWriteError(
@@ -278,11 +285,12 @@ def _as_tandem_error(error: BaseException) -> BaseException:
     if is_out_of_memory(error):
         if _current_run is None:  # a chat, an evaluation, a look at data
             return OutOfMemoryError(
-                f"memory ran out ({first_line(error)}). Take a smaller model or less at once, or a device with more memory."
+                f"memory ran out ({first_line(error)}). Take a smaller model or less at once, or a device with more "
+                "memory."
             )
         return OutOfMemoryError(
-            f"memory ran out outside of a step ({first_line(error)}). Lower train.per_device_train_batch_size, which leaves the training as it is, "
-            "or take a device with more memory."
+            f"memory ran out outside of a step ({first_line(error)}). Lower train.per_device_train_batch_size, which "
+            "leaves the training as it is, or take a device with more memory."
         )
     return error
 
@@ -299,8 +307,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def write_report(run: RunDirectory, *, limit_s: float | None = None) -> str | None:
-    """Write the run's report by a process of its own: this one may be out of memory, or hang in any import. Return None, or what
-    kept it from being written; the command can be run again at any time."""
+    """Write the run's report by a process of its own: this one may be out of memory, or hang in any import. Return
+    None, or what kept it from being written; the command can be run again at any time."""
     command = [sys.executable, "-m", "pipeline.report", str(run.path.resolve())]
     try:
         done = subprocess.run(
@@ -350,7 +358,8 @@ def _write_failure(error: BaseException, status: int, message: str) -> None:
 # Those that the system has: Windows knows no SIGHUP.
 NUMBERS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name))
 POLL_S = 0.25  # how soon the launcher's death and another rank's signal are seen
-# A scheduler may signal every process of a job, and launchers hand on what they get: within this time it is one signal.
+# A scheduler may signal every process of a job, and launchers hand on what they get: within this time it is one
+# signal.
 SAME_SIGNAL_S = 1.0
 MEETING_S = 3.0  # that a rank that leaves at once waits for the others to come with it
 SAVING_S = 600.0  # that a rank which has stopped waits for those that still write its checkpoint
@@ -358,9 +367,9 @@ COMPILATION_S = 8.0  # that a compilation may go on after a signal
 
 
 class Signals:
-    """Made before anything long. Before the first step of a start and after its last one a signal ends the process at once:
-    nothing can be lost. In between it stands in `received`, and the training saves and stops (callbacks/stopping.py);
-    only a compilation is not waited for. A second signal leaves at once.
+    """Made before anything long. Before the first step of a start and after its last one a signal ends the process at
+    once: nothing can be lost. In between it stands in `received`, and the training saves and stops
+    (callbacks/stopping.py); only a compilation is not waited for. A second signal leaves at once.
 
     `accelerate launch` hands signals on to nobody: the death of the launcher counts as SIGTERM.
     """
@@ -392,7 +401,8 @@ class Signals:
         self.store = store
 
     def raise_if_stopped(self, *, step: int, first: Callable[[], None] = lambda: None) -> None:
-        """After training: when a signal has ended it, call `first`, which another signal ends, and leave with the signal's status."""
+        """After training: when a signal has ended it, call `first`, which another signal ends, and leave with the
+        signal's status."""
         self.training = False
         self.where = "after the last step, while the finished model was being written; every checkpoint is whole"
         if self.stopping:

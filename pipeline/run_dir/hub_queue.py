@@ -40,7 +40,8 @@ class Item:
     name: str
     step: int
     content: str
-    # The Hub's newest commit when an upload was begun: the model may stand there although nobody lived to write it down.
+    # The Hub's newest commit when an upload was begun: the model may stand there although nobody lived to write it
+    # down.
     before: str | None = None
     error: str | None = None
     not_before: float = 0.0  # the Hub asked to be left alone until then (time.time())
@@ -49,14 +50,18 @@ class Item:
         """Return whether it is as it was written: its file may be anything."""
         named = isinstance(self.name, str) and (self.name == MODEL or step_of(Path(self.name)) is not None)
         return (
-            named and type(self.step) is int and isinstance(self.content, str) and type(self.not_before) in (int, float)
+            named
+            and type(self.step) is int
+            and isinstance(self.content, str)
+            and type(self.not_before) in (int, float)
         )
 
 
 class HubQueue:
     """The items of one run, the newest last. One process publishes, the holder of the lock; the run itself only adds.
 
-    strategy: hub.strategy, whether a newer item supersedes the older ones and whether it brings the state of the training.
+    strategy: hub.strategy, whether a newer item supersedes the older ones and whether it brings the state of the
+    training.
     """
 
     def __init__(self, run: RunDirectory, *, strategy: str = "every_save"):
@@ -110,7 +115,8 @@ class HubQueue:
             self._add(item)
 
     def add_checkpoints(self, repo_id: str) -> None:
-        """Queue the newest checkpoint, which supersedes the older queued ones, or every one; not what was queued or published."""
+        """Queue the newest checkpoint, which supersedes the older queued ones, or every one; not what was queued or
+        published."""
         for folder in by_step(self.run.checkpoints)[0 if self.all else -1 :]:
             with suppress(FileNotFoundError):  # rotated away between two looks: the next look finds a newer one
                 manifest = read_seal(folder)
@@ -217,9 +223,11 @@ def link_files(source: Path, target: Path, names: Iterable[str]) -> None:
 
 
 class Publishing:
-    """Publishing to hub.id beside the run, on the first rank; on other ranks it does nothing. hub: that section of the recipe.
+    """Publishing to hub.id beside the run, on the first rank; on other ranks it does nothing. hub: that section of the
+    recipe.
 
-    A process and not a thread: uploading takes the interpreter's lock, hashing takes time, and a process can be killed.
+    A process and not a thread: uploading takes the interpreter's lock, hashing takes time, and a process can be
+    killed.
     """
 
     def __init__(self, hub: Any, run: RunDirectory, *, start_step: int):

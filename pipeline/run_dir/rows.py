@@ -10,7 +10,8 @@ from pipeline.process.errors import DamagedFileError
 from pipeline.process.storage import make_parent, open_regular
 
 LINE_BYTES = 2**24  # longest row that is read; a sample of a long context has a few 100 kB
-# Longest file of rows that is read: ten million rows of metrics. At a gigabyte a second, zeros of a sparse one take eight seconds.
+# Longest file of rows that is read: ten million rows of metrics. At a gigabyte a second, zeros of a sparse one take
+# eight seconds.
 ROWS_BYTES = 2**33
 
 
@@ -46,14 +47,16 @@ def row_of(line: bytes) -> dict[str, Any] | None:
 
 
 def open_rows(path: str | Path) -> BinaryIO:
-    """Open a file of rows as open_regular does. Raises DamagedFileError for one that is larger than rows of any run."""
+    """Open a file of rows as open_regular does. Raises DamagedFileError for one that is larger than rows of any
+    run."""
     file = open_regular(path)
     size = os.fstat(file.fileno()).st_size
     if size <= ROWS_BYTES:
         return file
     file.close()
     raise DamagedFileError(
-        f"{path}: has {size / 2**30:,.0f} GiB, and rows of a run have {ROWS_BYTES >> 30} GiB at most, so it is not read. Remove it."
+        f"{path}: has {size / 2**30:,.0f} GiB, and rows of a run have {ROWS_BYTES >> 30} GiB at most, so it is not "
+        "read. Remove it."
     )
 
 
@@ -75,8 +78,8 @@ def skip_line(file: BinaryIO) -> None:
 def last_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the run as it counts: an attempt that went on from step s makes the earlier attempts' rows after s void.
 
-    Attempts are marked by rows with an "event" of "attempt" (step = the step it went on from). One from step 0 measures
-    step 0 again, and its recipe may be another one than that of a start that failed.
+    Attempts are marked by rows with an "event" of "attempt" (step = the step it went on from). One from step 0
+    measures step 0 again, and its recipe may be another one than that of a start that failed.
     """
     kept: list[dict[str, Any]] = []
     for row in rows:

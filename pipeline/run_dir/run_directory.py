@@ -34,7 +34,8 @@ from pipeline.run_dir.checkpoints import (
 )
 from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 
-# run_manifest.json: every key, its type and unit, when it is written and by whom; and the check of a manifest against it.
+# run_manifest.json: every key, its type and unit, when it is written and by whom; and the check of a manifest against
+# it.
 #
 # docs/manifest.md prints this page's table (tests/artifacts/test_manifest.py holds them together).
 
@@ -51,7 +52,8 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 
 class Key(NamedTuple):
-    """A value of the manifest. name: dotted; <...> stands for any name, [] for each entry of a list. unit: "" when it has none."""
+    """A value of the manifest. name: dotted; <...> stands for any name, [] for each entry of a list. unit: "" when it
+    has none."""
 
     name: str
     type: str
@@ -205,7 +207,8 @@ KEYS = (
 
 
 def manifest_problems(manifest: Any) -> list[str]:
-    """Return what a manifest, or a part of one, holds in another type than documented; keys that are not documented are in `unknown_keys`."""
+    """Return what a manifest, or a part of one, holds in another type than documented; keys that are not documented
+    are in `unknown_keys`."""
     return [what for what, known in _findings(manifest) if known]
 
 
@@ -311,7 +314,8 @@ class RunDirectory:
         return self.path.name
 
     def records(self) -> list[Path]:
-        """Return what a run writes beside its model; in a repository of the Hub they lie at the root, under the same names."""
+        """Return what a run writes beside its model; in a repository of the Hub they lie at the root, under the same
+        names."""
         report = [self.report / name for name in ("report.md", "report.html", "curves.png")]
         return [self.recipe, self.manifest, self.metrics, self.samples, self.evals, self.contamination, *report]
 
@@ -328,25 +332,29 @@ class RunDirectory:
         return self.profile / f"steps-{first}-{last}.json"
 
     def has_trained(self) -> bool:
-        """Return whether a step was made: else an earlier start failed before it, and nothing holds the run to its recipe yet."""
+        """Return whether a step was made: else an earlier start failed before it, and nothing holds the run to its
+        recipe yet."""
         if by_step(self.checkpoints):
             return True
         return any("event" not in row and row.get("step", 0) > 0 for row in read_rows(self.metrics))
 
     def has_saved(self) -> bool:
-        """Return whether a checkpoint was once whole here, by what lies in quarantine/ or by the metrics' rows of saves."""
+        """Return whether a checkpoint was once whole here, by what lies in quarantine/ or by the metrics' rows of
+        saves."""
         if by_step(self.quarantine):
             return True
         return any("ckpt/write_s" in row for row in last_attempts(read_rows(self.metrics)))
 
     def newest_whole_model(self) -> Path | None:
-        """Return model/ or the newest checkpoint, of quarantine/ too, whose model is undamaged: it can start another run."""
+        """Return model/ or the newest checkpoint, of quarantine/ too, whose model is undamaged: it can start another
+        run."""
         aside = [folder for folder in self.quarantine.glob("*") if (folder / SEAL).is_file()]
         folders = [self.model, *sorted([*by_step(self.checkpoints), *aside], key=_sealed_step, reverse=True)]
         return next((folder for folder in folders if has_whole_model(folder)), None)
 
     def start_anew(self) -> None:
-        """Move what earlier attempts left in quarantine/ below a folder of its own: none of it is progress any more."""
+        """Move what earlier attempts left in quarantine/ below a folder of its own: none of it is progress any
+        more."""
         left = [path for path in self.quarantine.glob("*") if not path.name.startswith("before-")]
         if left:
             number = len(list(self.quarantine.glob("before-*"))) + 1
@@ -355,28 +363,35 @@ class RunDirectory:
                 move_folder(path, self.quarantine / f"before-{number}" / path.name)
 
     def whole_checkpoint(self) -> Path | None:
-        """Return the newest whole checkpoint, for a reader: the run may be training, and it alone sets damaged ones aside."""
+        """Return the newest whole checkpoint, for a reader: the run may be training, and it alone sets damaged ones
+        aside."""
         return next((folder for folder in reversed(by_step(self.checkpoints)) if not problems(folder)), None)
 
     def set_aside_after(self, step: int) -> list[str]:
-        """Move checkpoints and a model beyond a step to quarantine, and give a line for each: who goes on from there makes others."""
+        """Move checkpoints and a model beyond a step to quarantine, and give a line for each: who goes on from there
+        makes others."""
         later = [folder for folder in by_step(self.checkpoints) if (step_of(folder) or 0) > step]
         if (self.model / SEAL).is_file() and _sealed_step(self.model) > step:
             later.append(self.model)
         return [
-            f"{folder}: lies beyond step {step}, where the run goes on. Moved to {quarantined(folder, self.quarantine)}."
+            (
+                f"{folder}: lies beyond step {step}, where the run goes on. Moved to "
+                f"{quarantined(folder, self.quarantine)}."
+            )
             for folder in later
         ]
 
     def read_manifest(self) -> dict[str, Any]:
-        """Return its keys (run_dir/run_directory.py); none where there is no manifest yet. Raises DataError when it is not what is written there."""
+        """Return its keys (run_dir/run_directory.py); none where there is no manifest yet. Raises DataError when it is
+        not what is written there."""
         if not self.manifest.exists():
             return {}
         manifest, found = read_manifest(self.manifest)
         if found:
             lines = "\n  ".join(found)
             raise DataError(
-                f"{self.manifest}: is not what a run writes, so nothing that it says of the run can be trusted:\n  {lines}\n"
+                f"{self.manifest}: is not what a run writes, so nothing that it says of the run can be trusted:\n  "
+                f"{lines}\n"
                 "Put the file back as it was, or give this run another run.name."
             )
         return manifest
@@ -394,7 +409,8 @@ class RunDirectory:
         append_row(self.metrics, {"event": event, "step": step, "attempt": attempt, "time": time.time(), **facts})
 
     def keep_in_place(self) -> None:
-        """From now on this process writes nothing below the directory when it was renamed or removed; called with a manifest there."""
+        """From now on this process writes nothing below the directory when it was renamed or removed; called with a
+        manifest there."""
         keep_in_place(self.path, mark=self.manifest)
 
     def in_use(self) -> bool:
@@ -408,14 +424,16 @@ class RunDirectory:
         return held is None
 
     def refuse_links(self, *paths: Path) -> None:
-        """Raise CannotWriteError where one of the paths, by default anything in the directory, is a link that leads out of it."""
+        """Raise CannotWriteError where one of the paths, by default anything in the directory, is a link that leads
+        out of it."""
         root = Path(os.path.realpath(self.path))
         for path in paths or (sorted(self.path.iterdir()) if self.path.is_dir() else ()):
             target = os.path.realpath(path)
             if path.is_symlink() and (os.path.islink(target) or not Path(target).is_relative_to(root)):
                 raise CannotWriteError(
-                    f"{path}: is a link to {os.readlink(path)}, which is not in the run directory, and nothing is written through it. Put what "
-                    "it names in its place; for a run on another disk move all of it there and set run.directory."
+                    f"{path}: is a link to {os.readlink(path)}, which is not in the run directory, and nothing is "
+                    "written through it. Put what it names in its place; for a run on another disk move all of it "
+                    "there and set run.directory."
                 )
 
     def hold(self) -> None:
@@ -429,7 +447,8 @@ class RunDirectory:
             _take_lock(self.lock)
         except OSError as error:
             raise CannotWriteError(
-                f"{self.path}: the run directory cannot be written ({error.strerror}). Set run.directory to a folder that can."
+                f"{self.path}: the run directory cannot be written ({error.strerror}). Set run.directory to a folder "
+                "that can."
             ) from None
         self._wait_for_writer()
         clean(self.checkpoints)
@@ -448,8 +467,9 @@ class RunDirectory:
                 take_lock(self.checkpoints, wait_s=WRITER_WAIT_S).close()
         except BlockingIOError:
             raise CannotWriteError(
-                f"{self.path}: another process has been writing a checkpoint for {WRITER_WAIT_S:.0f} s, and two would damage the run. "
-                "Look whether its disk still answers; end that process (pipeline/run_dir/checkpoints.py), then start again."
+                f"{self.path}: another process has been writing a checkpoint for {WRITER_WAIT_S:.0f} s, and two would "
+                "damage the run. Look whether its disk still answers; end that process "
+                "(pipeline/run_dir/checkpoints.py), then start again."
             ) from None
 
 
@@ -494,7 +514,8 @@ def fit_file(runs: Path, family: str) -> Path:
 
 
 def find_run(name: str, runs: str = "runs") -> RunDirectory | None:
-    """Return the run of that path or name, or that `latest:<recipe>` means; None when there is no such run directory."""
+    """Return the run of that path or name, or that `latest:<recipe>` means; None when there is no such run
+    directory."""
     if name.startswith("latest:"):
         return latest_run(name.removeprefix("latest:"), runs)
     for path in (Path(name), Path(runs) / name):
@@ -504,8 +525,8 @@ def find_run(name: str, runs: str = "runs") -> RunDirectory | None:
 
 
 def latest_run(name: str, runs: str = "runs") -> RunDirectory | None:
-    """Return the finished run of a recipe, or of a stage (pretrain, sft), that ended last: what `latest:<name>` means. A sweep's runs
-    are passed over, and so is a run whose manifest is damaged, which is named."""
+    """Return the finished run of a recipe, or of a stage (pretrain, sft), that ended last: what `latest:<name>` means.
+    A sweep's runs are passed over, and so is a run whose manifest is damaged, which is named."""
     found = []
     for path in sorted(Path(runs).glob("*/run_manifest.json")):
         try:

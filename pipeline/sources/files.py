@@ -19,7 +19,14 @@ from pipeline.sources.raw_rows import is_data, kind_of
 LOG = logging.getLogger(__name__)
 
 # `datasets` does not read these of a folder unless they are named; a README.md is the card.
-IGNORED = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json")
+IGNORED = (
+    "README.md",
+    "config.json",
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dummy_data.zip",
+    "dataset_dict.json",
+)
 DESCRIPTIONS = STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # of save_to_disk
 ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
 SHOWN = 8
@@ -35,7 +42,8 @@ def refuse_archives(paths: list[str], *, of: str, where: str) -> None:
     found = [path for path in paths if any(end in ARCHIVES for end in Path(path.lower()).suffixes[-2:])]
     if found:
         raise RecipeError(
-            f"{where}: {of}archives, which are not unpacked: {some(found)}. Unpack them and name the files; of a Hub dataset, try revision: refs/convert/parquet."
+            f"{where}: {of}archives, which are not unpacked: {some(found)}. Unpack them and name the files; of a Hub "
+            "dataset, try revision: refs/convert/parquet."
         )
 
 
@@ -53,7 +61,10 @@ def visible(root: Path) -> list[str]:
     return [path for path in seen if Path(path).name not in IGNORED]
 
 
-READABLE = "parquet, arrow (feather, ipc), jsonl and json (one object a line, or one array), csv, tsv, txt, md; from jsonl on also as .gz or .zst"
+READABLE = (
+    "parquet, arrow (feather, ipc), jsonl and json (one object a line, or one array), csv, tsv, txt, md; from jsonl "
+    "on also as .gz or .zst"
+)
 Part = Literal["all", "train", "validation"]
 Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as far as they are known.
 
@@ -62,9 +73,10 @@ Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as 
 class SourceFile:
     """One planned file. label: its name in messages, origins and the manifest, the same on every machine.
 
-    path: where it is here; a file of the Hub gets it when it is fetched, and before that `peek` gives its first and last
-    bytes. part, period, offset: of files whose rows are split, which are meant (open.is_held_out), the file's first one being
-    row `offset` of them all. order: of a pass after the first, what the rows of each block are permuted by.
+    path: where it is here; a file of the Hub gets it when it is fetched, and before that `peek` gives its first and
+    last bytes. part, period, offset: of files whose rows are split, which are meant (open.is_held_out), the file's
+    first one being row `offset` of them all. order: of a pass after the first, what the rows of each block are
+    permuted by.
     """
 
     label: str
@@ -96,12 +108,13 @@ def local_files(
 ) -> list[SourceFile]:
     """Return the files that the patterns name, sorted by label, each once.
 
-    A pattern is a path, a glob (** too) or a folder, whose readable files are all taken; it is looked for in `folder` (the
-    recipe's), then in the working folder. Of a folder that `save_to_disk` wrote, and of any where the split is not train,
-    the split's files alone are taken. Raises InputMissingError for patterns without a file, all of them at once, and
-    RecipeError for files of a kind that cannot be read and for a split of files that have none.
+    A pattern is a path, a glob (** too) or a folder, whose readable files are all taken; it is looked for in `folder`
+    (the recipe's), then in the working folder. Of a folder that `save_to_disk` wrote, and of any where the split is
+    not train, the split's files alone are taken. Raises InputMissingError for patterns without a file, all of them at
+    once, and RecipeError for files of a kind that cannot be read and for a split of files that have none.
 
-    Files at the address of a store (s3://bucket/corpus/*.parquet) are fetched into `cache` first, by default the user's.
+    Files at the address of a store (s3://bucket/corpus/*.parquet) are fetched into `cache` first, by default the
+    user's.
     """
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     if not patterns:
@@ -162,12 +175,15 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
         if matched:
             if split != "train":
                 raise RecipeError(
-                    f"{where}.split is {split!r}, and {pattern} names files one by one, which have no splits. Name their folder, or leave split out."
+                    f"{where}.split is {split!r}, and {pattern} names files one by one, which have no splits. Name "
+                    "their folder, or leave split out."
                 )
             return matched, ""
     what = "matches no file" if glob.has_magic(expanded) else "does not exist"
     looked = "" if os.path.isabs(expanded) else f" {looked_in(bases)}"
-    return [], f"{pattern!r} {what}, so there is nothing to read.{looked} Write a path or glob of files that are there."
+    return [], (
+        f"{pattern!r} {what}, so there is nothing to read.{looked} Write a path or glob of files that are there."
+    )
 
 
 def _matched(pattern: Path, where: str) -> list[Path]:
@@ -175,14 +191,16 @@ def _matched(pattern: Path, where: str) -> list[Path]:
     fixed = os.path.realpath(Path(*takewhile(lambda part: not glob.has_magic(part), pattern.parts)))
     if glob.has_magic(str(pattern)) and (fixed == "/" or re.match(r"/(proc|sys|dev(?!/shm/))(/|$)", fixed)):
         raise RecipeError(
-            f"{where}.files: {str(pattern)!r} looks through {fixed}, where links of the system lead round without end. Name the folder that the data lie in."
+            f"{where}.files: {str(pattern)!r} looks through {fixed}, where links of the system lead round without "
+            "end. Name the folder that the data lie in."
         )
     found = [Path(path) for path in sorted(glob.glob(str(pattern), recursive=True)) if os.path.isfile(path)]
     return [path for path in found if path.name not in DESCRIPTIONS or not is_saved(path.parent)]
 
 
 def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
-    """Return all readable files below the folder, but of saved datasets the split's alone; what `datasets` ignores is left out."""
+    """Return all readable files below the folder, but of saved datasets the split's alone; what `datasets` ignores is
+    left out."""
     found: list[Path] = []
     others: Counter[str] = Counter()
     for parent, folders, names in os.walk(folder):
@@ -201,7 +219,10 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
     if found and others:
         most = sorted(others.items(), key=lambda kind: (-kind[1], kind))[:SHOWN]
         kinds = ", ".join(f"{kind}: {count:,}" for kind, count in most)
-        text = "%s: the folder %s has files of kinds that are not read (%s). Unpack or convert those that hold text, say to txt."
+        text = (
+            "%s: the folder %s has files of kinds that are not read (%s). Unpack or convert those that hold text, say "
+            "to txt."
+        )
         LOG.warning(text, where, folder, kinds)
     return _of_a_corpus(found, folder, where)
 
@@ -212,19 +233,24 @@ def _ending(name: str) -> str:
 
 
 def _of_a_corpus(paths: list[Path], folder: Path, where: str) -> list[Path]:
-    """Return the files without those that only accompany a corpus: notes and tables of another kind than parquet or jsonl."""
+    """Return the files without those that only accompany a corpus: notes and tables of another kind than parquet or
+    jsonl."""
     if not any(kind_of(path.name) in ("parquet", "jsonl") for path in paths):
         return paths
     notes = [path for path in paths if kind_of(path.name) in ("csv", "arrow") or ".md" in path.name.lower()]
     beside = [path for path in notes if not is_saved(path.parent)]
     if beside:
-        text = "%s: beside parquet or jsonl files the folder %s has %s, which are left out. To train on them name them in files."
+        text = (
+            "%s: beside parquet or jsonl files the folder %s has %s, which are left out. To train on them name them "
+            "in files."
+        )
         LOG.warning(text, where, folder, some([str(path.relative_to(folder)) for path in sorted(beside)]))
     return [path for path in paths if path not in beside]
 
 
 def labelled(paths: list[Path]) -> list[SourceFile]:
-    """Return the files with their labels: paths below the deepest folder that holds them all, which survive a move of the data."""
+    """Return the files with their labels: paths below the deepest folder that holds them all, which survive a move of
+    the data."""
     absolute = {path: path.absolute() for path in paths}
     root = Path(os.path.commonpath([path.parent for path in absolute.values()]))
     files = [SourceFile(label=absolute[path].relative_to(root).as_posix(), path=absolute[path]) for path in paths]

@@ -53,8 +53,9 @@ TREE_KEYS = {"message_id", "role", "text"}  # of a tree's root message
 
 
 class UntrainableConversation(ValueError):
-    """A conversation in good form that nothing can be learned from, as every large set has some: no answer, an empty one,
-    or turns in an order that no chat template renders. Training leaves it out and counts it; the row is not damaged."""
+    """A conversation in good form that nothing can be learned from, as every large set has some: no answer, an empty
+    one, or turns in an order that no chat template renders. Training leaves it out and counts it; the row is not
+    damaged."""
 
 
 class Messages(list[dict]):
@@ -64,9 +65,9 @@ class Messages(list[dict]):
 
 
 def messages_of(value: Any, *, tools: list[dict] | None = None, invented: bool = False) -> Messages:
-    """Return plain messages from any of the usual forms of a conversation: {role, content}, ShareGPT's {from, value}, texts in
-    turns with the user's first, pairs {input, output}, or an OASST tree. Raises ValueError with the reason when it is none
-    of them. tools, invented: as for plain_messages."""
+    """Return plain messages from any of the usual forms of a conversation: {role, content}, ShareGPT's {from, value},
+    texts in turns with the user's first, pairs {input, output}, or an OASST tree. Raises ValueError with the reason
+    when it is none of them. tools, invented: as for plain_messages."""
     if is_tree(value):
         value = _best_path(value)
     if not isinstance(value, list):
@@ -139,14 +140,15 @@ def _calls_in(value: Any, place: int) -> list[dict]:
 
 
 def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bool = False) -> Messages:
-    """Return the messages with only the keys that a chat template reads. Raises ValueError with the reason when they are none.
+    """Return the messages with only the keys that a chat template reads. Raises ValueError with the reason when they
+    are none.
 
-    Keys that are None or an empty list are left out, also the content of a message that only calls or reasons: a parquet
-    column gives every message every key. Content may be a list of text parts, which is joined. An assistant's message keeps
-    its reasoning under the key that it has, and `weight: 0` where it is not to be learnt. Arguments of calls that are the
-    JSON text of an object become that mapping. tools: definitions that the calls are of. invented: a null in a mapping may
-    stand for a key that is not there (TableRow).
-    Raises UntrainableConversation where only the order or an empty text is in the way.
+    Keys that are None or an empty list are left out, also the content of a message that only calls or reasons: a
+    parquet column gives every message every key. Content may be a list of text parts, which is joined. An assistant's
+    message keeps its reasoning under the key that it has, and `weight: 0` where it is not to be learnt. Arguments of
+    calls that are the JSON text of an object become that mapping. tools: definitions that the calls are of. invented:
+    a null in a mapping may stand for a key that is not there (TableRow). Raises UntrainableConversation where only the
+    order or an empty text is in the way.
     """
     messages = Messages()
     messages.tools = tools
@@ -191,11 +193,14 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
 def _is_json(content: Any) -> bool:
     """Return whether a tool's result is a value of its own, not text or parts of text."""
     items: list[Any] = content if isinstance(content, list) else [content]
-    return bool(items) and all(isinstance(item, dict) and not {"type", "text", "value"} & item.keys() for item in items)
+    return bool(items) and all(
+        isinstance(item, dict) and not {"type", "text", "value"} & item.keys() for item in items
+    )
 
 
 def _parts_of(value: Any, what: str, place: int) -> tuple[str, str, list[dict]]:
-    """Return the text of a message's content; and the reasoning and the calls where they are parts of it. Null parts are none."""
+    """Return the text of a message's content; and the reasoning and the calls where they are parts of it. Null parts
+    are none."""
     if isinstance(value, str):
         return value, "", []
     if not isinstance(value, list):
@@ -241,7 +246,8 @@ def _is_learnt(message: dict, place: int) -> bool:
 
 
 def _plain_call(call: dict, functions: dict[str, dict], invented: bool) -> dict:
-    """Return the call as transformers' templates take it: {"type": "function", "function": {"name": ..., "arguments": ...}}."""
+    """Return the call as transformers' templates take it: {"type": "function", "function": {"name": ..., "arguments":
+    ...}}."""
     call = _without_nulls(call, deep=False)
     if "function" not in call:
         call = {"type": "function", "function": call}
@@ -277,7 +283,9 @@ def _allows_null(schema: Any) -> bool:
     kinds = schema.get("type")
     options = schema.get("anyOf") or schema.get("oneOf")
     options = options if isinstance(options, list) else []
-    return kinds == "null" or "null" in (kinds or []) or bool(schema.get("nullable")) or any(map(_allows_null, options))
+    return (
+        kinds == "null" or "null" in (kinds or []) or bool(schema.get("nullable")) or any(map(_allows_null, options))
+    )
 
 
 def _without_nulls(value: Any, *, deep: bool = True) -> Any:
@@ -290,8 +298,8 @@ def _without_nulls(value: Any, *, deep: bool = True) -> Any:
 
 
 def tools_of(value: Any, *, invented: bool = False) -> list[dict] | None:
-    """Return definitions as apply_chat_template takes them, {"type": "function", "function": {...}}, from a list of them or its JSON
-    text; None for none. Those without the outer mapping get it: most templates read `tool.function`.
+    """Return definitions as apply_chat_template takes them, {"type": "function", "function": {...}}, from a list of
+    them or its JSON text; None for none. Those without the outer mapping get it: most templates read `tool.function`.
 
     invented: as for plain_messages. Raises ValueError for what is no list of definitions.
     """
@@ -340,7 +348,8 @@ def _form_problem(message: dict, place: int) -> str | None:
 
 
 def problem(messages: list[dict], *, calls_in_text: bool = False) -> str | None:
-    """Return why these messages, each in good form, cannot be trained on, or None. calls_in_text: a text may call, as Hermes has it."""
+    """Return why these messages, each in good form, cannot be trained on, or None. calls_in_text: a text may call, as
+    Hermes has it."""
     if not messages:
         return "the conversation has no messages"
     previous, can_use_tool, answers, learnt = "start", False, 0, False
@@ -393,7 +402,18 @@ def _kind(value: Any) -> str:
 # How a row becomes a document or a conversation.
 
 # Usual names of a column of text, and of one of messages.
-TEXT_COLUMNS = ("text", "content", "contents", "document", "body", "article", "story", "page", "passage", "raw_content")
+TEXT_COLUMNS = (
+    "text",
+    "content",
+    "contents",
+    "document",
+    "body",
+    "article",
+    "story",
+    "page",
+    "passage",
+    "raw_content",
+)
 CHAT_COLUMNS = ("messages", "conversations", "conversation", "dialog", "dialogue", "turns", "chat")
 # The column pairs that `format: prompt_response` looks for in each row, with a column that is put below the prompt.
 PROMPT_RESPONSE = (
@@ -411,9 +431,9 @@ class Format:
     """A row's reading. column: the one column of text or messages, or None when several or the whole row are read.
 
     columns: (role, column) of COLUMN_ROLES beside or instead of it. recognised: found by looking at the rows, so that
-    columns of OPTIONAL_ROLES need not be there. newly_read: the rows have something that older versions left out or wrote
-    otherwise, so that nothing that those prepared is used. alone: the code of an own function is its file, without what
-    that imports.
+    columns of OPTIONAL_ROLES need not be there. newly_read: the rows have something that older versions left out or
+    wrote otherwise, so that nothing that those prepared is used. alone: the code of an own function is its file,
+    without what that imports.
     """
 
     name: str
@@ -441,7 +461,8 @@ class Format:
         return list(dict.fromkeys(([self.column] if self.column else []) + named))
 
     def reader(self) -> Callable[[Any], str | Messages | None]:
-        """Return the function row -> text or messages; it raises ValueError with the reason for a row it cannot read."""
+        """Return the function row -> text or messages; it raises ValueError with the reason for a row it cannot
+        read."""
         read = self._reader()
         return lambda row: _whole_characters(read(row))
 
@@ -492,7 +513,8 @@ class Format:
         return self._conversation(value, row)
 
     def _exchange(self, row: Any) -> Messages:
-        """Return messages from a prompt and a response; each is a text, or messages as TRL's conversational form has them."""
+        """Return messages from a prompt and a response; each is a text, or messages as TRL's conversational form has
+        them."""
         named = dict(self.columns)
         prompt, response = _column(row, named["prompt"]), _column(row, named["response"])
         if isinstance(prompt, str):
@@ -517,7 +539,8 @@ class Format:
         return found
 
     def identity(self) -> str:
-        """Return what must be equal for two readings to give the same: the name, the column, and the code of an own function."""
+        """Return what must be equal for two readings to give the same: the name, the column, and the code of an own
+        function."""
         if self.name in FORMATS:
             parts = [str(self.column)] if self.column or not self.columns else []
             inside = ", ".join([*parts, *map("=".join, self.columns)])
@@ -531,7 +554,8 @@ class Format:
         return replace(self, columns=columns, newly_read=False, alone=True)
 
 
-NEWLY_READ = {*TOOLS, *LEARNT, *REASONING, "tool_calls", "function_call", "type"}  # keys of messages and of their parts
+# Keys of messages and of their parts
+NEWLY_READ = {*TOOLS, *LEARNT, *REASONING, "tool_calls", "function_call", "type"}
 
 
 def is_newly_read(rows: list[Any], form: Format) -> bool:
@@ -556,7 +580,8 @@ def _inner_keys(value: Any) -> Iterator[str]:
 
 
 def format_of(spec, *, kind: str, where: str, folder: CodeFolder | str | None) -> Format:
-    """Return the format of a recipe's source, as far as the recipe says it; else the default, whose name is the kind's.
+    """Return the format of a recipe's source, as far as the recipe says it; else the default, whose name is the
+    kind's.
 
     Raises RecipeError when there is none of that name or it gives the other kind.
     """
@@ -597,7 +622,8 @@ def _format_of_columns(columns: dict[str, str], *, kind: str, where: str) -> For
 def _other_kind(what: str, kind: str) -> RecipeError:
     have, need = ("conversations", "documents") if kind == "text" else ("documents", "conversations")
     return RecipeError(
-        f"{what} gives {have}, and this stage reads {need}. Use a source and a format of {need}, or run the other stage."
+        f"{what} gives {have}, and this stage reads {need}. Use a source and a format of {need}, or run the other "
+        "stage."
     )
 
 
@@ -620,8 +646,8 @@ def _text(value: Any) -> str:
 
 
 def _whole_characters(item: str | Messages | None) -> str | Messages | None:
-    """Return the item. Raises ValueError for half of a character, as a JSON escape can make it: no UTF-8 can hold it, and no
-    tokenizer can read it."""
+    """Return the item. Raises ValueError for half of a character, as a JSON escape can make it: no UTF-8 can hold it,
+    and no tokenizer can read it."""
     whole = [item, getattr(item, "tools", None)]
     try:
         text = item if isinstance(item, str) else json.dumps(whole, ensure_ascii=False, default=str, skipkeys=True)
@@ -652,5 +678,6 @@ def _prompt_response(row: Any) -> list[dict]:
     )
 
 
-# The formats of FORMATS that read a row as a whole, not one column of it: row -> text, or messages through messages_of.
+# The formats of FORMATS that read a row as a whole, not one column of it: row -> text, or messages through
+# messages_of.
 WHOLE_ROW: dict[str, Callable[[Any], str | list[dict]]] = {"prompt_response": _prompt_response}

@@ -97,8 +97,8 @@ def _text_problem(name: str, head: bytes, form: Format, column_key: str) -> str 
 
 
 def both_ends(repo: str, revision: str, path: str) -> Ends | None:
-    """Return (first, last) bytes of a dataset's file; last None where the server gives no ranges. None when it does not answer:
-    then the file is looked at when it is fetched."""
+    """Return (first, last) bytes of a dataset's file; last None where the server gives no ranges. None when it does
+    not answer: then the file is looked at when it is fetched."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.errors import HTTPError
     from huggingface_hub.utils import build_hf_headers, get_session
@@ -144,8 +144,8 @@ EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
 def dataset_files(
     spec: Any, *, where: str, cache: Path, folder: str | None = None
 ) -> tuple[str | None, list[SourceFile]]:
-    """Return (commit, files sorted by label) of the dataset `spec.id`: a folder on this machine where there is one, without
-    a commit, else a repository of the Hub. Raises as local_dataset and hub_files do."""
+    """Return (commit, files sorted by label) of the dataset `spec.id`: a folder on this machine where there is one,
+    without a commit, else a repository of the Hub. Raises as local_dataset and hub_files do."""
     local = local_dataset(spec, where=where, folder=folder)
     if local is not None:
         return None, local
@@ -164,15 +164,18 @@ def _refuse_no_id(name: str, where: str, bases: list[Path]) -> None:
         validate_repo_id(name)
     except HFValidationError:
         raise InputMissingError(
-            f"{where}.id: {name!r} is neither a folder here nor a dataset's id, so there is nothing to read. {looked_in(bases)} Write OWNER/NAME of the Hub, or a folder that is there."
+            f"{where}.id: {name!r} is neither a folder here nor a dataset's id, so there is nothing to read. "
+            f"{looked_in(bases)} Write OWNER/NAME of the Hub, or a folder that is there."
         ) from None
 
 
 def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFile]]:
-    """Return (commit, files sorted by path) of the dataset's split. Files that an earlier run fetched have their place already.
+    """Return (commit, files sorted by path) of the dataset's split. Files that an earlier run fetched have their place
+    already.
 
     Without the Hub the list of an earlier start is used, with a warning. Raises ServiceError when there is none,
-    InputMissingError for a dataset, revision or file that does not exist for this user, RecipeError for a wrong choice.
+    InputMissingError for a dataset, revision or file that does not exist for this user, RecipeError for a wrong
+    choice.
     """
 
     def place(revision: str | None) -> Path:
@@ -216,12 +219,14 @@ def _asked(spec: Any, where: str) -> Any:
         )
     except RevisionNotFoundError as error:
         raise InputMissingError(
-            f"{where}.revision: {spec.id} has no revision {spec.revision!r}. Write a branch, tag or commit that it has."
+            f"{where}.revision: {spec.id} has no revision {spec.revision!r}. Write a branch, tag or commit that it "
+            "has."
         ) from error
 
 
 def _remote_files(spec: Any, info: Any, where: str) -> list[dict[str, Any]]:
-    """Return {path, bytes, content} of each; content: sha256 for files in large-file storage, else the git object's id."""
+    """Return {path, bytes, content} of each; content: sha256 for files in large-file storage, else the git object's
+    id."""
     from huggingface_hub import HfApi
 
     paths = _chosen_paths(spec, info, where)
@@ -245,8 +250,9 @@ def _remote_files(spec: Any, info: Any, where: str) -> list[dict[str, Any]]:
 def _chosen_paths(spec: Any, info: Any, where: str) -> list[str]:
     """Return the repository's files that the source means.
 
-    `datasets` decides on a folder with the repository's names and card, without content: it finds what it would find on the
-    Hub, and its own requests are not made, which would wait for a silent Hub, count a download and read archives.
+    `datasets` decides on a folder with the repository's names and card, without content: it finds what it would find
+    on the Hub, and its own requests are not made, which would wait for a silent Hub, count a download and read
+    archives.
     """
     names = [sibling.rfilename for sibling in info.siblings or []]
     card = info.card_data.to_dict() if info.card_data else {}
@@ -282,13 +288,15 @@ def named_files(root: Path, patterns: str | list[str], *, name: str, where: str)
             found.update((Path(path), None) for path in resolve_pattern(inside, str(root)))
         except FileNotFoundError as error:
             raise InputMissingError(
-                f"{where}.files: {pattern!r} matches no file of {name}, so there is nothing to read. It has {shown(root)}."
+                f"{where}.files: {pattern!r} matches no file of {name}, so there is nothing to read. It has "
+                f"{shown(root)}."
             ) from error
     return list(found)
 
 
 def leads_outside(pattern: str) -> bool:
-    """Return whether a pattern of a repository would be looked for elsewhere: `datasets` takes addresses and absolute paths too."""
+    """Return whether a pattern of a repository would be looked for elsewhere: `datasets` takes addresses and absolute
+    paths too."""
     return "://" in pattern or "::" in pattern or os.path.isabs(pattern) or ".." in Path(pattern).parts
 
 
@@ -311,13 +319,15 @@ def _lay_names(root: Path, names: list[str]) -> None:
 
 
 def _configs(card: dict[str, Any], spec: Any, where: str) -> dict[str, Any]:
-    """Return the part of the card that `datasets` needs to find the files, without what would lead it to this machine's."""
+    """Return the part of the card that `datasets` needs to find the files, without what would lead it to this
+    machine's."""
     configs = card.get("configs") or []
     for config in configs if isinstance(configs, list) else []:
         for text in _texts([config.get("data_files"), config.get("data_dir")] if isinstance(config, dict) else []):
             if leads_outside(text):
                 raise RecipeError(
-                    f"{where}: the card of {spec.id} names files outside the dataset ({text}), which are not read. Choose files with `files`."
+                    f"{where}: the card of {spec.id} names files outside the dataset ({text}), which are not read. "
+                    "Choose files with `files`."
                 )
     # Of several configurations, one that alone has its facts here is the default.
     infos = card.get("dataset_info") or []
@@ -382,15 +392,18 @@ def retried(call, *, what: str, where: str):
             raise
         except GatedRepoError as error:
             raise InputMissingError(
-                f"{where}: {what} is gated, and this user may not read it. Accept its terms on the Hub, then set HF_TOKEN or run `hf auth login`."
+                f"{where}: {what} is gated, and this user may not read it. Accept its terms on the Hub, then set "
+                "HF_TOKEN or run `hf auth login`."
             ) from error
         except RepositoryNotFoundError as error:
             raise InputMissingError(
-                f"{where}: {what} does not exist on the Hub, or is private to others. Correct the id, or set HF_TOKEN or run `hf auth login`."
+                f"{where}: {what} does not exist on the Hub, or is private to others. Correct the id, or set HF_TOKEN "
+                "or run `hf auth login`."
             ) from error
         except OfflineModeIsEnabled as error:
             raise ServiceError(
-                f"{where}: {what} is not in the local cache and HF_HUB_OFFLINE forbids to ask the Hub. Unset it for the first start."
+                f"{where}: {what} is not in the local cache and HF_HUB_OFFLINE forbids to ask the Hub. Unset it for "
+                "the first start."
             ) from error
         except LocalEntryNotFoundError as error:
             cause: Exception = error  # Also an EntryNotFoundError, but it means that the Hub was not reached.
@@ -402,7 +415,8 @@ def retried(call, *, what: str, where: str):
             status = error.response.status_code if error.response is not None else 0
             if status in (401, 403):
                 raise InputMissingError(
-                    f"{where}: the Hub refuses {what} (status {status}). Set HF_TOKEN to a token that may read it, or run `hf auth login`."
+                    f"{where}: the Hub refuses {what} (status {status}). Set HF_TOKEN to a token that may read it, or "
+                    "run `hf auth login`."
                 ) from error
             cause = error
         except Exception as error:
@@ -416,7 +430,8 @@ def retried(call, *, what: str, where: str):
             note_retry()
             time.sleep(wait_s)
     raise ServiceError(
-        f"{where}: the Hub does not give {what} ({type(cause).__name__}: {_first_line(cause)}), and it is not in the local cache. Check the network and run the same command again."
+        f"{where}: the Hub does not give {what} ({type(cause).__name__}: {_first_line(cause)}), and it is not in the "
+        "local cache. Check the network and run the same command again."
     ) from cause
 
 

@@ -1,4 +1,5 @@
-"""From the recipe to verified sources: everything that is wrong with any planned file is reported at once, before step 1."""
+"""From the recipe to verified sources: everything that is wrong with any planned file is reported at once, before step
+1."""
 
 import hashlib
 import logging
@@ -48,8 +49,9 @@ from pipeline.sources.verify import (
 if TYPE_CHECKING:
     from pipeline.sources.recognition import Recognised
 
-# Files of a source, or rows of its files, that are kept from training where data.validation names nothing: of text whole
-# files, in which neighbours are often about the same; of conversations rows of each file, since files are often of one kind.
+# Files of a source, or rows of its files, that are kept from training where data.validation names nothing: of text
+# whole files, in which neighbours are often about the same; of conversations rows of each file, since files are often
+# of one kind.
 
 ENOUGH_BYTES = 200_000  # Of files; the tenth part of them is what BPB moves by from one sample of text to another.
 SHARE = 0.01  # Of the bytes of all files, where files are drawn.
@@ -85,7 +87,8 @@ def held_out_files(files: list[SourceFile], *, pinned: list[str] | None = None) 
 
 
 def hold_out_copies(train: list[SourceFile], held: list[SourceFile]) -> None:
-    """Move files of the content of a held-out one out of training, unless nothing is left: names say nothing of content."""
+    """Move files of the content of a held-out one out of training, unless nothing is left: names say nothing of
+    content."""
     contents = {file.sha256 for file in held}
     rest = [file for file in train if file.sha256 not in contents]
     if rest:
@@ -99,8 +102,9 @@ def counted(files: list[SourceFile]) -> bool:
 
 
 def split_rows(train: list[SourceFile], held: list[SourceFile], facts: FactsOfFiles, *, kind: str) -> None:
-    """Let files that are given twice, `held` in sorted order, be the training rows and the validation rows of a source, as if they
-    were one file after another. Of copies the same rows are held out. Raises DataError for one row."""
+    """Let files that are given twice, `held` in sorted order, be the training rows and the validation rows of a
+    source, as if they were one file after another. Of copies the same rows are held out. Raises DataError for one
+    row."""
     rows, offsets = 0, dict[str, int]()
     for file in held:
         if file.sha256 not in offsets:
@@ -112,8 +116,8 @@ def split_rows(train: list[SourceFile], held: list[SourceFile], facts: FactsOfFi
         if kind == "text":
             long_text = f"One long text becomes documents with `{program('init')} FILE`."
         raise DataError(
-            f"{held[0].path} has {rows} row and is the source's only file, so nothing can be held out for validation. Add rows, or name data.validation. "
-            f"{long_text}"
+            f"{held[0].path} has {rows} row and is the source's only file, so nothing can be held out for validation. "
+            f"Add rows, or name data.validation. {long_text}"
         )
     for part, files in (("train", train), ("validation", held)):
         for file in files:
@@ -144,9 +148,9 @@ LOG = logging.getLogger(__name__)
 class OpenSource:
     """Files in the order in which they are read, and how their rows are read.
 
-    spec: the recipe's Source. fingerprint: equal for two sources exactly when they give the same items in the same order.
-    revision: the commit of a Hub dataset. recognised: what the rows are, where the recipe does not say it and it is not
-    the default.
+    spec: the recipe's Source. fingerprint: equal for two sources exactly when they give the same items in the same
+    order. revision: the commit of a Hub dataset. recognised: what the rows are, where the recipe does not say it and
+    it is not the default.
     """
 
     name: str
@@ -204,7 +208,8 @@ class OpenSource:
         }
 
     def headline(self) -> str:
-        """Return one line for the console: what is read, and how much of it is here. The hashes are in the manifest."""
+        """Return one line for the console: what is read, and how much of it is here. The hashes are in the
+        manifest."""
         have, files = len({file.label for file in self.files if file.path is not None}), len(self.once.files)
         size = sum(file.bytes for file in self.once.files)
         what = f"have {have} of {files} files" if have < files else "1 file" if files == 1 else f"{files:,} files"
@@ -239,7 +244,8 @@ class OpenSource:
             yield self._block(rows, read_row, path, number, index)
 
     def path_of(self, number: int) -> Path:
-        """Return where a file is, unchanged since it was verified; one that was not there is fetched and verified now."""
+        """Return where a file is, unchanged since it was verified; one that was not there is fetched and verified
+        now."""
         file = self.files[number]
         if file.path is not None:
             _must_be_unchanged(file, file.path, self.facts)
@@ -277,7 +283,8 @@ class OpenSource:
 
 
 def _blocks(path: Path, block: int, columns: list[str] | None) -> Iterator[tuple[int, list[RawRow]]]:
-    """Yield the file's blocks with their numbers, from one on; opened again at the same block after an error that may pass."""
+    """Yield the file's blocks with their numbers, from one on; opened again at the same block after an error that may
+    pass."""
     attempt = 1
     while True:
         try:
@@ -295,7 +302,8 @@ def _must_be_unchanged(file: SourceFile, path: Path, facts: FactsOfFiles | None)
         status = os.stat(path)
     except FileNotFoundError as error:
         raise InputMissingError(
-            f"{path} is gone since it was verified, so its rows cannot be read. Put it back and run the same command again."
+            f"{path} is gone since it was verified, so its rows cannot be read. Put it back and run the same command "
+            "again."
         ) from error
     changed = (status.st_size, status.st_mtime_ns) != (file.bytes, file.mtime_ns)
     if not changed and status.st_ctime_ns != file.ctime_ns and facts is not None:
@@ -304,7 +312,8 @@ def _must_be_unchanged(file: SourceFile, path: Path, facts: FactsOfFiles | None)
         file.ctime_ns = status.st_ctime_ns
     if changed:
         raise DataError(
-            f"{path} was changed since it was verified, and what was prepared from it is no longer what it holds. Put the old file back, or start a new run."
+            f"{path} was changed since it was verified, and what was prepared from it is no longer what it holds. Put "
+            "the old file back, or start a new run."
         )
 
 
@@ -312,8 +321,8 @@ def _must_be_unchanged(file: SourceFile, path: Path, facts: FactsOfFiles | None)
 
 
 def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
-    """Return the recipe with the commits of Hub datasets, the readings, the held-out files and the kind of rows that a manifest's
-    inputs name, whatever a branch holds, or the sources would be read as or hold out by now."""
+    """Return the recipe with the commits of Hub datasets, the readings, the held-out files and the kind of rows that a
+    manifest's inputs name, whatever a branch holds, or the sources would be read as or hold out by now."""
     values: dict[str, Any] = {
         f"data.{role}": [
             with_values(spec, {"revision": before["revision"] or spec.revision})
@@ -335,20 +344,23 @@ def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
 
 
 SHOWN = 20  # Problems of a kind that a message lists.
-# Of a source on the Hub that are looked at before they are fetched: a large dataset has thousands, and a look costs two requests.
+# Of a source on the Hub that are looked at before they are fetched: a large dataset has thousands, and a look costs
+# two requests.
 FILES_OF_A_SOURCE = 64
 
 
 def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSource], list[OpenSource]]:
     """Return the training and the validation sources of the recipe, every file that is here verified by its content.
 
-    Training files stand in an order permuted by train.seed, for each of a source's passes anew, validation files in sorted
-    order. Raises all that is wrong as one RecipeError, InputMissingError, DataError or ServiceError, whichever comes first.
+    Training files stand in an order permuted by train.seed, for each of a source's passes anew, validation files in
+    sorted order. Raises all that is wrong as one RecipeError, InputMissingError, DataError or ServiceError, whichever
+    comes first.
     """
     opening = _Opening(recipe, kind)
     if not recipe.data.sources:
         raise RecipeError(
-            f"{opening.where}data.sources names no source, so there is nothing to train on. Write one: data: {{sources: [{{files: corpus/*.parquet}}]}}"
+            f"{opening.where}data.sources names no source, so there is nothing to train on. Write one: data: "
+            "{sources: [{files: corpus/*.parquet}]}"
         )
     train = opening.planned(recipe.data.sources, "data.sources")
     if recipe.data.validation is not None:
@@ -373,7 +385,8 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
 
 
 def planned_sources(recipe, *, kind: Literal["text", "chat"]) -> list[OpenSource]:
-    """Return the training sources with their sorted files, nothing looked at. Raises as open_sources what they cannot mean."""
+    """Return the training sources with their sorted files, nothing looked at. Raises as open_sources what they cannot
+    mean."""
     opening = _Opening(recipe, kind)
     planned = opening.planned(recipe.data.sources, "data.sources")
     opening.refuse()
@@ -405,7 +418,8 @@ class _Opening:
         self.refused: set[int] = set()  # ids of the sources' specs whose rows were recognised as something else
 
     def planned(self, specs: list, key: str) -> list[OpenSource]:
-        """Return the sources with their sorted files, unread; one that cannot be planned has none, and its problem is kept."""
+        """Return the sources with their sorted files, unread; one that cannot be planned has none, and its problem is
+        kept."""
         sources: list[OpenSource] = []
         for place, spec in enumerate(specs):
             at = self.places.get(f"{key}.{place}")
@@ -432,7 +446,8 @@ class _Opening:
         spec = source.spec
         if spec.id is None and spec.files is None:
             raise RecipeError(
-                f"{where} names neither id nor files, so there is nothing to read. Write files: PATH or id: HUB/DATASET."
+                f"{where} names neither id nor files, so there is nothing to read. Write files: PATH or id: "
+                "HUB/DATASET."
             )
         if spec.id is None:
             return local_files(spec.files, where=where, folder=self.folder, split=spec.split, cache=self.cache)
@@ -446,7 +461,8 @@ class _Opening:
         return files
 
     def held_out(self, train: list[OpenSource]) -> list[OpenSource]:
-        """Return the default validation: files taken out of each source's, or its files once more, whose rows are split."""
+        """Return the default validation: files taken out of each source's, or its files once more, whose rows are
+        split."""
         validation = []
         for source in train:
             pinned = (self.pinned or {}).get(source.name)
@@ -478,7 +494,8 @@ class _Opening:
                 hold_out_copies(source.files, held.files)
 
     def recognise_all(self, sources: list[OpenSource]) -> None:
-        """Look at the rows of the sources, and choose how they are read where the recipe names neither a format nor a column.
+        """Look at the rows of the sources, and choose how they are read where the recipe names neither a format nor a
+        column.
 
         A validation that is held out of a training source is read as that one.
         """
@@ -491,7 +508,8 @@ class _Opening:
             source.format, source.recognised = seen[id(source.spec)]
 
     def _recognise(self, source: OpenSource) -> tuple[Format, str]:
-        """Return how a source's rows are read, and what they are where that is to be said; keep why they cannot be read."""
+        """Return how a source's rows are read, and what they are where that is to be said; keep why they cannot be
+        read."""
         spec, form, name = source.spec, source.format, ""
         given = bool(spec.format or spec.text_column or spec.messages_column or spec.columns)
         if given and self.kind == "text" and source.files[0].path is None:
@@ -514,7 +532,8 @@ class _Opening:
         if media and self.kind == "chat" and not (given or self.readings):
             self.problems.append(
                 DataError(
-                    f"{where} has {' and '.join(media)} to its conversations, and only text can be trained. Take the rows that have none, without that column."
+                    f"{where} has {' and '.join(media)} to its conversations, and only text can be trained. Take the "
+                    "rows that have none, without that column."
                 )
             )
         form = replace(form, newly_read=is_newly_read(rows, form))
@@ -544,7 +563,11 @@ class _Opening:
                 )
             problems += [
                 *grouped(rows),
-                f"{len(rows)} bad {'row' if len(rows) == 1 else 'rows'} among the first and last rows of the files, and data.max_bad_rows allows {self.max_bad_rows or 'none'}. Correct them, or raise data.max_bad_rows to leave such rows out.{convert}",
+                (
+                    f"{len(rows)} bad {'row' if len(rows) == 1 else 'rows'} among the first and last rows of the "
+                    f"files, and data.max_bad_rows allows {self.max_bad_rows or 'none'}. Correct them, or raise "
+                    f"data.max_bad_rows to leave such rows out.{convert}"
+                ),
             ]
         self.problems += [DataError(problem) for problem in problems]
         left_out = list(dict.fromkeys(row for found in results for row in found.untrainable))
@@ -552,8 +575,8 @@ class _Opening:
             LOG.warning("left out, and counted as empty: %s", line)
 
     def _without_empty(self, work: list[tuple[OpenSource, SourceFile]], results: list[Findings]) -> list[Findings]:
-        """Leave out the files with nothing in them of sources that have others, and return the findings of the rest. Where files
-        have to be corrected anyway, these are named as well."""
+        """Leave out the files with nothing in them of sources that have others, and return the findings of the rest.
+        Where files have to be corrected anyway, these are named as well."""
         if any(found.problems and not found.is_empty for found in results):
             return results
         empty = Counter(id(source) for (source, _), found in zip(work, results, strict=True) if found.is_empty)
@@ -599,7 +622,8 @@ class _Opening:
                 split_alike = file.part == "validation" and twin is not None and twin.part == "train"
                 if other is not None and not split_alike:
                     same.append(
-                        f"{file.label} of {source.name} (validation) has the same content as {other.label}, which is trained on"
+                        f"{file.label} of {source.name} (validation) has the same content as {other.label}, which is "
+                        "trained on"
                     )
         if same:
             raise DataError(

@@ -21,7 +21,8 @@ SOURCES = {
 
 
 def built_in_files(spec: Any, *, kind: str, where: str, cache: Path) -> list[SourceFile]:
-    """Return the one file of a built-in source's split. Raises RecipeError for an id, split or key that it does not have."""
+    """Return the one file of a built-in source's split. Raises RecipeError for an id, split or key that it does not
+    have."""
     if spec.id not in SOURCES:
         raise RecipeError(f"{where}.id: there is no built-in source {spec.id}. Write one of {', '.join(SOURCES)}.")
     own_kind, splits = SOURCES[spec.id]
@@ -40,14 +41,16 @@ def built_in_files(spec: Any, *, kind: str, where: str, cache: Path) -> list[Sou
     own = [key for key in keys if getattr(spec, key)]
     if own:
         raise RecipeError(
-            f"{where}: {', '.join(own)} cannot be chosen for {spec.id}, which is made here. Leave {'it' if len(own) == 1 else 'them'} out."
+            f"{where}: {', '.join(own)} cannot be chosen for {spec.id}, which is made here. Leave "
+            f"{'it' if len(own) == 1 else 'them'} out."
         )
     name = f"{spec.id.split(':')[1]}-{spec.split}.jsonl"
     return [SourceFile(label=name, path=corpus_folder(cache) / name)]
 
 
 def corpus_folder(cache: Path) -> Path:
-    """Return the folder with the built-in sources, made when it is not there yet; a second process waits for the first."""
+    """Return the folder with the built-in sources, made when it is not there yet; a second process waits for the
+    first."""
     folder = cache / "quickstart" / _key()
     if not folder.exists():
         with file_lock(cache / "quickstart" / "lock"):
@@ -88,46 +91,49 @@ def _words(text: str) -> list[str]:
 SPELLED_LETTERS = (3, 12)
 # Verbs that take s, ed, ing and er as they are; nouns that take s; adjectives that take er, est, ly and ness.
 VERBS = """
-act add aim answer ask attack attend avoid bark bend blend blink blow boil bomb book borrow bother build burn burst buy call
-camp cheat check cheer chew claim clean clear climb collect comb comfort command comment complain consider cook correct count
-cover crack crash crawl cross cry deal deliver demand design direct discover distract doubt dream dress drift drink drown dry
-earn eat end enjoy enter explain fail fall faint farm fasten fear feel fight fill film fix float flow fold follow form gather
-golf greet grill groan grow guard guess guest hammer hand hang harm harvest haunt heal hear heat help hold hunt hurry insist
-install jump keep kick knit knock land last laugh launch lead lean leap learn lend lift light limp link list listen load lock
-look mail march mark market matter melt mend milk mind mix moan mourn murmur name need number obey offer open order own paint
-pass pay peel perform pick plant play point poison pour pray preach press pretend print proceed pull pump punch push rain reach
-read record reflect remain remember repair repeat report request respond rest return reward ring roar roast rock roll row ruin
-rush sail scatter scream search send shelter shift shock shout show sigh sign sing sink sleep smell soak sort sound speak spell
-spend spill splash spoil spray stand start stay steal steam stick stretch suggest suffer supply support surround suspect
-swallow sweep swing talk teach tell test thank think train travel treat trick trust turn twist visit wait walk wander want warm
-warn wash watch water wear weigh whisper wink wish wonder work worry yawn yell
+act add aim answer ask attack attend avoid bark bend blend blink blow boil bomb book borrow bother build burn burst buy
+call camp cheat check cheer chew claim clean clear climb collect comb comfort command comment complain consider cook
+correct count cover crack crash crawl cross cry deal deliver demand design direct discover distract doubt dream dress
+drift drink drown dry earn eat end enjoy enter explain fail fall faint farm fasten fear feel fight fill film fix float
+flow fold follow form gather golf greet grill groan grow guard guess guest hammer hand hang harm harvest haunt heal
+hear heat help hold hunt hurry insist install jump keep kick knit knock land last laugh launch lead lean leap learn
+lend lift light limp link list listen load lock look mail march mark market matter melt mend milk mind mix moan mourn
+murmur name need number obey offer open order own paint pass pay peel perform pick plant play point poison pour pray
+preach press pretend print proceed pull pump punch push rain reach read record reflect remain remember repair repeat
+report request respond rest return reward ring roar roast rock roll row ruin rush sail scatter scream search send
+shelter shift shock shout show sigh sign sing sink sleep smell soak sort sound speak spell spend spill splash spoil
+spray stand start stay steal steam stick stretch suggest suffer supply support surround suspect swallow sweep swing
+talk teach tell test thank think train travel treat trick trust turn twist visit wait walk wander want warm warn wash
+watch water wear weigh whisper wink wish wonder work worry yawn yell
 """
 NOUNS = """
-animal apple arm army arrow artist author autumn award axe bag balcony ball banana band bank barn barrel basket bean bear bed
-bell belt bird blanket blossom board boat body bone bottle bowl boy brain branch bread breakfast brick bridge brother bucket
-button cabin cake camel camera candle captain car card carpet carrot castle cat cave ceiling chain chair cheese chicken child
-circle city cloud coast coat coffee coin color corner country cousin cow cradle crown cup curtain daughter desert desk diamond
-dinner doctor dog doll donkey door dragon drawer driver drum duck eagle ear earth elbow elephant engine evening eye face farmer
-father feather fence field finger fire flag flame flower folder forest fork fountain friend frog fruit garden gate ghost girl
-glacier glove goat grape hammer harbor hat heart hill horse hospital hotel hour house idea insect iron island jacket jewel
-journey kettle key king kitchen kitten ladder lake lamp language lantern lawyer leg lemon lesson letter lion lizard magnet map
-marble meadow meal medal metal minute mirror moment monkey month moon morning mother motor mountain mouth museum napkin neck
-needle nephew nest night nose notebook oak ocean office onion orange oven owl page palace paper parent park parrot pearl pen
-pencil pepper petal piano picture pig pillow pilot pirate planet plate pocket pond potato prince puppy puzzle pyramid
-queen question rabbit raincoat river road robot rocket roof room rope rose sailor sandal saucer school scooter season secret
-seed shadow shark ship shirt shoe shop shoulder silver sister skirt snail snake sock soldier song spider spoon squirrel
-stair star station stone storm stove stranger street student summer sun sweater table tail teacher temple tent throat thunder
-ticket tiger toad toe tomato tool town tower toy tractor tree tunnel turtle uncle valley vegetable village violin wagon wall
-week whale wheel whistle window winter wizard zebra
+animal apple arm army arrow artist author autumn award axe bag balcony ball banana band bank barn barrel basket bean
+bear bed bell belt bird blanket blossom board boat body bone bottle bowl boy brain branch bread breakfast brick bridge
+brother bucket button cabin cake camel camera candle captain car card carpet carrot castle cat cave ceiling chain chair
+cheese chicken child circle city cloud coast coat coffee coin color corner country cousin cow cradle crown cup curtain
+daughter desert desk diamond dinner doctor dog doll donkey door dragon drawer driver drum duck eagle ear earth elbow
+elephant engine evening eye face farmer father feather fence field finger fire flag flame flower folder forest fork
+fountain friend frog fruit garden gate ghost girl glacier glove goat grape hammer harbor hat heart hill horse hospital
+hotel hour house idea insect iron island jacket jewel journey kettle key king kitchen kitten ladder lake lamp language
+lantern lawyer leg lemon lesson letter lion lizard magnet map marble meadow meal medal metal minute mirror moment
+monkey month moon morning mother motor mountain mouth museum napkin neck needle nephew nest night nose notebook oak
+ocean office onion orange oven owl page palace paper parent park parrot pearl pen pencil pepper petal piano picture pig
+pillow pilot pirate planet plate pocket pond potato prince puppy puzzle pyramid queen question rabbit raincoat river
+road robot rocket roof room rope rose sailor sandal saucer school scooter season secret seed shadow shark ship shirt
+shoe shop shoulder silver sister skirt snail snake sock soldier song spider spoon squirrel stair star station stone
+storm stove stranger street student summer sun sweater table tail teacher temple tent throat thunder ticket tiger toad
+toe tomato tool town tower toy tractor tree tunnel turtle uncle valley vegetable village violin wagon wall week whale
+wheel whistle window winter wizard zebra
 """
 IRREGULAR = """
-bend blow build burst buy deal drink eat fall feel fight grow hang hear hold keep knit lead lend light pay read ring send show
-sing sink sleep speak spell spend spill spoil stand steal stick sweep swing teach tell think wear dream lean leap learn burn
+bend blow build burst buy deal drink eat fall feel fight grow hang hear hold keep knit lead lend light pay read ring
+send show sing sink sleep speak spell spend spill spoil stand steal stick sweep swing teach tell think wear dream lean
+leap learn burn
 """
 ADJECTIVES = """
-blind bright calm cheap clever cold cool damp dark dear deep dull fair faint firm fresh grand great hard harsh kind light long
-loud mild moist near neat odd plain poor proud quick quiet rich rough round sharp short sick slow small smart smooth soft sour
-steep stern stiff strong sweet swift tall tender thick tight tough vast warm weak wild young
+blind bright calm cheap clever cold cool damp dark dear deep dull fair faint firm fresh grand great hard harsh kind
+light long loud mild moist near neat odd plain poor proud quick quiet rich rough round sharp short sick slow small
+smart smooth soft sour steep stern stiff strong sweet swift tall tender thick tight tough vast warm weak wild young
 """
 HELD_OUT_PER_MILLE = 30
 SPELLED_NUMBERS = tuple(_words("no one two three four five six seven eight nine ten eleven twelve"))
@@ -201,7 +207,10 @@ def _spell(word: str, draw: random.Random) -> tuple[str, str]:
 def _count(word: str, draw: random.Random) -> tuple[str, str]:
     letter = draw.choice(word) if draw.random() < 0.85 else draw.choice(LETTERS)
     number = word.count(letter)
-    said = f"{word} is spelled {', '.join(word)}. The letter {letter} occurs {'once' if number == 1 else SPELLED_NUMBERS[number] + ' times'}."
+    said = (
+        f"{word} is spelled {', '.join(word)}. The letter {letter} occurs "
+        f"{'once' if number == 1 else SPELLED_NUMBERS[number] + ' times'}."
+    )
     return draw.choice(COUNT).format(word=word, letter=letter), said
 
 
@@ -212,10 +221,10 @@ def _length(word: str, draw: random.Random) -> tuple[str, str]:
 
 # A small world, made by rule: stories, facts and tasks whose answers can be checked.
 #
-# Stage 1 reads it as text; stage 2 asks about it. What is asked in the end is held out: no training text of either stage puts a held-out
-# person beside a held-out place or thing, the questions of the test about a held-out fact are asked nowhere in these words, and letters
-# whose reversal is held out stand nowhere. Only `Random.random` is drawn from: its sequence is the same on every Python and machine,
-# and so are the bytes.
+# Stage 1 reads it as text; stage 2 asks about it. What is asked in the end is held out: no training text of either
+# stage puts a held-out person beside a held-out place or thing, the questions of the test about a held-out fact are
+# asked nowhere in these words, and letters whose reversal is held out stand nowhere. Only `Random.random` is drawn
+# from: its sequence is the same on every Python and machine, and so are the bytes.
 
 
 DOCUMENTS = {"train": 40_000, "validation": 800}
@@ -228,12 +237,16 @@ THINGS = _words("cup book key ball hat coin")
 HELD_OUT_PEOPLE = _words("Lucy Oscar Simon")
 HELD_OUT_PLACES = _words("bedroom stable tower")
 HELD_OUT_THINGS = _words("drum ring lamp")
-OPPOSITES = "hot cold,big small,old young,fast slow,hard soft,light dark,wet dry,happy sad,early late,full empty,clean dirty,strong weak,loud quiet,near far"
+OPPOSITES = (
+    "hot cold,big small,old young,fast slow,hard soft,light dark,wet dry,happy sad,early late,full empty,clean "
+    "dirty,strong weak,loud quiet,near far"
+)
 DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 MONTHS = _words("January February March April May June July August September October November December")
 AGES = range(2, 10)  # one digit each
 WORDS = _words(
-    "cat dog sun pen bus fox fish bird milk tree door hand moon star rain snow wind fire king ship road farm cake corn duck frog goat"
+    "cat dog sun pen bus fox fish bird milk tree door hand moon star rain snow wind fire king ship road farm cake "
+    "corn duck frog goat"
 )
 HELD_OUT_EVERY = 3  # of the facts and words
 
@@ -414,7 +427,8 @@ def compare(cast: Cast, draw: Draw) -> Turn:
 
 
 def look_up(cast: Cast, draw: Draw) -> list[Turn]:
-    """Return a place, thing or age of each of some people, and questions about them all and one more: the first lessons."""
+    """Return a place, thing or age of each of some people, and questions about them all and one more: the first
+    lessons."""
     n = 2 + draw.below(4)
     people = draw.some(cast.people, n + 1)
     kind = draw.one(("where", "where", "who", "who", "age"))
@@ -434,7 +448,8 @@ def look_up(cast: Cast, draw: Draw) -> list[Turn]:
 
 
 class Fact(NamedTuple):
-    """questions: all with the same answer; of a held-out fact training asks the first alone, and the test the others."""
+    """questions: all with the same answer; of a held-out fact training asks the first alone, and the test the
+    others."""
 
     kind: str
     questions: tuple[str, ...]
@@ -527,7 +542,8 @@ def _fact(draw: Draw) -> Turn:
 
 
 def conversations(split: str) -> Iterator[dict]:
-    """Yield rows {messages, subject} whose last question is of the kind `subject`; validation and test ask what is held out.
+    """Yield rows {messages, subject} whose last question is of the kind `subject`; validation and test ask what is
+    held out.
 
     No two questions of the test are the same, and it has as many of each kind.
     """

@@ -1,9 +1,9 @@
 """Rows of one local file, from any block on, in bounded memory.
 
-A block is BLOCK_ROWS consecutive rows. parquet, arrow, csv: rows of the file, whatever its row groups, batches and lines.
-jsonl: lines, blank ones counted so that row + 1 is the line number an editor shows; a file that is one JSON array: its
-elements. txt (and md): pieces, cut at a line `<|endoftext|>`, else at the first blank line after PIECE_CHARS, else at a line
-end after twice as many.
+A block is BLOCK_ROWS consecutive rows. parquet, arrow, csv: rows of the file, whatever its row groups, batches and
+lines. jsonl: lines, blank ones counted so that row + 1 is the line number an editor shows; a file that is one JSON
+array: its elements. txt (and md): pieces, cut at a line `<|endoftext|>`, else at the first blank line after
+PIECE_CHARS, else at a line end after twice as many.
 """
 
 import csv
@@ -58,7 +58,10 @@ def wrong_beginning(name: str, head: bytes) -> str | None:
     magic = BEGINNINGS.get(suffix, ())
     reason = wrong_content(head, expected=magic)
     if reason is None and magic and not head.startswith(magic):
-        return f"ends in {suffix} and is no such file (it begins with {head[:8]!r}). Download it again or correct its ending."
+        return (
+            f"ends in {suffix} and is no such file (it begins with {head[:8]!r}). Download it again or correct its "
+            "ending."
+        )
     return reason
 
 
@@ -75,12 +78,16 @@ def wrong_ends(name: str, head: bytes, tail: bytes | None) -> str | None:
 
 
 def wrong_content(head: bytes, *, expected: tuple[bytes, ...] = ()) -> str | None:
-    """Return what the first bytes betray, with a cure, as `is ... . Do ...`; None when they look like what they should be.
+    """Return what the first bytes betray, with a cure, as `is ... . Do ...`; None when they look like what they should
+    be.
 
     expected: the magic bytes, one of which the file's own ending promises.
     """
     if not head.strip(b"\0"):
-        return "holds zero bytes where its content should be, as an unfinished copy or a crash leaves it. Download or write it again."
+        return (
+            "holds zero bytes where its content should be, as an unfinished copy or a crash leaves it. Download or "
+            "write it again."
+        )
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(b"version https://git-lfs.github.com/spec/"):
         return "is a git-lfs pointer, not the file itself. Run `git lfs pull` in its repository, or download it again."
@@ -121,9 +128,9 @@ class Document:
 class Conversation:
     """One chat of checked messages.
 
-    messages: dicts with role, content and, where given, tool_calls, name, tool_call_id; an assistant's also with its reasoning,
-    under the name that the data have, and `weight: 0` where it is not trained (formats.plain_messages). tools: definitions, as
-    apply_chat_template takes them.
+    messages: dicts with role, content and, where given, tool_calls, name, tool_call_id; an assistant's also with its
+    reasoning, under the name that the data have, and `weight: 0` where it is not trained (formats.plain_messages).
+    tools: definitions, as apply_chat_template takes them.
     """
 
     messages: list[dict]
@@ -137,8 +144,9 @@ class Conversation:
 class Block:
     """Up to BLOCK_ROWS consecutive rows of one file.
 
-    items: what the rows gave, in order. bad_rows: one line `file:row: reason` for each row that gave nothing because it
-    is damaged. empty_rows: how many held no text at all, or a conversation that nothing can be learned from, which is no damage.
+    items: what the rows gave, in order. bad_rows: one line `file:row: reason` for each row that gave nothing because
+    it is damaged. empty_rows: how many held no text at all, or a conversation that nothing can be learned from, which
+    is no damage.
     """
 
     items: list = field(default_factory=list)
@@ -185,8 +193,9 @@ class TableRow(dict):
     json: Collection[str] = ()
 
     def may_invent(self, column: str | None) -> bool:
-        """Return whether a null in a mapping of the column may stand for a key that the mapping does not have: Arrow gives each
-        of them the keys of all. `datasets` makes JSON where rows differ in their keys, and then each has its own."""
+        """Return whether a null in a mapping of the column may stand for a key that the mapping does not have: Arrow
+        gives each of them the keys of all. `datasets` makes JSON where rows differ in their keys, and then each has
+        its own."""
         return column not in self.json
 
 
@@ -194,7 +203,8 @@ RawRow = tuple[int, int, Any]  # row group, row, value or BadRow
 
 
 def kind_of(name: str) -> str | None:
-    """Return parquet, arrow, jsonl, csv or txt by the file's name, compressed or not; None when it is none of these."""
+    """Return parquet, arrow, jsonl, csv or txt by the file's name, compressed or not; None when it is none of
+    these."""
     path = PurePath(name.lower())
     if path.suffix in COMPRESSIONS:
         kind = KINDS.get(path.with_suffix("").suffix)
@@ -203,7 +213,8 @@ def kind_of(name: str) -> str | None:
 
 
 def is_data(name: str) -> bool:
-    """Return whether a file found in a folder is data: README.md describes a dataset, and `datasets` leaves it out too."""
+    """Return whether a file found in a folder is data: README.md describes a dataset, and `datasets` leaves it out
+    too."""
     return kind_of(name) is not None and PurePath(name).name.lower() != "readme.md"
 
 
@@ -234,7 +245,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 class _LongZstandard(io.RawIOBase):
-    """The content of zstandard data with a window above the 128 MiB that pyarrow allows: published dumps have up to 2 GiB."""
+    """The content of zstandard data with a window above the 128 MiB that pyarrow allows: published dumps have up to 2
+    GiB."""
 
     def __init__(self, file: IO[bytes]):
         from zstandard import ZstdDecompressor
@@ -269,7 +281,8 @@ class _LongZstandard(io.RawIOBase):
 
 @contextmanager
 def open_text(path: Path, *, newline: str | None = "\n") -> Iterator[IO[str]]:
-    """Yield the file's characters, its lines cut at line feeds alone. Bytes that are not UTF-8 become lone surrogates."""
+    """Yield the file's characters, its lines cut at line feeds alone. Bytes that are not UTF-8 become lone
+    surrogates."""
     with (
         open_bytes(path) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file,
@@ -300,7 +313,8 @@ def read_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = Non
     if kind == "jsonl" and is_array(path):
         kind = "array"
     readers = {
-        "parquet": parquet_rows, "arrow": arrow_rows, "jsonl": jsonl_rows, "array": array_rows, "csv": csv_rows, "txt": txt_rows,
+        "parquet": parquet_rows, "arrow": arrow_rows, "jsonl": jsonl_rows, "array": array_rows, "csv": csv_rows,
+        "txt": txt_rows,
     }  # fmt: skip
     return readers[kind or "unknown"](path, first_row=first_row, columns=columns)
 
@@ -355,7 +369,8 @@ def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = 
 
 
 def _values(batch: Any) -> list[Any]:
-    """Return the rows of a batch. parquet does not promise that its texts are UTF-8: then the rows are taken one by one."""
+    """Return the rows of a batch. parquet does not promise that its texts are UTF-8: then the rows are taken one by
+    one."""
     try:
         rows = batch.to_pylist()
     except UnicodeDecodeError:
@@ -405,7 +420,8 @@ def _with_json(value: Any, kind: Any) -> Any:
 
 
 def arrow_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Yield rows of an Arrow IPC file or stream; the group of a row is its record batch. Raises DataError for a damaged one."""
+    """Yield rows of an Arrow IPC file or stream; the group of a row is its record batch. Raises DataError for a
+    damaged one."""
     start = 0
     for number, batch in _arrow_batches(path):
         row, end = max(start, first_row), start + batch.num_rows
@@ -434,19 +450,22 @@ def _arrow_batches(path: Path) -> Iterator[tuple[int, Any]]:
         if may_pass(error):
             raise
         raise DataError(
-            f"{path} is truncated or damaged: record batch {number} cannot be read ({_short(error)}). Write or download it again."
+            f"{path} is truncated or damaged: record batch {number} cannot be read ({_short(error)}). Write or "
+            "download it again."
         ) from error
 
 
 def _must_be_valid(column: Any) -> None:
-    """Raise ArrowInvalid for a column whose offsets or indices point anywhere; a text that is not UTF-8 is its row's alone."""
+    """Raise ArrowInvalid for a column whose offsets or indices point anywhere; a text that is not UTF-8 is its row's
+    alone."""
     import pyarrow
     import pyarrow.types as types
 
     try:
         column.validate(full=True)
     except pyarrow.ArrowInvalid as error:
-        # Of plain texts the offsets are looked at first. Anything else that holds such a text was not looked at to its end.
+        # Of plain texts the offsets are looked at first. Anything else that holds such a text was not looked at to its
+        # end.
         plain = types.is_string(column.type) or types.is_large_string(column.type)
         if not plain or "UTF8" not in str(error):
             raise
@@ -468,10 +487,11 @@ def _batches_of(reader: Any) -> Iterator[Any]:
 
 
 def csv_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Yield records of a csv file as {name: text}, the names from its first record. Raises DataError where a quote is wrong.
+    """Yield records of a csv file as {name: text}, the names from its first record. Raises DataError where a quote is
+    wrong.
 
-    Python's csv and not pyarrow's, which makes numbers and nulls of "007" and "NA" by what the first block holds, and ends at the
-    first record with a field too many or with a carriage return in it.
+    Python's csv and not pyarrow's, which makes numbers and nulls of "007" and "NA" by what the first block holds, and
+    ends at the first record with a field too many or with a carriage return in it.
     """
     with open_text(path) as file:
         records = _csv_records(file, str(path))
@@ -489,7 +509,8 @@ def csv_header(file: IO[str], name: str) -> list[str]:
 def _csv_row(record: list[str], names: list[str], columns: list[str] | None, line: int) -> Any:
     if len(record) != len(names):
         return BadRow(
-            f"has {len(record)} fields, and the header has {len(names)} (line {line}): a text with a separator or a line end in it must stand in quotes"
+            f"has {len(record)} fields, and the header has {len(names)} (line {line}): a text with a separator or a "
+            "line end in it must stand in quotes"
         )
     value = {name: text for name, text in zip(names, record, strict=True) if not columns or name in columns}
     if any(lone_surrogate(text) is not None for text in value.values()):
@@ -499,7 +520,8 @@ def _csv_row(record: list[str], names: list[str], columns: list[str] | None, lin
 
 def _csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (line it begins in, fields) of each record that is no blank line."""
-    csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES))  # the process's; 128 KiB is less than a long document
+    # The process's; 128 KiB is less than a long document
+    csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES))
     first = file.readline(LINE_BYTES)
     end = "\r\n" if first.endswith("\r\n") else "\n"
     lines = (
@@ -516,14 +538,16 @@ def _csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
         except csv.Error as error:
             why = "a quote that is opened there is never closed" if "unexpected end" in str(error) else str(error)
             raise DataError(
-                f"{name}:{line}: the csv cannot be read from the record of this line on ({why}). Write it again with each text in quotes and quotes in it doubled, or as parquet or jsonl."
+                f"{name}:{line}: the csv cannot be read from the record of this line on ({why}). Write it again with "
+                "each text in quotes and quotes in it doubled, or as parquet or jsonl."
             ) from error
         if record:
             yield line, [text.replace(RETURN, "\r") if RETURN in text else text for text in record]
 
 
 def _csv_delimiter(name: str, header: str) -> str:
-    """Return what separates the fields: a tab in .tsv; else a comma, unless the header has none and has a semicolon or a tab."""
+    """Return what separates the fields: a tab in .tsv; else a comma, unless the header has none and has a semicolon or
+    a tab."""
     if ".tsv" in PurePath(name.lower()).suffixes:
         return "\t"
     return next((mark for mark in ",;\t" if mark in header), ",")
@@ -538,7 +562,10 @@ class BrokenArrayError(ValueError):
 
     def problem(self, name: str) -> str:
         """Return the sentence for the user. name: of the file."""
-        return f"{name}:{self.line}: the JSON array cannot be read from its row {self.row} on ({self}). Write or download it again."
+        return (
+            f"{name}:{self.line}: the JSON array cannot be read from its row {self.row} on ({self}). Write or "
+            "download it again."
+        )
 
 
 def is_array(path: Path) -> bool:
@@ -548,7 +575,8 @@ def is_array(path: Path) -> bool:
 
 
 def begins_array(file: IO[str]) -> bool:
-    """Return whether a JSON text is an array of mappings or of lists. A list of messages, or of texts, is the row of a line."""
+    """Return whether a JSON text is an array of mappings or of lists. A list of messages, or of texts, is the row of a
+    line."""
     text = _Chunks(file, chunk_chars=2**12)
     if text.next_mark() != "[" or text.at_lines_of_lists():
         return False
@@ -570,7 +598,8 @@ def begins_array(file: IO[str]) -> bool:
 
 
 def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Yield elements of a file that is one JSON array, on one line or many. Raises DataError where it is no array any more."""
+    """Yield elements of a file that is one JSON array, on one line or many. Raises DataError where it is no array any
+    more."""
     with open_text(path) as file:
         try:
             for row, value in enumerate(array_elements(file)):
@@ -581,7 +610,8 @@ def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
 
 
 def array_elements(file: IO[str]) -> Iterator[Any]:
-    """Yield the elements of the JSON array that a text is, a chunk of it in memory at a time. Raises BrokenArrayError."""
+    """Yield the elements of the JSON array that a text is, a chunk of it in memory at a time. Raises
+    BrokenArrayError."""
     text = _Chunks(file)
     mark, row = text.next_mark(), 0
     while mark != "]":
@@ -666,7 +696,8 @@ class _Chunks:
 
 
 def lone_surrogate(text: str) -> int | None:
-    """Return the place of the first lone surrogate, as `open_text` makes them of bytes that are no UTF-8; None without one."""
+    """Return the place of the first lone surrogate, as `open_text` makes them of bytes that are no UTF-8; None without
+    one."""
     if text.isascii():
         return None
     try:
@@ -751,8 +782,9 @@ SAMPLED_FOOTERS = 8  # Parquet files whose footers are read; a footer of 1,000 r
 
 
 def text_bytes(source: Any) -> int | None:
-    """Return bytes of the source's text, to a few per cent: of jsonl also its keys and quotes, of many parquet files as some of
-    them have it. None where only reading would tell: compressed files, arrow, and parquet that is not fetched yet."""
+    """Return bytes of the source's text, to a few per cent: of jsonl also its keys and quotes, of many parquet files
+    as some of them have it. None where only reading would tell: compressed files, arrow, and parquet that is not
+    fetched yet."""
     source, passes = source.once, source.passes
     parquet = [file for file in source.files if kind_of(file.label) == "parquet"]
     if any(file.path is None for file in parquet) or any(

@@ -1,8 +1,8 @@
-"""Recognition of a source that names neither a format nor a column, by its first rows: text, a usual form of conversations, or
-neither.
+"""Recognition of a source that names neither a format nor a column, by its first rows: text, a usual form of
+conversations, or neither.
 
-The same rows give the same answer on every machine. Where `text` or `messages` is among the columns nothing else counts: files
-that were read before are read as before.
+The same rows give the same answer on every machine. Where `text` or `messages` is among the columns nothing else
+counts: files that were read before are read as before.
 """
 
 from collections.abc import Iterable, Iterator
@@ -46,8 +46,9 @@ LISTS_OF_TURNS = {
 
 @dataclass(frozen=True)
 class Recognised:
-    """name: for people, with the columns. format: how the rows are read, None where they cannot be. refusal: why not, as
-    `verb ... . What to do.`, for a sentence that begins with the file. is_default: read as always, nothing to announce."""
+    """name: for people, with the columns. format: how the rows are read, None where they cannot be. refusal: why not,
+    as `verb ... . What to do.`, for a sentence that begins with the file. is_default: read as always, nothing to
+    announce."""
 
     name: str
     format: Format | None = None
@@ -74,8 +75,8 @@ def recognise(rows: Iterable[Any], *, kind: str) -> Recognised | None:
 
 
 def column_types(rows: list[dict]) -> dict[str, str]:
-    """Return what each column holds: text, number, boolean, mapping, null, a list by what is in it (messages, turns, exchanges,
-    texts, list), tree, tools, or `mixed`."""
+    """Return what each column holds: text, number, boolean, mapping, null, a list by what is in it (messages, turns,
+    exchanges, texts, list), tree, tools, or `mixed`."""
     types: dict[str, str] = {}
     for row in rows:
         for name, value in row.items():
@@ -116,18 +117,26 @@ def _chat_or_refusal(chat: Recognised | None, types: dict[str, str]) -> Recognis
     if types.keys() >= {"message_id", "parent_id", "role", "text"}:
         return Recognised(
             "one message of a tree a row, as OASST has them",
-            refusal="has one message of a tree in each row (message_id, parent_id, role, text), as OASST has them, and no whole conversations. "
-            'Its file of whole trees gives a conversation each: Write files: "*_ready.trees.jsonl.gz". Or train the stage pretrain, on its column text.',
+            refusal="has one message of a tree in each row (message_id, parent_id, role, text), as OASST has them, and "
+            "no whole conversations. Its file of whole trees gives a conversation each: Write files: "
+            '"*_ready.trees.jsonl.gz". Or train the stage pretrain, on its column text.',
         )
     texts = [name for name, kind in types.items() if kind == "text" and name.lower() in TEXT_COLUMNS]
     if texts:
         return Recognised(
             NO_CONVERSATIONS,
-            refusal=f"{found}. It holds plain text, and SFT trains on conversations. Train the stage pretrain with it ({command('pretrain')}), or name columns of a conversation: columns: {{prompt: COLUMN, response: COLUMN}}.",
+            refusal=(
+                f"{found}. It holds plain text, and SFT trains on conversations. Train the stage pretrain with "
+                f"it ({command('pretrain')}), or name columns of a conversation: columns: {{prompt: COLUMN, "
+                "response: COLUMN}."
+            ),
         )
     return Recognised(
         NO_CONVERSATIONS,
-        refusal=f"{found}. They are no usual form of conversations (docs/data.md). Name them: columns: {{prompt: COLUMN, response: COLUMN}}, or {{messages: COLUMN}}, or write a format module:attr.",
+        refusal=(
+            f"{found}. They are no usual form of conversations (docs/data.md). Name them: columns: {{prompt: "
+            "COLUMN, response: COLUMN}, or {messages: COLUMN}, or write a format module:attr."
+        ),
     )
 
 
@@ -141,12 +150,19 @@ def _chat(types: dict[str, str]) -> Recognised | None:
     if types.keys() >= {"prompt", "completion", "label"} and types["label"] in ("boolean", "number"):
         return Recognised(
             "answers judged good or bad (columns prompt, completion, label)",
-            refusal="holds answers judged good or bad (columns prompt, completion, label), as KTO takes them, and SFT would train on the bad ones too. Keep the rows whose label is true, without that column; or train TRL's KTOTrainer on the finished model (docs/build_on.md).",
+            refusal=(
+                "holds answers judged good or bad (columns prompt, completion, label), as KTO takes them, and "
+                "SFT would train on the bad ones too. Keep the rows whose label is true, without that column; or "
+                "train TRL's KTOTrainer on the finished model (docs/build_on.md)."
+            ),
         )
     if types.keys() >= {"completions", "labels"}:
         return Recognised(
             "steps with a label each (columns completions, labels)",
-            refusal="holds steps with a label each (columns completions, labels), as a reward model for steps takes them, and no conversations. Use other data for SFT.",
+            refusal=(
+                "holds steps with a label each (columns completions, labels), as a reward model for steps takes "
+                "them, and no conversations. Use other data for SFT."
+            ),
         )
     named = [name for name, kind in types.items() if name.lower() in CHAT_COLUMNS and kind in LISTS_OF_TURNS]
     others = [
@@ -174,7 +190,11 @@ def _preferences(types: dict[str, str]) -> Recognised:
         cure = "a format module:attr that makes messages of `chosen`"
     return Recognised(
         "preference pairs (columns chosen, rejected)",
-        refusal=f"holds preference pairs (columns chosen, rejected), and SFT trains on conversations. Train on the chosen answers alone with {cure}; or train TRL's DPOTrainer on the finished model (docs/build_on.md).",
+        refusal=(
+            "holds preference pairs (columns chosen, rejected), and SFT trains on conversations. Train on the "
+            f"chosen answers alone with {cure}; or train TRL's DPOTrainer on the finished model "
+            "(docs/build_on.md)."
+        ),
     )
 
 
@@ -189,7 +209,9 @@ def _exchange(types: dict[str, str]) -> Recognised | None:
     if prompts == ["prompt"] and not responses and set(types) <= {"prompt", "prompt_id", "id"}:
         return Recognised(
             "prompts without answers (column prompt)",
-            refusal="holds prompts without answers (column prompt), and SFT trains on the answers. Use data that has them.",
+            refusal=(
+                "holds prompts without answers (column prompt), and SFT trains on the answers. Use data that has them."
+            ),
         )
     if not prompts or not responses:
         return None
@@ -213,8 +235,8 @@ def _exchange(types: dict[str, str]) -> Recognised | None:
 
 
 def _optional(types: dict[str, str], **roles: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return (role, column) for columns that are read where a row has them, also when the rows that were looked at have none, but
-    for tools: of those the usual names are read anyway."""
+    """Return (role, column) for columns that are read where a row has them, also when the rows that were looked at
+    have none, but for tools: of those the usual names are read anyway."""
     wanted = {"history": ("list", "null"), "tools": ("tools",)}
     return tuple(
         (role, name)
@@ -242,11 +264,15 @@ def _text(chat: Recognised | None, types: dict[str, str], rows: list[dict]) -> R
         stage = f"Train the stage SFT with it ({command('sft')}; run.stage: sft), or name" if chat.format else "Name"
         return Recognised(
             chat.name,
-            refusal=f"holds {chat.name}, and pretraining reads plain text. {stage} the column that holds text: text_column: {longest}.",
+            refusal=(
+                f"holds {chat.name}, and pretraining reads plain text. {stage} the column that holds text: "
+                f"text_column: {longest}."
+            ),
         )
     if not texts:
         return Recognised(
-            "no text", refusal=f"{found}, and none of them holds text. Name other files, or write a format module:attr."
+            "no text",
+            refusal=f"{found}, and none of them holds text. Name other files, or write a format module:attr.",
         )
     return Recognised(f"text (column {longest})", refusal=f"{found}. Set text_column: {longest}.")
 
@@ -254,7 +280,10 @@ def _text(chat: Recognised | None, types: dict[str, str], rows: list[dict]) -> R
 def _ambiguous(what: str, columns: list[str], cure: str) -> Recognised:
     return Recognised(
         f"conversations in one of the columns {', '.join(columns)}",
-        refusal=f"has the columns {' and '.join(columns)}, which {what}, and which one is meant cannot be known. Write columns: {cure}.",
+        refusal=(
+            f"has the columns {' and '.join(columns)}, which {what}, and which one is meant cannot be known. "
+            f"Write columns: {cure}."
+        ),
     )
 
 
@@ -264,8 +293,9 @@ def _columns_of(form: Format, types: dict[str, str]) -> str:
 
 
 def looked_at_rows(files: list[SourceFile]) -> list[Any]:
-    """Return values of the first rows of a source: of the first file that is here and can be read, else of the first one's
-    beginning on the Hub; where that shows no whole row, that file is fetched: it is the one that is read first."""
+    """Return values of the first rows of a source: of the first file that is here and can be read, else of the first
+    one's beginning on the Hub; where that shows no whole row, that file is fetched: it is the one that is read
+    first."""
     if files and kind_of(files[0].label) == "txt":
         return [{"text": ""}]
     here = [file for file in files if file.path is not None]
@@ -292,7 +322,8 @@ def looked_at_rows(files: list[SourceFile]) -> list[Any]:
 
 
 def _readable_rows(file: SourceFile) -> Iterator[Any]:
-    """Yield row values that have columns; a file that cannot be read gives what it gave so far: verify says what is wrong."""
+    """Yield row values that have columns; a file that cannot be read gives what it gave so far: verify says what is
+    wrong."""
     path = file.local_path()
     try:
         with open_bytes(path) as content:

@@ -1,7 +1,7 @@
 """Files of a folder that are a split: as the `datasets` library decides it, or as `save_to_disk` listed them.
 
-The folder is one on this machine, or holds the names and the card of a Hub repository (hub_files.py): the library reads no data
-for its rules.
+The folder is one on this machine, or holds the names and the card of a Hub repository (hub_files.py): the library
+reads no data for its rules.
 """
 
 import logging
@@ -24,26 +24,29 @@ LOG = logging.getLogger(__name__)
 def split_files(root: Path, *, config: str | None, split: str, name: str, where: str) -> list[Path]:
     """Return the files of the split, as `datasets` finds them in the folder.
 
-    name: of the dataset, for messages. Raises RecipeError for a choice that the dataset does not have, with those that it
-    has; InputMissingError where it has no data files.
+    name: of the dataset, for messages. Raises RecipeError for a choice that the dataset does not have, with those that
+    it has; InputMissingError where it has no data files.
     """
     root = root.resolve()  # `datasets` resolves it as well, and links would hide which files are below it.
     by_split = _by_split(root, config, name, where)
     if split not in by_split:
         of = f" in its configuration {config!r}" if config else ""
         raise RecipeError(
-            f"{where}.split: {name} has no split {split!r}{of}; it has {', '.join(by_split)}. {_write_split(by_split, split)}"
+            f"{where}.split: {name} has no split {split!r}{of}; it has {', '.join(by_split)}. "
+            f"{_write_split(by_split, split)}"
         )
     files = by_split[split]
     if outside := [file for file in files if not Path(os.path.normpath(file)).is_relative_to(root)]:
         raise RecipeError(
-            f"{where}: the card of {name} names files outside the dataset ({outside[0]}), which are not read. Choose files with `files`."
+            f"{where}: the card of {name} names files outside the dataset ({outside[0]}), which are not read. Choose "
+            "files with `files`."
         )
     return [Path(file) for file in files]
 
 
 def _write_split(splits: Iterable[str], split: str) -> str:
-    """Return the sentence of what to write: the first split that has the wanted name as a part (train_sft), else any."""
+    """Return the sentence of what to write: the first split that has the wanted name as a part (train_sft), else
+    any."""
     named = next((one for one in splits if split in one), None)
     return f"Write split: {named}." if named else "Write one of them."
 
@@ -59,9 +62,11 @@ def _by_split(root: Path, config: str | None, name: str, where: str) -> dict[str
         except (DataFilesNotFoundError, FileNotFoundError) as error:
             refuse_archives(visible(root), of=f"{name} has ", where=where)
             raise InputMissingError(
-                f"{where}: `datasets` finds no data files in {name} ({_first_line(error).replace(str(root), name)}), so there is nothing to read. It has {shown(root)}. Choose others with `files`."
+                f"{where}: `datasets` finds no data files in {name} ({_first_line(error).replace(str(root), name)}), "
+                f"so there is nothing to read. It has {shown(root)}. Choose others with `files`."
             ) from error
-        except Exception as error:  # It raises ValueError, RuntimeError and AttributeError for a card it cannot follow.
+        # It raises ValueError, RuntimeError and AttributeError for a card it cannot follow.
+        except Exception as error:
             reason = _first_line(error).replace(str(root), name)
             raise RecipeError(
                 _wrong_config(_configs(root), config, name, where) or _unreadable(reason, name, where)
@@ -77,9 +82,13 @@ def _note_unread(root: Path, chosen: set[str], name: str, where: str) -> None:
     unread = [path for path in visible(root) if is_data(path) and str(root / path) not in chosen]
     if unread:
         LOG.warning(
-            "%s: of %s %d data files belong to no split that `datasets` finds and are not read: %s. Choose files with `files`.",
-            where, name, len(unread), some(unread),
-        )  # fmt: skip
+            "%s: of %s %d data files belong to no split that `datasets` finds and are not read: %s. Choose files "
+            "with `files`.",
+            where,
+            name,
+            len(unread),
+            some(unread),
+        )
 
 
 def _configs(root: Path) -> list[str]:
@@ -93,7 +102,10 @@ def _configs(root: Path) -> list[str]:
 
 def _wrong_config(names: list[str], config: str | None, name: str, where: str) -> str | None:
     if config is None and len(names) > 1:
-        return f"{where}.config: {name} has several configurations and none is the default: {some(names)}. Write config: {names[0]}."
+        return (
+            f"{where}.config: {name} has several configurations and none is the default: {some(names)}. Write config: "
+            f"{names[0]}."
+        )
     if config is not None and names and config not in names:
         near = get_close_matches(config, names, n=1)
         cure = f"Did you mean {near[0]!r}?" if near else "Write one of them, or choose files with `files`."
@@ -103,7 +115,10 @@ def _wrong_config(names: list[str], config: str | None, name: str, where: str) -
 
 def _unreadable(reason: str, name: str, where: str) -> str:
     if "scripts are no longer supported" in reason:
-        return f"{where}: {name} is loaded by a script, which is not run here, as `datasets` does not any more. Many such datasets have a branch of parquet files: revision: refs/convert/parquet."
+        return (
+            f"{where}: {name} is loaded by a script, which is not run here, as `datasets` does not any more. Many "
+            "such datasets have a branch of parquet files: revision: refs/convert/parquet."
+        )
     return f"{where}: `datasets` cannot tell the files of {name} ({reason}). Choose them with `files`."
 
 
@@ -111,13 +126,15 @@ def saved_files(folder: Path, *, split: str, where: str) -> list[Path]:
     """Return the arrow files of a saved Dataset, or those of the split of a saved DatasetDict.
 
     Only those that its state lists: `map` and `filter` leave their caches in the same folder. Raises RecipeError for a
-    split that there is not, InputMissingError for a file that is gone, DataError for rows that are to be chosen by indices.
+    split that there is not, InputMissingError for a file that is gone, DataError for rows that are to be chosen by
+    indices.
     """
     if (folder / SPLITS).is_file():
         splits = _read(folder / SPLITS, where).get("splits") or []
         if split not in splits:
             raise RecipeError(
-                f"{where}.split: {folder} has no split {split!r}; it has {', '.join(splits)}. {_write_split(splits, split)}"
+                f"{where}.split: {folder} has no split {split!r}; it has {', '.join(splits)}. "
+                f"{_write_split(splits, split)}"
             )
         folder = folder / split
         state = _read(folder / STATE, where)
@@ -129,7 +146,9 @@ def saved_files(folder: Path, *, split: str, where: str) -> list[Path]:
             )
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise DataError(
-            f"{where}: {folder} was saved with a selection or order of its rows beside them (indices), which only old versions of `datasets` write and which is not read here. Save it again with load_from_disk(...).flatten_indices().save_to_disk(...) of the version that wrote it."
+            f"{where}: {folder} was saved with a selection or order of its rows beside them (indices), which only old "
+            "versions of `datasets` write and which is not read here. Save it again with "
+            "load_from_disk(...).flatten_indices().save_to_disk(...) of the version that wrote it."
         )
     files = [folder / file["filename"] for file in state.get("_data_files") or []]
     missing = [file.name for file in files if not file.is_file()]

@@ -19,14 +19,16 @@ from pipeline.sources.raw_rows import is_data
 
 
 def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[SourceFile]:
-    """Return the files of a store that the addresses name, each fetched once: their content decides what is prepared from them.
+    """Return the files of a store that the addresses name, each fetched once: their content decides what is prepared
+    from them.
 
-    An address is a file, a glob (** too) or a folder. Raises InputMissingError for one without a file, ServiceError for a store
-    that does not answer, RecipeError for files of a kind that cannot be read.
+    An address is a file, a glob (** too) or a folder. Raises InputMissingError for one without a file, ServiceError
+    for a store that does not answer, RecipeError for files of a kind that cannot be read.
     """
     if not all(map(is_address, addresses)):
         raise RecipeError(
-            f"{where}.files: has addresses and paths of this machine. Write two sources, one of each, or fetch the files."
+            f"{where}.files: has addresses and paths of this machine. Write two sources, one of each, or fetch the "
+            "files."
         )
     found: dict[str, tuple[Any, dict[str, Any]]] = {}
     for address in addresses:
@@ -44,7 +46,8 @@ def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[Sourc
                 store.ls(posixpath.dirname(path.partition("*")[0].partition("?")[0].partition("[")[0]))
         if not files:
             raise InputMissingError(
-                f"{where}.files: {address!r} names no file, so there is nothing to read. Look at what the bucket holds."
+                f"{where}.files: {address!r} names no file, so there is nothing to read. Look at what the bucket "
+                "holds."
             )
         scheme = address.partition("://")[0]  # two stores may have a bucket of one name
         found |= {f"{scheme}/{name}": (store, facts) for name, facts in files.items()}
@@ -58,8 +61,8 @@ def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[Sourc
     cache.mkdir(parents=True, exist_ok=True)
     if needed > (free := shutil.disk_usage(cache).free):
         raise DiskFullError(
-            f"{where}.files: {count_text(needed)}B are to be fetched, and {cache} has {count_text(free)}B free. Free some space, name fewer "
-            "files, or move data.cache_dir to a larger disk."
+            f"{where}.files: {count_text(needed)}B are to be fetched, and {cache} has {count_text(free)}B free. Free "
+            "some space, name fewer files, or move data.cache_dir to a larger disk."
         )
     made = []
     for key, (store, facts) in sorted(found.items()):
@@ -84,7 +87,8 @@ def _asked(address: str, where: str) -> Iterator[None]:
         raise InputMissingError(f"{where}.files: {address} does not exist. Look at what the bucket holds.") from error
     except PermissionError as error:
         raise InputMissingError(
-            f"{where}.files: this user may not read {address}. Set the store's credentials, as its own tools take them."
+            f"{where}.files: this user may not read {address}. Set the store's credentials, as its own tools take "
+            "them."
         ) from error
     except OSError as error:
         if error.errno:  # of this machine's disk
@@ -95,13 +99,17 @@ def _asked(address: str, where: str) -> Iterator[None]:
                 f"{where}.files: {address}: {reason}. Look at what the bucket holds and who may read it."
             ) from error
         raise ServiceError(
-            f"{where}.files: the store does not give {address} ({reason}). Check the network and its credentials, then run the same command again."
+            f"{where}.files: the store does not give {address} ({reason}). Check the network and its credentials, "
+            "then run the same command again."
         ) from error
 
 
 def _place_of(store: Any, name: str, facts: dict[str, Any], cache: Path) -> Path:
     """Return where the file is kept here; one of another size or time is another file."""
-    version = f"{store.protocol} {name} {facts['size']} {facts.get('mtime') or facts.get('last_commit') or facts.get('blob_id')}"
+    version = (
+        f"{store.protocol} {name} {facts['size']} "
+        f"{facts.get('mtime') or facts.get('last_commit') or facts.get('blob_id')}"
+    )
     return cache / hashlib.sha256(version.encode()).hexdigest()[:16] / PurePosixPath(name).name
 
 

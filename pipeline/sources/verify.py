@@ -50,7 +50,8 @@ MOST_OF_REASON = 1_000  # characters: a reason lists the row's columns, whose na
 
 
 def row_name(path: Path | str, row: int) -> str:
-    """Return `file:line` for files of lines, one-based as editors count; else `file row n`, zero-based as tables count."""
+    """Return `file:line` for files of lines, one-based as editors count; else `file row n`, zero-based as tables
+    count."""
     kind = kind_of(Path(path).name)
     if kind == "jsonl" and not (isinstance(path, Path) and is_array(path)):
         return f"{path}:{row + 1}"
@@ -58,7 +59,8 @@ def row_name(path: Path | str, row: int) -> str:
 
 
 def read_item(value: Any, form: Format, read: Callable[[Any], Any]) -> tuple[Any, str | None]:
-    """Return a row's item, and the reason where the format cannot read it. Raises UntrainableConversation as the format does."""
+    """Return a row's item, and the reason where the format cannot read it. Raises UntrainableConversation as the
+    format does."""
     if isinstance(value, BadRow):
         return None, value.reason
     try:
@@ -141,7 +143,8 @@ class Facts:
 
 
 class FactsOfFiles:
-    """Facts by file, with their store in `folder`, which threads and processes may share. follows: another one looks first."""
+    """Facts by file, with their store in `folder`, which threads and processes may share. follows: another one looks
+    first."""
 
     def __init__(self, folder: Path, *, follows: bool = False):
         self.folder, self.follows = folder, follows
@@ -242,7 +245,10 @@ NOTHING_INSIDE = "holds nothing once decompressed. Write or download it again."
 BLANK_LINES = "holds blank lines only. Write or download it again."
 WHITE_SPACE = "holds white space only. Write or download it again."
 NOTHING = (NO_ROWS, NO_BYTES, NOTHING_INSIDE, BLANK_LINES, WHITE_SPACE)
-ONE_OBJECT = "is one JSON object of columns, as to_json of pandas writes it by default. Write it again with to_json(PATH, orient='records', lines=True)."
+ONE_OBJECT = (
+    "is one JSON object of columns, as to_json of pandas writes it by default. Write it again with to_json(PATH, "
+    "orient='records', lines=True)."
+)
 EMPTY = "has no text: all rows that were looked at are empty. Name the column that has it, or leave the file out."
 
 
@@ -289,7 +295,10 @@ def verified(file: SourceFile, form: Format, facts_of_files: FactsOfFiles, *, co
     if file.sha256 and not file.sha256.startswith("git:") and file.sha256 != facts.sha256:
         return Findings(
             problems=[
-                f"{path} has the sha256 {facts.sha256[:12]}, and the Hub lists {file.sha256[:12]}: it is damaged. Delete it and run the same command again."
+                (
+                    f"{path} has the sha256 {facts.sha256[:12]}, and the Hub lists {file.sha256[:12]}: it is damaged. "
+                    "Delete it and run the same command again."
+                )
             ]
         )
     file.sha256, file.bytes = file.sha256 or facts.sha256, facts.size
@@ -358,7 +367,10 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
     with open(path, "rb") as file:
         file.seek(max(0, size - 4))
         if size < 12 or file.read(4) != b"PAR1":
-            return f"is truncated: a parquet file ends with its footer, and this one breaks off after {size:,} bytes. Download it again."
+            return (
+                f"is truncated: a parquet file ends with its footer, and this one breaks off after {size:,} bytes. "
+                "Download it again."
+            )
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
@@ -385,14 +397,18 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
 def _note_rows(
     path: Path, rows: list[RawRow], form: Format, findings: Findings, *, end_is_blank: bool = True
 ) -> str | None:
-    """Note what is wrong with single rows; return why the whole file is useless. end_is_blank: of a row behind these."""
+    """Note what is wrong with single rows; return why the whole file is useless. end_is_blank: of a row behind
+    these."""
     bad, left_out, empty = read_through(path, rows, form)
     findings.bad_rows += bad
     if empty and end_is_blank:
         return EMPTY
     if 2 * len(left_out) > len(rows):
         reason = " / ".join(grouped(left_out))
-        return f"holds conversations most of which cannot be trained on: {reason}. Correct them, or read them with a format module:attr."
+        return (
+            f"holds conversations most of which cannot be trained on: {reason}. Correct them, or read them with a "
+            "format module:attr."
+        )
     findings.untrainable += left_out
     return None
 
@@ -427,12 +443,16 @@ def _schema_problem(schema: Any, form: Format, column_key: str) -> str | None:
 def _column_twice(form: Format, found: list[str]) -> str | None:
     twice = next((column for column in form.required_columns if found.count(column) > 1), None)
     if twice:
-        return f"has {found.count(twice)} columns {twice!r}, and which one is meant cannot be known. Write it again with one."
+        return (
+            f"has {found.count(twice)} columns {twice!r}, and which one is meant cannot be known. Write it again with "
+            "one."
+        )
     return None
 
 
 def chunk_start(chunk: Any) -> int:
-    """Return the offset of a column chunk's first byte: its dictionary page's where it has one, else its first data page's.
+    """Return the offset of a column chunk's first byte: its dictionary page's where it has one, else its first data
+    page's.
 
     Some writers leave the dictionary's offset 0 where there is none; no page can begin before the magic bytes end.
     """
@@ -454,14 +474,23 @@ def _type_problem(form: Format, column: str, found: Any) -> str | None:
     if form.name == "text":
         if is_text:
             return None
-        return f"has a column {column!r} of type {found}, not text. Name a column of text, or write a format module:attr that makes text of it."
+        return (
+            f"has a column {column!r} of type {found}, not text. Name a column of text, or write a format module:attr "
+            "that makes text of it."
+        )
     if column == form.column:
         if is_list or (types.is_struct(found) and {one.name for one in found} >= TREE_KEYS):
             return None
-        return f"has a column {column!r} of type {found}, not a list of messages. Name the right column, or write a format module:attr."
+        return (
+            f"has a column {column!r} of type {found}, not a list of messages. Name the right column, or write a "
+            "format module:attr."
+        )
     if is_text or is_list:
         return None
-    return f"has a column {column!r} of type {found}, neither text nor a list of messages. Name another in columns, or write a format module:attr."
+    return (
+        f"has a column {column!r} of type {found}, neither text nor a list of messages. Name another in columns, or "
+        "write a format module:attr."
+    )
 
 
 def column_problem(form: Format, found: list[str], column_key: str) -> str | None:
@@ -483,7 +512,10 @@ def column_problem(form: Format, found: list[str], column_key: str) -> str | Non
         return f"{text} Set {column_key}: {meant[0]}."
     if form.kind == "text":
         return f"{text} Set {column_key} to the one that holds the text."
-    return f"{text} Leave {column_key} out, and the columns are recognised by looking; or name them: columns: {{prompt: COLUMN, response: COLUMN}}."
+    return (
+        f"{text} Leave {column_key} out, and the columns are recognised by looking; or name them: columns: {{prompt: "
+        "COLUMN, response: COLUMN}."
+    )
 
 
 def _verify_csv(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
@@ -555,7 +587,10 @@ def jsonl_problem(rows: list[RawRow], form: Format, column_key: str) -> str | No
         return BLANK_LINES
     values = [value for _, _, value in rows if not isinstance(value, BadRow)]
     if not values and len(rows) > 1:
-        return f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} {rows[0][2].reason}. Write one JSON object a line."
+        return (
+            f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} "
+            f"{rows[0][2].reason}. Write one JSON object a line."
+        )
     if holds_columns([value for value in values if isinstance(value, dict)]):
         return ONE_OBJECT
     return array_problem(rows, form, column_key)
@@ -578,7 +613,10 @@ def _last_line(path: Path) -> bytes:
 
 def _verify_txt(path: Path, form: Format, findings: Findings) -> str | None:
     if missing := [column for column in form.required_columns if column != "text"]:
-        return f"is plain text and has no column {missing[0]!r}. The files of a source are read alike: give this file a source of its own, or leave it out."
+        return (
+            f"is plain text and has no column {missing[0]!r}. The files of a source are read alike: give this file a "
+            "source of its own, or leave it out."
+        )
     with open_bytes(path) as file:
         head = file.read(2**16)
     if b"\0" in head:

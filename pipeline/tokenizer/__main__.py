@@ -41,7 +41,8 @@ def _show(arguments: argparse.Namespace) -> None:
         judgement = read_json(cached_folder(recipe, train) / "report.json")["judgement"]
     print(table(judgement))
     print(
-        f"tokenizer: {recipe.tokenizer.path or cached_folder(recipe, train)}, {len(tokenizer):,} ids, {identity(tokenizer)[:16]}"
+        f"tokenizer: {recipe.tokenizer.path or cached_folder(recipe, train)}, {len(tokenizer):,} ids, "
+        f"{identity(tokenizer)[:16]}"
     )
 
 

@@ -14,14 +14,15 @@ from pipeline.tokenizer.encode import WORD_JOINER, control_ids, control_strings,
 if TYPE_CHECKING:
     from pipeline.tokenizer.own_template import OwnTemplate
 
-# Part of the key of prepared conversations: raised when the same template and messages would give other ids or another mask.
+# Part of the key of prepared conversations: raised when the same template and messages would give other ids or another
+# mask.
 RENDERING_VERSION = 1
 
 GENERATION = re.compile(r"\{%-?\s*generation")
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 
-# How `transformers serve` reads an answer of the built-in template. Without it, it goes by the model_type: of a qwen3, as
-# model.preset portable is, it looks for Qwen's control strings, finds none, and repeats the prompt in the answer.
+# How `transformers serve` reads an answer of the built-in template. Without it, it goes by the model_type: of a qwen3,
+# as model.preset portable is, it looks for Qwen's control strings, finds none, and repeats the prompt in the answer.
 RESPONSE_TEMPLATE = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|assistant|>",
@@ -51,7 +52,8 @@ def built_in_template(controls: list[str]) -> str:
 
 
 def shown(messages: list[dict]) -> list[dict]:
-    """Return the messages as a template sees them: no weight, no key that is None, no empty list of calls, and reasoning by every name."""
+    """Return the messages as a template sees them: no weight, no key that is None, no empty list of calls, and
+    reasoning by every name."""
     found = []
     for message in messages:
         kept = {key: value for key, value in message.items() if value is not None and key != "weight"}
@@ -64,7 +66,8 @@ def shown(messages: list[dict]) -> list[dict]:
 
 
 def render(tokenizer: Any, messages: list[dict], *, tools: list[dict] | None = None) -> tuple[list[int], list[bool]]:
-    """Return the ids of a conversation, and for each whether it is trained: what the assistant writes, its end token included.
+    """Return the ids of a conversation, and for each whether it is trained: what the assistant writes, its end token
+    included.
 
     tools: definitions of what may be called, for the template. A message of weight 0 is rendered and not trained.
     Raises DataError with the reason when the template cannot render these messages; the caller knows their place.
@@ -125,14 +128,16 @@ def _escaped(tokenizer: Any, tools: list[dict] | None) -> Any:
 
 
 def learned_spans(messages: list[dict], spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans without those of messages of weight 0. Raises DataError where it is not known which these are."""
+    """Return the spans without those of messages of weight 0. Raises DataError where it is not known which these
+    are."""
     answers = [message for message in messages if message["role"] == "assistant"]
     if all(message.get("weight") != 0 for message in answers):
         return spans
     if len(spans) != len(answers):
         raise DataError(
-            f"the chat template marks {len(spans)} spans of {len(answers)} answers, so the weight 0 of a message cannot be "
-            "kept. Name a template with one {% generation %} block for each answer as tokenizer.chat_template"
+            f"the chat template marks {len(spans)} spans of {len(answers)} answers, so the weight 0 of a message "
+            "cannot be kept. Name a template with one {% generation %} block for each answer as "
+            "tokenizer.chat_template"
         )
     return [span for span, message in zip(spans, answers, strict=True) if message.get("weight") != 0]
 
@@ -151,9 +156,11 @@ def rendered_talks(tokenizer: Any, talks: list) -> list:
 def prompt_ids(
     tokenizer: Any, messages: list[dict], *, tools: list[dict] | None = None, today: bool = False
 ) -> list[int]:
-    """Return the ids of a conversation up to where the assistant answers. Raises DataError when the template cannot render it.
+    """Return the ids of a conversation up to where the assistant answers. Raises DataError when the template cannot
+    render it.
 
-    tools: definitions of what may be called. today: a template that writes the date writes today's; else the one of the training rows.
+    tools: definitions of what may be called. today: a template that writes the date writes today's; else the one of
+    the training rows.
     """
     if not messages:
         raise DataError("the chat template refuses the conversation: it has no messages")
@@ -171,7 +178,8 @@ def _apply(tokenizer, messages: list, **settings) -> dict:
 
 
 def answer_messages(tokenizer, ids: list[int]) -> list[dict]:
-    """Return the messages that an answer's ids are, its end token left out: what the assistant writes and calls, and tools' outputs."""
+    """Return the messages that an answer's ids are, its end token left out: what the assistant writes and calls, and
+    tools' outputs."""
     python_start, python_end, output_start, output_end = tool_marks(tokenizer) or [None] * 4
     parts: list[tuple[str, list[int]]] = [("text", [])]
     for token in ids:
@@ -200,7 +208,8 @@ def answer_messages(tokenizer, ids: list[int]) -> list[dict]:
 
 
 def own_template(tokenizer) -> "OwnTemplate | None":
-    """Return the template that the tokenizer came with; None for one that escapes control strings and marks answers itself, as ours."""
+    """Return the template that the tokenizer came with; None for one that escapes control strings and marks answers
+    itself, as ours."""
     key = (str(tokenizer.chat_template), len(tokenizer))
     known, own = _own_templates.get(tokenizer, (None, None))
     if known != key:
@@ -218,13 +227,15 @@ def own_template(tokenizer) -> "OwnTemplate | None":
 
 
 def template_problems(tokenizer) -> list[str]:
-    """Return why the tokenizer's chat template cannot be trained with, found by rendering a probe; empty when it can."""
+    """Return why the tokenizer's chat template cannot be trained with, found by rendering a probe; empty when it
+    can."""
     own = own_template(tokenizer)
     return own.problems if own else []
 
 
 def unrendered(tokenizer: Any) -> dict[str, str]:
-    """Return what the chat template leaves out of conversations, found by probes, with what to do, in a sentence or two each.
+    """Return what the chat template leaves out of conversations, found by probes, with what to do, in a sentence or
+    two each.
 
     Keys: tools (definitions), reasoning (under a key of its own), think (reasoning within a content).
     """

@@ -1,9 +1,9 @@
 """Bytes of a text that ids stand for, under tokenizers whose ids have no fixed bytes, or that lose some of the text.
 
-What ids do not spell, no model that predicts them has predicted. A word-level tokenizer writes [UNK] for words that it does
-not know, and a model that has learnt to write [UNK] reads next to nothing in bits per byte of a script that nobody trained
-it on. One that writes everything in lower case leaves capitals out, one that cuts at white space the spaces. A loss per byte
-of such a text is the loss of another text.
+What ids do not spell, no model that predicts them has predicted. A word-level tokenizer writes [UNK] for words that it
+does not know, and a model that has learnt to write [UNK] reads next to nothing in bits per byte of a script that
+nobody trained it on. One that writes everything in lower case leaves capitals out, one that cuts at white space the
+spaces. A loss per byte of such a text is the loss of another text.
 """
 
 import json
@@ -23,10 +23,11 @@ BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 def span_byte_lengths(tokenizer, text: str) -> tuple[list[int], list[int]]:
-    """Return the ids of a text, none of them a control token, and the bytes of text that each covers; for any tokenizer.
+    """Return the ids of a text, none of them a control token, and the bytes of text that each covers; for any
+    tokenizer.
 
-    Each byte is counted once, at the first id that covers it: of several ids that share a character (byte fallback) the
-    first has its bytes and the others 0, and all of them are scored. Text that the tokenizer drops is not counted.
+    Each byte is counted once, at the first id that covers it: of several ids that share a character (byte fallback)
+    the first has its bytes and the others 0, and all of them are scored. Text that the tokenizer drops is not counted.
     """
     encoding = plain_backend(tokenizer).encode(text, add_special_tokens=False)
     ends = np.cumsum([0] + [len(character.encode()) for character in text])  # Bytes before each character.
@@ -41,8 +42,8 @@ def span_byte_lengths(tokenizer, text: str) -> tuple[list[int], list[int]]:
 def coverage(tokenizer, texts: Iterable[str]) -> float:
     """Return the share of the texts' UTF-8 bytes that their ids restore, 1.0 for no bytes.
 
-    A byte counts where the ids over it spell it: not under an unknown token, not where a normalizer put something else in
-    its place, not between tokens. Of spelt words a blank may be missing or too many at the beginning of a text.
+    A byte counts where the ids over it spell it: not under an unknown token, not where a normalizer put something else
+    in its place, not between tokens. Of spelt words a blank may be missing or too many at the beginning of a text.
     """
     if keeps_every_text(tokenizer):
         return 1.0
@@ -62,13 +63,17 @@ def require_coverage(share: float, *, where: str) -> None:
     """Raise DataError for a share of the text that is too small to speak of bits per byte of it."""
     if share < LEAST_COVERAGE:
         raise DataError(
-            f"{where}: {lost_text(share)}, so bits per byte of it would be too low. Score it with a tokenizer that keeps the text (byte-level, or with byte fallback)."
+            f"{where}: {lost_text(share)}, so bits per byte of it would be too low. Score it with a tokenizer that "
+            "keeps the text (byte-level, or with byte fallback)."
         )
 
 
 def lost_text(share: float) -> str:
     """Say how much of a text the tokenizer loses."""
-    return f"the tokenizer drops or replaces {100 * (1 - share):.3g} % of the text's bytes (unknown words, capitals, white space: what its ids do not spell)"
+    return (
+        f"the tokenizer drops or replaces {100 * (1 - share):.3g} % of the text's bytes (unknown words, capitals, "
+        "white space: what its ids do not spell)"
+    )
 
 
 class Spelling:

@@ -1,5 +1,5 @@
-"""Text to ids: the control tokens and how text that spells one does not become one, batches, tiktoken's twin of a BPE, and
-raw bytes per id."""
+"""Text to ids: the control tokens and how text that spells one does not become one, batches, tiktoken's twin of a BPE,
+and raw bytes per id."""
 
 import json
 import os
@@ -47,7 +47,8 @@ def control_ids(tokenizer) -> set[int]:
 
 
 def document_start(tokenizer) -> int | None:
-    """Return the id that a text begins with: bos, else the control token of that use; never the end of a chat's turn."""
+    """Return the id that a text begins with: bos, else the control token of that use; never the end of a chat's
+    turn."""
     if tokenizer.bos_token_id is not None:
         return int(tokenizer.bos_token_id)
     known = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -55,7 +56,8 @@ def document_start(tokenizer) -> int | None:
 
 
 def document_end(tokenizer) -> int | None:
-    """Return the id that a text ends with; None for a tokenizer of ours, and where no other token than the beginning's does so.
+    """Return the id that a text ends with; None for a tokenizer of ours, and where no other token than the beginning's
+    does so.
 
     The tokenizer's eos is taken where it is known as one: else it may be the end of a chat's turn.
     """
@@ -73,7 +75,8 @@ def document_end(tokenizer) -> int | None:
 
 
 def tool_marks(tokenizer) -> tuple[int, ...] | None:
-    """Return the ids of python_start, python_end, output_start and output_end; None when one of them is no control token."""
+    """Return the ids of python_start, python_end, output_start and output_end; None when one of them is no control
+    token."""
     known = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     marks = (PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END)
     return tuple(known[mark] for mark in marks) if all(mark in known for mark in marks) else None
@@ -109,7 +112,10 @@ AWKWARD = (
     "I'll WE'RE it'S don\u2019t '\u017f  a\u00a0b\u3000c\u2028d\u0085e",
     "\n\n \t\r\n  x\r  \n y   \n",
     "1 12 123 1234 12345 \u0663\u0664\u0665 \u00bd \u2167 x1y22z333",
-    "\u0915\u094d\u0937 e\u0301 \U0001f468\u200d\U0001f469\u200d\U0001f467 \u4e2d\u6587\u5b57 \ud55c\uad6d\uc5b4 \u0000\ufffd\ue000",
+    (
+        "\u0915\u094d\u0937 e\u0301 \U0001f468\u200d\U0001f469\u200d\U0001f467 \u4e2d\u6587\u5b57 \ud55c\uad6d\uc5b4 "
+        "\u0000\ufffd\ue000"
+    ),
     "<|bos|> def f(x):\n\treturn {'a': [1, 2]} # ...!!!???\n\n\n",
     "a" * 300 + " " * 300 + "!" * 300 + "\n" * 300,
 )
@@ -156,8 +162,9 @@ class TiktokenTwin:
             return None
 
     def agrees(self, backend, texts: list[str]) -> bool:
-        """Return whether both give the same ids for these texts, for those where engines could differ, and for every id's own
-        text, where that is whole characters: ids that tiktoken takes at once and merging would never reach."""
+        """Return whether both give the same ids for these texts, for those where engines could differ, and for every
+        id's own text, where that is whole characters: ids that tiktoken takes at once and merging would never
+        reach."""
         pieces = (piece.decode(errors="replace") for piece in self.encoding.token_byte_values())
         texts = [*AWKWARD, *texts, *(piece for piece in pieces if "\ufffd" not in piece)]
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -166,15 +173,16 @@ class TiktokenTwin:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte that each character of the byte-level alphabet stands for: printable ones for themselves, the other bytes
-    in order from U+0100 on (GPT-2's table)."""
+    """Return the byte that each character of the byte-level alphabet stands for: printable ones for themselves, the
+    other bytes in order from U+0100 on (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {**{chr(b): b for b in printable}, **{chr(256 + n): b for n, b in enumerate(others)}}
 
 
 def split_pattern(step: dict | None) -> str | None:
-    """Return the one regular expression that cuts the text, when the pre-tokenizer is that and the byte-level alphabet."""
+    """Return the one regular expression that cuts the text, when the pre-tokenizer is that and the byte-level
+    alphabet."""
     if not step:
         return None
     steps = step["pretokenizers"] if step["type"] == "Sequence" else [step]
@@ -305,8 +313,8 @@ def byte_lengths(tokenizer) -> np.ndarray:
 
 # Whether ids keep the text that they stand for.
 
-# Below this share there are no bits per byte. Were every byte that is left out to cost 8 bits, the figure would be at most
-# 0.008 higher.
+# Below this share there are no bits per byte. Were every byte that is left out to cost 8 bits, the figure would be at
+# most 0.008 higher.
 LEAST_COVERAGE = 0.999
 
 

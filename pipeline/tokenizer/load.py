@@ -29,8 +29,9 @@ from pipeline.tokenizer.encode import (
 # Ready tokenizers, from a folder or the Hub: kept as they are, or completed where they have no chat template.
 
 WRITE_ONE = (
-    "Name a Jinja file as tokenizer.chat_template that has {% generation %} ... {% endgeneration %} around what the assistant "
-    "writes, its end of turn included; TRL has such files for many models (trl/chat_templates/*_training.jinja)."
+    "Name a Jinja file as tokenizer.chat_template that has {% generation %} ... {% endgeneration %} around what the "
+    "assistant writes, its end of turn included; TRL has such files for many models "
+    "(trl/chat_templates/*_training.jinja)."
 )
 
 
@@ -45,9 +46,9 @@ def load_ready(recipe) -> Any:
 def ready_tokenizer(recipe) -> tuple[Any, list[str]]:
     """Return the tokenizer that `tokenizer.path` names, and a line for what is kept of it and for each change.
 
-    One with a chat template stays as it is: its end token, its control tokens, its ids. `tokenizer.chat_template` replaces
-    the template alone. One without gets the built-in template, and behind its last id the control tokens that this writes:
-    the model needs rows for them. Raises RecipeError when stage sft cannot train with the template.
+    One with a chat template stays as it is: its end token, its control tokens, its ids. `tokenizer.chat_template`
+    replaces the template alone. One without gets the built-in template, and behind its last id the control tokens that
+    this writes: the model needs rows for them. Raises RecipeError when stage sft cannot train with the template.
     """
     settings = recipe.tokenizer
     tokenizer = open_tokenizer(settings.path, revision=settings.revision, beside=recipe.path, where="tokenizer.path")
@@ -67,7 +68,8 @@ def ready_tokenizer(recipe) -> tuple[Any, list[str]]:
 
 
 def _other_ids(tokenizer: Any, revision: str | None) -> str:
-    """Return what to add to a line where the class that transformers reads tokenizer.json with gives other ids than the file."""
+    """Return what to add to a line where the class that transformers reads tokenizer.json with gives other ids than
+    the file."""
     from tokenizers import Tokenizer
     from transformers.utils import cached_file
 
@@ -84,8 +86,8 @@ def _other_ids(tokenizer: Any, revision: str | None) -> str:
     if [encoding.ids for encoding in found] == [encoding.ids for encoding in used]:
         return ""
     return (
-        f". {type(tokenizer).__name__}, as which transformers reads it, gives other ids than its tokenizer.json, and these are used: "
-        'to use the file\'s, write "tokenizer_class": "TokenizersBackend" into tokenizer_config.json'
+        f". {type(tokenizer).__name__}, as which transformers reads it, gives other ids than its tokenizer.json, and "
+        'these are used: to use the file\'s, write "tokenizer_class": "TokenizersBackend" into tokenizer_config.json'
     )
 
 
@@ -95,7 +97,10 @@ def _template_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
         if recipe.tokenizer.chat_template or tokenizer.chat_template == built_in_template(control_strings(tokenizer)):
             return []
         return [
-            f"tokenizer: {path} keeps its chat template, which is another than the built-in one; tokenizer.chat_template: FILE replaces it"
+            (
+                f"tokenizer: {path} keeps its chat template, which is another than the built-in one; "
+                "tokenizer.chat_template: FILE replaces it"
+            )
         ]
     given = recipe.tokenizer.chat_template
     whose = f"has the chat template {given}" if given else "keeps its chat template"
@@ -127,7 +132,8 @@ def _completed(recipe, tokenizer) -> list[str]:
     added += _add_missing(tokenizer, TEMPLATE_MARKS)
     if tokenizer.eos_token != END:
         lines.append(
-            f"tokenizer: eos_token of {settings.path} was {tokenizer.eos_token!r} and is now {END!r}, the end of a turn"
+            f"tokenizer: eos_token of {settings.path} was {tokenizer.eos_token!r} and is now {END!r}, the end of a "
+            "turn"
         )
         tokenizer.former_eos = tokenizer.eos_token
         tokenizer.eos_token = END
@@ -140,14 +146,16 @@ def _completed(recipe, tokenizer) -> list[str]:
         raise RecipeError(f"tokenizer: {what} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
     if added:
         lines.append(
-            f"tokenizer: {settings.path} has no chat template and gets {settings.chat_template or 'the built-in one'}; it lacks "
-            f"{' '.join(added)}; added: {ids_before:,} -> {len(tokenizer):,} ids"
+            f"tokenizer: {settings.path} has no chat template and gets "
+            f"{settings.chat_template or 'the built-in one'}; it lacks {' '.join(added)}; added: {ids_before:,} -> "
+            f"{len(tokenizer):,} ids"
         )
     return lines
 
 
 def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where: str) -> Any:
-    """Return a fast tokenizer from a folder (relative to the file `beside`, then to the working folder) or from the Hub."""
+    """Return a fast tokenizer from a folder (relative to the file `beside`, then to the working folder) or from the
+    Hub."""
     folder = next(filter(Path.is_dir, _places(path, beside)), None)
     if folder is None and (path.startswith((".", "/", "~")) or path.count("/") > 1):
         raise InputMissingError(f"{where}: there is no folder {path}. Correct the path, or give a Hub id like gpt2.")
@@ -227,10 +235,10 @@ def _add_missing(tokenizer, names) -> list[str]:
 def load_or_train(recipe, sources: list, *, validation: list | None = None, beside: str | None = None) -> Any:
     """Return the PreTrainedTokenizerFast of a recipe, with chat template, bos, eos and pad.
 
-    A ready one (`tokenizer.path`) gets the control tokens it lacks, each with a printed line. Otherwise one is trained on
-    the sources, once per text and settings: every process finds it in the cache, one trains while the others wait. It is
-    judged then: report.json beside it, printed; `validation` and `beside` are for that judgement alone.
-    Raises RecipeError, InputMissingError or ServiceError for what the recipe names; DataError when the sources hold no text.
+    A ready one (`tokenizer.path`) gets the control tokens it lacks, each with a printed line. Otherwise one is trained
+    on the sources, once per text and settings: every process finds it in the cache, one trains while the others wait.
+    It is judged then: report.json beside it, printed; `validation` and `beside` are for that judgement alone. Raises
+    RecipeError, InputMissingError or ServiceError for what the recipe names; DataError when the sources hold no text.
     """
     if recipe.tokenizer.path:
         return load_ready(recipe)

@@ -41,7 +41,8 @@ def bound_templates() -> None:
 
 @cache
 def _sandbox_class() -> type:
-    """Return the sandbox class: the code of its templates looks at the time before each block and after each operation."""
+    """Return the sandbox class: the code of its templates looks at the time before each block and after each
+    operation."""
     from jinja2.compiler import CodeGenerator
     from jinja2.exceptions import SecurityError
     from jinja2.runtime import Context
@@ -122,12 +123,16 @@ def _sandbox_class() -> type:
 # A model's own chat template, used as it is: its ids, control strings in messages as text, and what the assistant
 # wrote.
 
-# Of templates that write the day's date: prepared rows must not depend on the day. Llama 3.1's own template falls back to it.
+# Of templates that write the day's date: prepared rows must not depend on the day. Llama 3.1's own template falls back
+# to it.
 DATE = datetime(2024, 7, 26)
 # Around a control string in a message while the template renders it. Noncharacters: no text has them.
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 MARKED = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}")
-TAKEN_APART = "the chat template takes a message's text apart at a control string in it, so that the string cannot be kept as text"
+TAKEN_APART = (
+    "the chat template takes a message's text apart at a control string in it, so that the string cannot be kept as "
+    "text"
+)
 NO_END = "the chat template writes no end of turn behind message {}"
 SAID = 32  # characters of an answer's end, by which its turn is known
 FIRST = "\ufdd2"  # begins the answers of the probe: no generation prompt goes on with it
@@ -147,7 +152,8 @@ Spans = list[tuple[int, int]]
 class OwnTemplate:
     """Renders conversations with the chat template that a tokenizer came with.
 
-    problems: why it cannot be trained with; empty when it can. end_of_turn: the id that ends what the assistant writes.
+    problems: why it cannot be trained with; empty when it can. end_of_turn: the id that ends what the assistant
+    writes.
     """
 
     date = DATE
@@ -166,7 +172,8 @@ class OwnTemplate:
         self._newline = self._backend.encode("\n", add_special_tokens=False).ids
         self._headers: list[str] = []
         self._ends: set[str] = set()
-        # How turns begin and end in a whole text: from a control token to the answer, and from its end to the next message.
+        # How turns begin and end in a whole text: from a control token to the answer, and from its end to the next
+        # message.
         self._leads: set[str] = set()
         self._tails: list[str] = []
         self.end_of_turn: int | None = None
@@ -182,7 +189,8 @@ class OwnTemplate:
     def render(
         self, conversations: list[list[dict]], tools: Sequence[list[dict] | None]
     ) -> list[tuple[list[int], list[bool]]]:
-        """Return the ids of each conversation, and for each id whether it is trained. tools: those of each conversation."""
+        """Return the ids of each conversation, and for each id whether it is trained. tools: those of each
+        conversation."""
         rendered = [self._of(given)._render(talk, given) for talk, given in zip(conversations, tools, strict=True)]
         harmless = [text for text, _ in rendered if OPEN not in text]
         encodings = iter(self._backend.encode_batch(harmless, add_special_tokens=False))
@@ -209,7 +217,8 @@ class OwnTemplate:
         return self._encode_marked(text)[0]
 
     def _render(self, messages: list[dict], tools: list[dict] | None = None) -> tuple[str, Spans]:
-        """Return the conversation's text, control strings of messages and tools between OPEN and CLOSE, and the spans to train."""
+        """Return the conversation's text, control strings of messages and tools between OPEN and CLOSE, and the spans
+        to train."""
         marked, given = self._marked(messages), self._mark(tools)
         text, spans = self._text(marked, given)
         if (marked, given) != (messages, tools) and MARKED.sub("\\g<1>", text) != self._text(messages, tools)[0]:
@@ -228,7 +237,8 @@ class OwnTemplate:
         starts = [self._start(messages[:number], tools, text) for number in answers]
         if None in starts:
             return learned_spans(messages, spans)
-        # A template may mark an answer in parts, and its end behind the last one: each span is of the answer that it is behind.
+        # A template may mark an answer in parts, and its end behind the last one: each span is of the answer that it
+        # is behind.
         return [span for span in spans if learnt[max(0, bisect_left(starts, span[1]) - 1)]]  # type: ignore[type-var]
 
     def _text(
@@ -254,8 +264,9 @@ class OwnTemplate:
     def _turns(self, messages: list[dict], tools: Any, text: str) -> Spans:
         """Return where each of the assistant's turns is in the text, without the prompt that it answers.
 
-        A turn is certain from the text of the messages up to it. The first and the last turn of each kind are found so; where
-        headers and ends in the whole text show these at the same places, they show the others too, in one rendering.
+        A turn is certain from the text of the messages up to it. The first and the last turn of each kind are found
+        so; where headers and ends in the whole text show these at the same places, they show the others too, in one
+        rendering.
         """
         numbers = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
         kinds: dict[Any, list[int]] = {}
@@ -280,8 +291,9 @@ class OwnTemplate:
         start = self._start(messages[:number], tools, text)
         if start is None:
             raise DataError(
-                f"the chat template renders what stands before message {number} in another way once it is answered, so what is trained "
-                "there cannot be found. Mark the answers in the template with {% generation %} ... {% endgeneration %}, and name it as tokenizer.chat_template"
+                f"the chat template renders what stands before message {number} in another way once it is answered, "
+                "so what is trained there cannot be found. Mark the answers in the template with {% generation %} ... "
+                "{% endgeneration %}, and name it as tokenizer.chat_template"
             )
         through = text if number + 1 == len(messages) else self._text(messages[: number + 1], tools)[0]
         if len(through) > start and text.startswith(through):
@@ -297,7 +309,8 @@ class OwnTemplate:
         return re.compile(f"(?<!{OPEN})(?:{ends})\\s*")
 
     def _turns_in(self, text: str, answers: list[dict]) -> Spans:
-        """Return the turns of these messages by the template's own headers and ends; none where they do not show them all."""
+        """Return the turns of these messages by the template's own headers and ends; none where they do not show them
+        all."""
         end_of_turn, turns, at = self._end_of_turn(), [], 0
         leads = "|".join(map(re.escape, sorted(self._leads, key=len, reverse=True))) or "(?!)"
         for lead in re.finditer(f"(?<!{OPEN})(?:{leads})", text):
@@ -360,7 +373,8 @@ class OwnTemplate:
         return []
 
     def _learn(self, messages: list[dict], text: str) -> list[str]:
-        """Return the headers of the assistant's turns and the control tokens that end them, from a probe; what is wrong with them."""
+        """Return the headers of the assistant's turns and the control tokens that end them, from a probe; what is
+        wrong with them."""
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
@@ -383,7 +397,8 @@ class OwnTemplate:
         return []
 
     def _end_behind(self, messages: list[dict], number: int, text: str) -> str | None:
-        """Return the control token behind a message of the probe; None where the next turn's first token is what ends it."""
+        """Return the control token behind a message of the probe; None where the next turn's first token is what ends
+        it."""
         content = messages[number]["content"]
         alone, _ = self._text(messages[: number + 1])
         behind = text.find(content) + len(content)
@@ -445,7 +460,8 @@ class OwnTemplate:
 
 
 def _with_calls(messages: list[dict], content: bool, text: bool) -> list[dict]:
-    """Return the messages with a content, and arguments as JSON text, beside the assistant's calls where these are wanted."""
+    """Return the messages with a content, and arguments as JSON text, beside the assistant's calls where these are
+    wanted."""
     if not (content or text):
         return messages
     found = []
@@ -465,7 +481,8 @@ def _must_write_calls(messages: list[dict], trained: str) -> None:
         for call in message.get("tool_calls") or []:
             if call.get("function", call)["name"] not in trained:
                 raise DataError(
-                    f"the chat template leaves out the tool call of message {number}. Name one that writes calls as tokenizer.chat_template"
+                    f"the chat template leaves out the tool call of message {number}. Name one that writes calls as "
+                    "tokenizer.chat_template"
                 )
 
 
@@ -482,7 +499,8 @@ def with_fixed_date(template: str) -> str:
 
 
 def _offset_backend(tokenizer: Any) -> Any:
-    """Return a copy of the tokenizer's backend whose places in the text are exact: post-processors trim white space off them."""
+    """Return a copy of the tokenizer's backend whose places in the text are exact: post-processors trim white space
+    off them."""
     from tokenizers import Tokenizer
 
     state = json.loads(tokenizer.backend_tokenizer.to_str())

@@ -1,4 +1,5 @@
-"""The tokenizer of a run that is trained on its sources: once per text and settings, cached, and its compression reported."""
+"""The tokenizer of a run that is trained on its sources: once per text and settings, cached, and its compression
+reported."""
 
 import hashlib
 import json
@@ -21,11 +22,11 @@ from pipeline.tokenizer.load import open_tokenizer, set_template
 
 SAMPLES = {
     "prose": (
-        "The harbour was still asleep when Marta walked down to the boats. A thin mist hung over the water, and the only "
-        "sound was a rope knocking against a mast. She had promised her brother that she would check the engine before "
-        "the others came, and she meant to keep that promise even though her hands were stiff with cold. By the time the "
-        'sun touched the roofs, the engine was running. "You could have waited," he said. "I could have," she answered, '
-        '"but then we would have lost the tide." Nobody spoke of it again; there was too much work to do.'
+        "The harbour was still asleep when Marta walked down to the boats. A thin mist hung over the water, and the "
+        "only sound was a rope knocking against a mast. She had promised her brother that she would check the engine "
+        "before the others came, and she meant to keep that promise even though her hands were stiff with cold. By the "
+        'time the sun touched the roofs, the engine was running. "You could have waited," he said. "I could have," she '
+        'answered, "but then we would have lost the tide." Nobody spoke of it again; there was too much work to do.'
     ),
     "code": '''\
 import heapq
@@ -58,17 +59,25 @@ if __name__ == "__main__":
 ''',
     "numbers": (
         "3.14159265 2.71828183 1,024 65,536 4,294,967,296 19:45:07 2024-02-29 1e-8 6.022e23 -40 +7 100% $1,299.99\n"
-        "12 + 345 = 357; 6789 - 1011 = 5778; 24 * 365 = 8760; 1000000 / 128 = 7812.5; 17^2 = 289; 2^31 - 1 = 2147483647\n"
+        "12 + 345 = 357; 6789 - 1011 = 5778; 24 * 365 = 8760; 1000000 / 128 = 7812.5; 17^2 = 289; 2^31 - 1 = "
+        "2147483647\n"
         "Order 20240817-0042: 3 x 14.50 + 2 x 7.25 = 58.00; account 0049 221 5550 1734; version 5.23.0; page 1187\n"
     ),
     "non-English": (
-        "Der Zug nach Norden f\u00e4hrt heute sp\u00e4ter, weil auf der Br\u00fccke gearbeitet wird; wer es eilig hat, nimmt den Bus.\n"
-        "Ma grand-m\u00e8re pr\u00e9parait le d\u00eener pendant que nous \u00e9tions d\u00e9j\u00e0 \u00e0 table, et personne n'osait l'interrompre.\n"
-        "El a\u00f1o pasado sembramos tomates, pero la lluvia lleg\u00f3 demasiado pronto y se perdi\u00f3 casi toda la cosecha.\n"
-        "\u0417\u0430\u0432\u0442\u0440\u0430 \u0443\u0442\u0440\u043e\u043c \u043c\u044b \u043f\u043e\u0439\u0434\u0451\u043c \u043a \u0440\u0435\u043a\u0435, \u0435\u0441\u043b\u0438 \u043d\u0435 \u0431\u0443\u0434\u0435\u0442 \u0434\u043e\u0436\u0434\u044f.\n"
-        "\u4eca\u5929\u7684\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u53bb\u516c\u56ed\u8d70\u8d70\u5427\u3002 \u660e\u65e5\u306f\u96e8\u304c\u964d\u308b\u304b\u3082\u3057\u308c\u307e\u305b\u3093\u3002 "
+        "Der Zug nach Norden f\u00e4hrt heute sp\u00e4ter, weil auf der Br\u00fccke gearbeitet wird; wer es eilig "
+        "hat, nimmt den Bus.\n"
+        "Ma grand-m\u00e8re pr\u00e9parait le d\u00eener pendant que nous \u00e9tions d\u00e9j\u00e0 \u00e0 table, et "
+        "personne n'osait l'interrompre.\n"
+        "El a\u00f1o pasado sembramos tomates, pero la lluvia lleg\u00f3 demasiado pronto y se perdi\u00f3 casi toda "
+        "la cosecha.\n"
+        "\u0417\u0430\u0432\u0442\u0440\u0430 \u0443\u0442\u0440\u043e\u043c \u043c\u044b "
+        "\u043f\u043e\u0439\u0434\u0451\u043c \u043a \u0440\u0435\u043a\u0435, \u0435\u0441\u043b\u0438 \u043d\u0435 "
+        "\u0431\u0443\u0434\u0435\u0442 \u0434\u043e\u0436\u0434\u044f.\n"
+        "\u4eca\u5929\u7684\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u53bb\u516c\u56ed\u8d70\u8d70\u5427\u3002 "
+        "\u660e\u65e5\u306f\u96e8\u304c\u964d\u308b\u304b\u3082\u3057\u308c\u307e\u305b\u3093\u3002 "
         "\uc624\ub298\uc740 \uc2dc\uac04\uc774 \uc5c6\uc5b4\uc694.\n"
-        "\u0643\u062a\u0628 \u0627\u0644\u0648\u0644\u062f \u0631\u0633\u0627\u0644\u0629 \u0637\u0648\u064a\u0644\u0629 \u0625\u0644\u0649 \u0635\u062f\u064a\u0642\u0647. "
+        "\u0643\u062a\u0628 \u0627\u0644\u0648\u0644\u062f \u0631\u0633\u0627\u0644\u0629 "
+        "\u0637\u0648\u064a\u0644\u0629 \u0625\u0644\u0649 \u0635\u062f\u064a\u0642\u0647. "
         "\u0928\u092e\u0938\u094d\u0924\u0947, \u0906\u092a \u0915\u0948\u0938\u0947 \u0939\u0948\u0902?\n"
     ),
 }
@@ -80,8 +89,8 @@ if __name__ == "__main__":
 def training_texts(sources: list, *, total_chars: int, document_chars: int) -> Iterator[str]:
     """Yield texts of the sources, each cut to document_chars, until total_chars are given or all sources end.
 
-    Sources take turns block by block such that their shares of characters follow their weights (1 where none is given).
-    The order depends on nothing but the sources: the same text comes in every process.
+    Sources take turns block by block such that their shares of characters follow their weights (1 where none is
+    given). The order depends on nothing but the sources: the same text comes in every process.
     """
     open_blocks = {number: source.read() for number, source in enumerate(sources)}
     taken = dict.fromkeys(open_blocks, 0.0)
@@ -119,7 +128,7 @@ LIKE_GPT4 = (
 )
 SPLIT_PATTERNS = {
     # GPT-4's, with numbers cut to two digits instead of three: better for small vocabularies. Source: nanochat.
-    "nanochat": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    "nanochat": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",  # noqa: E501
     # The three that llama.cpp has too, as it writes them: exports to GGUF need one of these.
     "gpt2": GPT2_PATTERN,
     "qwen2": LIKE_GPT4.replace("NUMBERS", r"\p{N}"),
@@ -128,7 +137,8 @@ SPLIT_PATTERNS = {
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int, split_pattern: str) -> Any:
-    """Return a PreTrainedTokenizerFast of at most vocab_size ids: 256 bytes, then merges by frequency, then the specials.
+    """Return a PreTrainedTokenizerFast of at most vocab_size ids: 256 bytes, then merges by frequency, then the
+    specials.
 
     The same texts give the same tokenizer. There are fewer ids when the texts hold too few different pieces.
     `tokenizer(text)` begins with BOS, as every document in training does. split_pattern: a name of SPLIT_PATTERNS or a
@@ -156,8 +166,8 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int, split_pattern: str) -> A
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # Escaped: under a pattern that does not cut there, a text full of "<|bos|>" would grow a merge of that name, and the
-    # control token added below would share its id with plain text.
+    # Escaped: under a pattern that does not cut there, a text full of "<|bos|>" would grow a merge of that name, and
+    # the control token added below would share its id with plain text.
     backend.train_from_iterator((escape(text) for text in texts), trainer)
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
     backend.post_processor = processors.TemplateProcessing(
@@ -199,7 +209,12 @@ def judge(tokenizer, *, train: list, validation: list, beside: str | None = None
                 row["other_tokens"] = _tokens(other, parts)
                 row["other_bytes_per_token"] = row["bytes"] / row["other_tokens"]
             rows[kind] = row
-    return {"ids": len(tokenizer), "other": name, "other_ids": len(other) if other is not None else None, "texts": rows}
+    return {
+        "ids": len(tokenizer),
+        "other": name,
+        "other_ids": len(other) if other is not None else None,
+        "texts": rows,
+    }
 
 
 def table(judgement: dict[str, Any]) -> str:
@@ -245,7 +260,8 @@ TRAINING_VERSION = 1
 
 
 def trained_tokenizer(recipe, sources: list, *, validation: list | None = None, beside: str | None = None) -> Any:
-    """Return the tokenizer of the recipe's sources, from the cache or trained now. Arguments as load_or_train has them."""
+    """Return the tokenizer of the recipe's sources, from the cache or trained now. Arguments as load_or_train has
+    them."""
     sources = [source.once for source in sources]
     folder = cached_folder(recipe, sources)
     with file_lock(folder.with_name(folder.name + ".lock")):
@@ -281,7 +297,8 @@ def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str
     settings = recipe.tokenizer
     names = ", ".join(source.name for source in sources)
     print(
-        f"tokenizer: learning {settings.vocab_size:,} tokens (pieces of text) from {names}, at most {count_text(settings.train_chars)} characters of it",
+        f"tokenizer: learning {settings.vocab_size:,} tokens (pieces of text) from {names}, at most "
+        f"{count_text(settings.train_chars)} characters of it",
         flush=True,
     )
     texts = training_texts(sources, total_chars=settings.train_chars, document_chars=settings.document_chars)
@@ -313,7 +330,8 @@ def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str
 def _damage(folder: Path) -> list[str]:
     """Return what keeps a cached tokenizer from being used; nothing where none is cached.
 
-    One of an earlier version has no checksums: it is sealed as it is when it loads and agrees with what was noted beside it.
+    One of an earlier version has no checksums: it is sealed as it is when it loads and agrees with what was noted
+    beside it.
     """
     if not folder.is_dir():
         return []
@@ -347,7 +365,8 @@ def _agrees_with_itself(folder: Path) -> bool:
 
 
 class _Counted:
-    """Texts on their way through, counted. The bar has no end: nobody knows how many characters files hold before they are read."""
+    """Texts on their way through, counted. The bar has no end: nobody knows how many characters files hold before they
+    are read."""
 
     def __init__(self, texts):
         self._texts, self.texts, self.chars = texts, 0, 0

@@ -1,4 +1,5 @@
-"""Characters of what the assistant thinks, says and calls, as the data have it, and those of them that no trained id spells.
+"""Characters of what the assistant thinks, says and calls, as the data have it, and those of them that no trained id
+spells.
 
 Templates, masks and tokenizers are measured together, by the text that the trained ids decode to.
 """
@@ -14,10 +15,17 @@ from pipeline.sources.formats import REASONING
 from pipeline.tokenizer.chat import unrendered
 from pipeline.tokenizer.encode import WORD_JOINER, plain_backend
 
-KINDS = {"content": "text of answers", "reasoning": "reasoning", "think": "reasoning in answers", "calls": "tool calls"}
+KINDS = {
+    "content": "text of answers",
+    "reasoning": "reasoning",
+    "think": "reasoning in answers",
+    "calls": "tool calls",
+}
 REASONS = {
     "template": "the chat template leaves out {}. Name another one as tokenizer.chat_template.",
-    "outside": "the chat template writes {} outside of what is trained. Put it between the template's generation marks.",
+    "outside": (
+        "the chat template writes {} outside of what is trained. Put it between the template's generation marks."
+    ),
     "tokenizer": "the tokenizer has no ids for {}. Name the tokenizer of the model as tokenizer.path.",
 }
 TAKEN = "\0"
@@ -45,7 +53,8 @@ class Spelling:
 
 
 def composed(text: str) -> str:
-    """Return the text in one Unicode form and case, without the U+2060 that the built-in template puts into control strings."""
+    """Return the text in one Unicode form and case, without the U+2060 that the built-in template puts into control
+    strings."""
     return normalize("NFKC", text.casefold()).replace(WORD_JOINER, "")
 
 
@@ -92,11 +101,12 @@ def _forms(text: str, spelling: Spelling) -> Iterator[str]:
 def missing_text(
     tokenizer: Any, messages: list[dict], ids: list[int], trained: list[bool], *, tools: list[dict] | None = None
 ) -> Counter[str]:
-    """Return numbers of characters by kind: "content marked" of all that are to be learnt, "content template" of those not trained.
+    """Return numbers of characters by kind: "content marked" of all that are to be learnt, "content template" of those
+    not trained.
 
-    ids, trained: the conversation as it is rendered. Kinds: of marked_texts. Reasons: the tokenizer has no ids for them, they are
-    rendered outside of what is trained, the template leaves them out. White space and case count nowhere.
-    "tools given" and "tools template" count definitions, and those whose name is nowhere in the conversation.
+    ids, trained: the conversation as it is rendered. Kinds: of marked_texts. Reasons: the tokenizer has no ids for
+    them, they are rendered outside of what is trained, the template leaves them out. White space and case count
+    nowhere. "tools given" and "tools template" count definitions, and those whose name is nowhere in the conversation.
     """
     spelling = Spelling(tokenizer)
     learnt = [i for i, bit in zip(ids, trained, strict=True) if bit]

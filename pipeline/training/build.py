@@ -48,7 +48,8 @@ NUM_IDS = 8  # of the row that a model of another class is tried with
 
 @contextmanager
 def probed(model: Any) -> Iterator[torch.Tensor]:
-    """Yield ids to try the model with, while it evaluates and attends as a CPU can: without dropout and flash kernels."""
+    """Yield ids to try the model with, while it evaluates and attends as a CPU can: without dropout and flash
+    kernels."""
     training, attention = model.training, model.config._attn_implementation
     model.eval()
     if attention != "sdpa":
@@ -62,12 +63,13 @@ def probed(model: Any) -> Iterator[torch.Tensor]:
 
 
 def divides_by_num_items(model: Any) -> bool:
-    """Return whether the loss is the cross-entropy of the model's own logits with shift_labels, summed, over num_items_in_batch.
+    """Return whether the loss is the cross-entropy of the model's own logits with shift_labels, summed, over
+    num_items_in_batch.
 
-    As transformers' causal LMs have it. A model that ignores the number gives the mean of its own micro-batch: gradients
-    of micro-batches and ranks would not add up to the mean over a step's tokens. One that ignores shift_labels shifts
-    the labels again, and learns to skip a token. Called as training calls it; a forward that does not take these
-    arguments is one more way to be wrong.
+    As transformers' causal LMs have it. A model that ignores the number gives the mean of its own micro-batch:
+    gradients of micro-batches and ranks would not add up to the mean over a step's tokens. One that ignores
+    shift_labels shifts the labels again, and learns to skip a token. Called as training calls it; a forward that does
+    not take these arguments is one more way to be wrong.
     """
     with probed(model) as ids:
         labels = ids.roll(-1).index_fill(-1, torch.tensor([NUM_IDS - 1]), -100)
@@ -80,7 +82,8 @@ def divides_by_num_items(model: Any) -> bool:
 
 
 class KeepEnds(TrainerCallback):
-    """Keeps the ids that end a generation: Trainer adds the tokenizer's eos, which may be a new token that no text has."""
+    """Keeps the ids that end a generation: Trainer adds the tokenizer's eos, which may be a new token that no text
+    has."""
 
     def __init__(self, model: Any):
         self.holders = [c for c in (model.config.get_text_config(), model.generation_config) if c is not None]
@@ -100,7 +103,8 @@ class OneDeviceArguments(TrainingArguments):
 
 
 def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> TrainingArguments:
-    """Return the recipe as TrainingArguments, for this number of processes. decided: values that the hardware decided, such as bf16 and torch_compile."""
+    """Return the recipe as TrainingArguments, for this number of processes. decided: values that the hardware decided,
+    such as bf16 and torch_compile."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     arguments = training_arguments(
         recipe,
@@ -127,8 +131,8 @@ def write_finished_model(
     step: int,
     weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write model/ whole or not at all, in the type that hub.dtype names; one that an earlier start left stays when it is
-    that one, unharmed. weights: those of a sharded model, whole."""
+    """Write model/ whole or not at all, in the type that hub.dtype names; one that an earlier start left stays when it
+    is that one, unharmed. weights: those of a sharded model, whole."""
     facts = {"step": step, "run": run.name, "dtype": dtype}
     if run.model.exists():
         if not problems(run.model) and facts.items() <= read_seal(run.model).items():
@@ -140,8 +144,8 @@ def write_finished_model(
 
 
 def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
-    """Return the model with fp32 weights (the embeddings in model.embedding_dtype): those of model.start_from, else initialised from
-    train.seed.
+    """Return the model with fp32 weights (the embeddings in model.embedding_dtype): those of model.start_from, else
+    initialised from train.seed.
 
     Raises RecipeError for options that its config refuses and for a model whose loss is no sum over tokens,
     InputMissingError when there is nothing to start from.
@@ -163,8 +167,9 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         if not isinstance(model, TandemForCausalLM) or model.config.tie_word_embeddings:
             kind = f"{type(model).__name__} with {'a tied' if model.config.tie_word_embeddings else 'an untied'} head"
             raise RecipeError(
-                f"{recipe.where('model.embedding_dtype')}: is {recipe.model.embedding_dtype}, and model.start_from gives a {kind}: "
-                "only a Tandem's embeddings can be stored so, and only beside a head of their own. Remove the key: float32 is used."
+                f"{recipe.where('model.embedding_dtype')}: is {recipe.model.embedding_dtype}, and model.start_from "
+                f"gives a {kind}: only a Tandem's embeddings can be stored so, and only beside a head of their own. "
+                "Remove the key: float32 is used."
             )
         store_embeddings(model, getattr(torch, recipe.model.embedding_dtype))
     if recipe.train.get("fp8"):
@@ -175,7 +180,8 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
 
 
 def _check_planned(recipe: Recipe, model: Any, tokenizer: Any) -> None:
-    """Raise RecipeError when horizon, memory and MFU were computed for a model of another size than the one that was built."""
+    """Raise RecipeError when horizon, memory and MFU were computed for a model of another size than the one that was
+    built."""
     if recipe.model.start_from:  # whose sizes are those of its weights (check_sizes)
         return
     try:
@@ -185,8 +191,9 @@ def _check_planned(recipe: Recipe, model: Any, tokenizer: Any) -> None:
     built = sum(parameter.numel() for parameter in model.parameters())
     if planned != built:
         raise RecipeError(
-            f"{recipe.where('model.type')}: {recipe.model.type} is planned with {planned:,} parameters and was built with {built:,}, so horizon, memory "
-            "and MFU would be those of another model. Give the sizes that its config calls otherwise in model.options."
+            f"{recipe.where('model.type')}: {recipe.model.type} is planned with {planned:,} parameters and was built "
+            f"with {built:,}, so horizon, memory and MFU would be those of another model. Give the sizes that its "
+            "config calls otherwise in model.options."
         )
 
 
@@ -202,8 +209,9 @@ def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
         ) from error
     if not summed:
         raise RecipeError(
-            f"{where}: {kind} does not give the summed loss of shift_labels over num_items_in_batch, so the loss would depend on micro-batch and "
-            "processes, or be that of other tokens. Let forward take **kwargs and hand them to self.loss_function, as transformers' own models do."
+            f"{where}: {kind} does not give the summed loss of shift_labels over num_items_in_batch, so the loss "
+            "would depend on micro-batch and processes, or be that of other tokens. Let forward take **kwargs and "
+            "hand them to self.loss_function, as transformers' own models do."
         )
     rows = max(
         recipe.evals.bpb.batch_rows or recipe.train["per_device_eval_batch_size"],  # of evaluations, always isolated
@@ -211,13 +219,15 @@ def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
     )
     if rows > 1 and is_flash_attention_requested(model.config):
         raise RecipeError(
-            f"{recipe.where('model.attn_implementation')}: the flash kernels of transformers keep packed documents apart in batches of one row only, and a "
-            f"{kind} would see through them in its batches of {rows}. Write sdpa."
+            f"{recipe.where('model.attn_implementation')}: the flash kernels of transformers keep packed documents "
+            f"apart in batches of one row only, and a {kind} would see through them in its batches of {rows}. Write "
+            "sdpa."
         )
     if not comes_back_beside(model.config, tokenizer):
         raise RecipeError(
-            f"{where}: beside a {kind}, transformers loads a tokenizer class of its own instead of the saved one, so the model could not be used with "
-            "the ids that it was trained on. Take another model.type, or start from a model of this type with its own tokenizer."
+            f"{where}: beside a {kind}, transformers loads a tokenizer class of its own instead of the saved one, so "
+            "the model could not be used with the ids that it was trained on. Take another model.type, or start from "
+            "a model of this type with its own tokenizer."
         )
 
 
@@ -282,13 +292,15 @@ def _stop_at(end: int | None, what: str, model: Any, tokenizer: Any) -> None:
     config.eos_token_id = [end, *(i for i in known if i is not None)]
     on_rank_0(
         lambda: print(
-            f"model: generation also ends at {tokenizer.convert_ids_to_tokens(end)!r}, {what} (eos_token_id of generation_config.json)"
+            f"model: generation also ends at {tokenizer.convert_ids_to_tokens(end)!r}, {what} (eos_token_id of "
+            "generation_config.json)"
         )
     )
 
 
 def _with_rows_for(tokenizer: Any, model: Any, seed: int) -> torch.nn.Module:
-    """Return the model with an embedding for every id: a foreign one lacks rows for the control tokens that chat added."""
+    """Return the model with an embedding for every id: a foreign one lacks rows for the control tokens that chat
+    added."""
     rows = model.config.get_text_config().vocab_size
     if len(tokenizer) > rows:
         on_rank_0(
@@ -313,7 +325,8 @@ def build_trainer(
     watched: Callable[..., Iterable] = iter,
     eval_on_start: bool = False,
 ) -> TandemTrainer:
-    """Return the Trainer of both stages. rows, validation: as the data room opens them; recipe.train holds max_steps by now.
+    """Return the Trainer of both stages. rows, validation: as the data room opens them; recipe.train holds max_steps
+    by now.
 
     watched: what the batches of evaluations go through, so that a signal can end them.
     """

@@ -1,4 +1,5 @@
-"""The cause of a step that failed: where a number that is not finite began, and which micro-batch fits when memory ran out.
+"""The cause of a step that failed: where a number that is not finite began, and which micro-batch fits when memory ran
+out.
 
 Which micro-batch fits is tried on the spot instead of estimated.
 """
@@ -36,7 +37,8 @@ class Cause:
     """The first bad tensor of a step, the same on every rank.
 
     ranks, micro_step: where it was seen first, as far as that is known. rows: [source, file, row group, row] of the
-    document that begins each row read there; of a parameter, each row of the update before. loss_is_finite: of this step.
+    document that begins each row read there; of a parameter, each row of the update before. loss_is_finite: of this
+    step.
     """
 
     tensor: str
@@ -89,8 +91,8 @@ def find_cause(trainer: "TandemTrainer", model: Any, losses: list[Tensor], norm:
 
 
 def _gradient(trainer: "TandemTrainer", model: Any, norm: float) -> Cause:
-    """Compute the step's gradients again, one micro-step at a time and before they are summed over ranks or clipped: those
-    at hand no longer tell where it began. Another dropout may hide it."""
+    """Compute the step's gradients again, one micro-step at a time and before they are summed over ranks or clipped:
+    those at hand no longer tell where it began. Another dropout may hide it."""
     step, args = trainer.state.global_step, trainer.args
     rows = trainer.rows
     own = rows.micro_rows(step, args.per_device_train_batch_size)
@@ -117,8 +119,11 @@ def _gradient(trainer: "TandemTrainer", model: Any, norm: float) -> Cause:
     return Cause(tensor=tensor, ranks=[*range(args.world_size)], rows=rows_of(trainer, step))
 
 
-def rows_of(trainer: "TandemTrainer", step: int, ranks: Iterable[int] | None = None, micro_step: int = 0) -> list[list]:
-    """Return [source, file, row group, row] of the rows of a step, or of those that some ranks read in one micro-step."""
+def rows_of(
+    trainer: "TandemTrainer", step: int, ranks: Iterable[int] | None = None, micro_step: int = 0
+) -> list[list]:
+    """Return [source, file, row group, row] of the rows of a step, or of those that some ranks read in one
+    micro-step."""
     origins = trainer.rows.origins(step)
     if ranks is not None:
         numbers = [
@@ -147,43 +152,48 @@ RESERVE = 1 << 24  # bytes for what a run takes beside its steps, such as the st
 
 
 def out_of_memory(trainer: "TandemTrainer", error: BaseException) -> OutOfMemoryError:
-    """Return the error for the user. The training is over: its activations are gone, its gradients are dropped to try smaller
-    micro-batches."""
+    """Return the error for the user. The training is over: its activations are gone, its gradients are dropped to try
+    smaller micro-batches."""
     came_through = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     stage, step, recipe = stage_of(came_through[::-1]), trainer.state.global_step, trainer.recipe
     what = f"memory ran out at step {step} in {stage} ({first_line(error)})"
     if stage == "evaluation":
         rows = recipe.evals.bpb.batch_rows or trainer.args.per_device_eval_batch_size
         return OutOfMemoryError(
-            f"{recipe.where('evals.bpb.batch_rows')}: {what}, with {rows} rows at once. Set it to {max(1, rows // 2)} or lower; the scores stay the same."
+            f"{recipe.where('evals.bpb.batch_rows')}: {what}, with {rows} rows at once. Set it to {max(1, rows // 2)} "
+            "or lower; the scores stay the same."
         )
     if stage != "forward+backward":
         return OutOfMemoryError(
-            f"{recipe.path}: {what}, where the size of the micro-batch does not matter. Take a smaller model, more processes or more memory."
+            f"{recipe.path}: {what}, where the size of the micro-batch does not matter. Take a smaller model, more "
+            "processes or more memory."
         )
     micro_batch = trainer.args.per_device_train_batch_size
     begin = f"{recipe.where(KEY)}: {what}, with {micro_batch} rows of {trainer.rows.row_tokens} tokens"
     if trainer.is_sharded:  # nothing can be tried: a forward needs all ranks
         return OutOfMemoryError(
-            f"{begin}. Set {KEY} to {max(1, micro_batch // 2)} or lower, or train.gradient_checkpointing: true; the global batch and the training "
-            "stay the same."
+            f"{begin}. Set {KEY} to {max(1, micro_batch // 2)} or lower, or train.gradient_checkpointing: true; the "
+            "global batch and the training stay the same."
         )
     fitting = fitting_micro_batch(trainer)
     if fitting is None:
         return OutOfMemoryError(
-            f"{begin}, and no smaller number fits either. Set train.gradient_checkpointing: true, shorten data.row_tokens, or take a smaller model."
+            f"{begin}, and no smaller number fits either. Set train.gradient_checkpointing: true, shorten "
+            "data.row_tokens, or take a smaller model."
         )
     accumulation = ""
     if "gradient_accumulation_steps" in recipe.train:  # which would make another batch of a run that has not begun
         steps = trainer.args.gradient_accumulation_steps * micro_batch // fitting
         accumulation = f" and train.gradient_accumulation_steps to {steps}"
     return OutOfMemoryError(
-        f"{begin}; {fitting} fit, as was just tried. Set {KEY} to {fitting}{accumulation}; the global batch and the training stay the same."
+        f"{begin}; {fitting} fit, as was just tried. Set {KEY} to {fitting}{accumulation}; the global batch and the "
+        "training stay the same."
     )
 
 
 def fitting_micro_batch(trainer: "TandemTrainer") -> int | None:
-    """Return the largest divisor of the micro-batch, itself left out, of which two forward and backward passes fit; None: not even 1.
+    """Return the largest divisor of the micro-batch, itself left out, of which two forward and backward passes fit;
+    None: not even 1.
 
     A divisor, so that the rows of a step are dealt out as evenly as before.
     """
@@ -197,8 +207,8 @@ def fitting_micro_batch(trainer: "TandemTrainer") -> int | None:
 def fits(trainer: "TandemTrainer", rows: int, *, step: int, reserve: int = 0) -> bool:
     """Return whether forward, backward and the optimizer's state fit with that micro-batch, beside `reserve` bytes.
 
-    On this rank alone, with its rows of the step, without DDP and not compiled: the other ranks wait in a collective. No
-    gradient is left, and the random state does not move.
+    On this rank alone, with its rows of the step, without DDP and not compiled: the other ranks wait in a collective.
+    No gradient is left, and the random state does not move.
     """
     model, args = trainer.accelerator.unwrap_model(trainer.model), trainer.args
     model.zero_grad(set_to_none=True)

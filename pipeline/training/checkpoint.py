@@ -52,8 +52,8 @@ NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 def optimizer_tensors(optimizer: Any, model: torch.nn.Module) -> Tensors:
     """Return all state by name, not copied.
 
-    model: the bare model whose parameters the optimizer updates. Raises TypeError for state that is neither a tensor nor
-    a number.
+    model: the bare model whose parameters the optimizer updates. Raises TypeError for state that is neither a tensor
+    nor a number.
     """
     tensors: Tensors = {}
     for parameter, name in named_members(optimizer, model):
@@ -73,8 +73,9 @@ def load_optimizer_state(
 ) -> None:
     """Put the state of `optimizer_tensors` (copied) into an optimizer over the same parameters, whatever their order.
 
-    settings: of `optimizer_settings`; without them the groups keep what they have, which suits a schedule that sets them
-    from the step, or a fork with other rates. Raises DataError naming all parameters and states that are missing or extra.
+    settings: of `optimizer_settings`; without them the groups keep what they have, which suits a schedule that sets
+    them from the step, or a fork with other rates. Raises DataError naming all parameters and states that are missing
+    or extra.
     """
     members = named_members(optimizer, model)
     saved: dict[str, Tensors] = defaultdict(dict)
@@ -97,7 +98,8 @@ def load_optimizer_state(
 
 
 def named_members(optimizer: Any, model: torch.nn.Module) -> list[tuple[Tensor, str]]:
-    """Return the optimizer's parameters in its own order, which is the numbering of its state_dict, with their names."""
+    """Return the optimizer's parameters in its own order, which is the numbering of its state_dict, with their
+    names."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [(p, names[id(p)]) for group in optimizer.param_groups for p in group["params"]]
 
@@ -118,8 +120,9 @@ def refuse_differences(optimizer: Any, members: list[tuple[Tensor, str]], saved:
             problems += [f"{name_of[id(p)]}/{key} is missing" for key in sorted(states[p.ndim] - state.keys())]
     if problems:
         raise DataError(
-            f"optimizer state: {'; '.join(problems)}, so it is not the state of this model's optimizer and the run cannot "
-            "go on exactly. Use the recipe that wrote it, or model.start_from to start a new run from the weights."
+            f"optimizer state: {'; '.join(problems)}, so it is not the state of this model's optimizer and the run "
+            "cannot go on exactly. Use the recipe that wrote it, or model.start_from to start a new run from the "
+            "weights."
         )
 
 
@@ -148,10 +151,10 @@ def as_state(value: Tensor, parameter: Tensor) -> Any:
 class TrainedText:
     """Nats and bytes of this rank's trained targets since the last log, of text alone: as val/bpb counts them.
 
-    The loss is a sum over all targets, BOS and control tokens among them. Their nats are taken off again: by the model's own
-    nats per target, or by the logits of these few positions. Where they are is found before a batch leaves the host, so that
-    nothing waits for the device. byte_lengths_V: (V,) raw bytes per id, 0 for specials; None where ids have no fixed bytes:
-    then, and for a model that shows neither nats nor logits, there is no number.
+    The loss is a sum over all targets, BOS and control tokens among them. Their nats are taken off again: by the
+    model's own nats per target, or by the logits of these few positions. Where they are is found before a batch leaves
+    the host, so that nothing waits for the device. byte_lengths_V: (V,) raw bytes per id, 0 for specials; None where
+    ids have no fixed bytes: then, and for a model that shows neither nats nor logits, there is no number.
     """
 
     def __init__(self, byte_lengths_V: np.ndarray | None, device: torch.device):
@@ -234,8 +237,8 @@ NAMES = {
 class FileImage:
     """Bytes equal to what safetensors would write for tensors of these names, types and shapes.
 
-    The memory is taken once and used for every checkpoint. It has no name, so that it is gone with the last process that
-    has it open, and does not count against /dev/shm, which containers often limit to 64 MB.
+    The memory is taken once and used for every checkpoint. It has no name, so that it is gone with the last process
+    that has it open, and does not count against /dev/shm, which containers often limit to 64 MB.
     """
 
     def __init__(self, tensors: dict[str, Tensor], *, metadata: dict[str, str] | None = None):
@@ -272,7 +275,8 @@ class FileImage:
         return data.view(dtype).view(shape)
 
     def fill(self, tensors: dict[str, Tensor]) -> None:
-        """Copy the tensors, of the same layout, from wherever they are. From CUDA all at once: the host waits at the end."""
+        """Copy the tensors, of the same layout, from wherever they are. From CUDA all at once: the host waits at the
+        end."""
         for name, view in self.views.items():
             view.copy_(tensors[name], non_blocking=self.pinned is not None)
         if self.pinned is not None:
@@ -331,7 +335,8 @@ def rng_file(rank: int) -> str:
 
 
 class ModelFiles:
-    """Files that from_pretrained loads beside the weights: config, code, tokenizer. Made once: it never changes in a run."""
+    """Files that from_pretrained loads beside the weights: config, code, tokenizer. Made once: it never changes in a
+    run."""
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
@@ -354,7 +359,8 @@ class ModelFiles:
                 (folder / name).write_bytes(content)
 
     def weights(self, model: Any, part: Tensors | None = None) -> Tensors:
-        """Return the weights as they are saved; of a sharded model this rank's part. part: of the model's own, whole."""
+        """Return the weights as they are saved; of a sharded model this rank's part. part: of the model's own,
+        whole."""
         if self.form is None:
             self.form = saved_form(model, None, padded=True)
         return {name: tensor for name, tensor in saved_weights(self.form, model, part).items() if not tensor.is_meta}
@@ -367,14 +373,15 @@ def read_state(folder: Path) -> tuple[TrainerState, dict[str, Any]]:
     missing = [name for name in (STATE, optimizer, SCHEDULER, POSITION) if not (folder / name).exists()]
     if missing:
         raise DataError(
-            f"{folder}: {', '.join(missing)} missing, so the run cannot go on exactly. Use model.start_from to start a new run from its weights."
+            f"{folder}: {', '.join(missing)} missing, so the run cannot go on exactly. Use model.start_from to start "
+            "a new run from its weights."
         )
     try:
         return TrainerState(**read_json(folder / STATE)), read_json(folder / POSITION)
     except TypeError as error:
         raise DataError(
-            f"{folder / STATE}: is no state of a Trainer ({error}), so the run cannot go on exactly. Use model.start_from to start a new run "
-            "from its weights."
+            f"{folder / STATE}: is no state of a Trainer ({error}), so the run cannot go on exactly. Use "
+            "model.start_from to start a new run from its weights."
         ) from None
 
 
@@ -384,7 +391,8 @@ ANOTHER = "Take an earlier checkpoint with run.resume=STEP."
 
 
 def write_state(trainer: "TandemTrainer", folder: Path, *, ranks: list[tuple[dict, list, dict]]) -> None:
-    """Write all files but the large ones. ranks: each one's random state, and what it has not logged: losses, and sums of TrainedText."""
+    """Write all files but the large ones. ranks: each one's random state, and what it has not logged: losses, and sums
+    of TrainedText."""
     trainer.model_files.write_small(trainer.accelerator.unwrap_model(trainer.model), folder)
     state, scaler = trainer.state, trainer.accelerator.scaler
     state.save_to_json(str(folder / STATE))
@@ -435,7 +443,8 @@ def load_optimizer_and_schedule(trainer: "TandemTrainer", checkpoint: Path) -> N
 
 
 def unlogged_losses(saved: dict[str, Any], *, step: int, rank: int, ranks: int) -> list[float | None]:
-    """Return what a checkpoint of `step` keeps of a rank's losses since the last log; where it was of another number of ranks, their means."""
+    """Return what a checkpoint of `step` keeps of a rank's losses since the last log; where it was of another number
+    of ranks, their means."""
     losses = saved["losses"]
     if "since" in saved:  # an earlier version kept each rank's sum
         steps = step - saved["since"]
@@ -491,8 +500,8 @@ class Restore(TrainerCallback):
 
 
 class CheckpointSaver:
-    """At most one checkpoint is being written; the next one, a stop and the end wait for it. Used on rank 0 only, but for a sharded model,
-    of which every rank writes a part (training/sharding.py).
+    """At most one checkpoint is being written; the next one, a stop and the end wait for it. Used on rank 0 only, but
+    for a sharded model, of which every rank writes a part (training/sharding.py).
 
     keep, every: what `rotate` leaves; best: also the checkpoint with the lowest validation result.
     """
@@ -531,7 +540,8 @@ class CheckpointSaver:
             self._begin(step, *opened, **facts)
 
     def _open(self, step: int, write_small: Callable[[Path], Any]) -> tuple[Path, Any] | None:
-        """Return the folder that becomes checkpoint-<step>, with the small files, and what `write_small` gave; None where that is there."""
+        """Return the folder that becomes checkpoint-<step>, with the small files, and what `write_small` gave; None
+        where that is there."""
         self.wait()
         target = self.run.checkpoint(step)
         if target.exists():
@@ -585,13 +595,15 @@ class CheckpointSaver:
         return image
 
     def check(self) -> float | None:
-        """Return seconds that the checkpoint took, once after it was written, on rank 0; else None. Does not wait; raises its failure."""
+        """Return seconds that the checkpoint took, once after it was written, on rank 0; else None. Does not wait;
+        raises its failure."""
         if self.process is None or self.process.poll() is None:
             return None
         return self._end()
 
     def wait(self, *, patience_s: float = math.inf) -> float | None:
-        """Wait for the writing, then do as `check`. patience_s: while nothing is written; then None too, and the process goes on alone."""
+        """Wait for the writing, then do as `check`. patience_s: while nothing is written; then None too, and the
+        process goes on alone."""
         if self.process is None:
             return None
         with waiting("saving the checkpoint", after_s=1.0), suppress(subprocess.TimeoutExpired):
@@ -635,7 +647,8 @@ class CheckpointSaver:
 
 @contextmanager
 def discarded_after_an_error(target: Path, temporary: Path) -> Iterator[None]:
-    """Remove what there is of the checkpoint when the block fails, and raise an error of the disk as the user is to read it."""
+    """Remove what there is of the checkpoint when the block fails, and raise an error of the disk as the user is to
+    read it."""
     try:
         yield
     except BaseException as error:
@@ -653,24 +666,28 @@ def failure(job: checkpoints.Job, status: int, stderr: bytes) -> Exception:
         text = stderr.decode(errors="replace").strip().rpartition("\n")[2]
         kind = HangError if status < 0 else CannotWriteError  # killed: a next start may be spared
         return kind(
-            f"{job.target}: the process that was to write it ended with status {status} ({text or 'without a word'}), so it does not exist. "
-            "The checkpoints before it are whole: run the same command again."
+            f"{job.target}: the process that was to write it ended with status {status} ({text or 'without a word'}), "
+            "so it does not exist. The checkpoints before it are whole: run the same command again."
         )
     if Path(job.target).exists():
         return CannotWriteError(
-            f"{job.target}: {error['strerror']} while its name was being made safe, so a power cut may still take it; the checkpoints before it "
-            "are whole. Mend that, then run the same command again."
+            f"{job.target}: {error['strerror']} while its name was being made safe, so a power cut may still take it; "
+            "the checkpoints before it are whole. Mend that, then run the same command again."
         )
     return not_written(Path(job.target), OSError(error["errno"], error["strerror"], error["filename"]))
 
 
 def not_written(target: Path, error: OSError) -> TandemError:
-    """Return a checkpoint that the disk refused, for the user; or that the run directory was renamed or removed meanwhile."""
+    """Return a checkpoint that the disk refused, for the user; or that the run directory was renamed or removed
+    meanwhile."""
     try:
         raise_if_moved(target, after_error=error.errno in (errno.ENOENT, errno.ESTALE))
     except CannotWriteError as moved:
         return moved
-    where = f"{error.filename or target}: {error.strerror}, so {target.name} was not written; the checkpoints before it are whole."
+    where = (
+        f"{error.filename or target}: {error.strerror}, so {target.name} was not written; the checkpoints before it "
+        "are whole."
+    )
     if error.errno in DISK_FULL:
         return DiskFullError(
             f"{where} Free some space (or inodes) or move the run directory, then run the same command again."

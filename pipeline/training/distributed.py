@@ -55,7 +55,8 @@ def on_rank_0(decide: Callable[[], Decision]) -> Decision:
 
 
 def on_every_rank(act: Callable[[], Decision]) -> list[Decision]:
-    """Call `act` on every rank and give every rank all results, in rank order; a TandemError or OSError of one is raised on all."""
+    """Call `act` on every rank and give every rank all results, in rank order; a TandemError or OSError of one is
+    raised on all."""
     result, error = None, None
     try:
         result = act()
@@ -100,10 +101,11 @@ def store_of_ranks() -> Any:
 
 
 def refuse_unshared(folder: Path, *, key: str = "run.directory") -> None:
-    """Raise CannotWriteError on every rank when a machine of this run sees another folder under that path, or cannot write there.
+    """Raise CannotWriteError on every rank when a machine of this run sees another folder under that path, or cannot
+    write there.
 
-    key: what sets the folder. A file that rank 0 makes must be there for all, and each must be able to make one beside it.
-    On a single machine there is nothing to prove.
+    key: what sets the folder. A file that rank 0 makes must be there for all, and each must be able to make one beside
+    it. On a single machine there is nothing to prove.
     """
     if num_ranks() in (1, int(os.environ.get("LOCAL_WORLD_SIZE", 1))):
         return
@@ -121,17 +123,19 @@ def refuse_unshared(folder: Path, *, key: str = "run.directory") -> None:
     if hosts:
         listed = "; ".join(f"{host} ({reason})" for host, reason in sorted(hosts.items()))
         raise CannotWriteError(
-            f"{folder}: cannot be written by {listed}, and every machine of a run writes there. Set {key} to a folder that all of them can write."
+            f"{folder}: cannot be written by {listed}, and every machine of a run writes there. Set {key} to a folder "
+            "that all of them can write."
         )
     if blind:
         raise CannotWriteError(
-            f"{folder}: {', '.join(blind)} cannot see what {seen[0][0]} writes there, and all machines of a run share it. "
-            f"Set {key} to a folder that all of them share."
+            f"{folder}: {', '.join(blind)} cannot see what {seen[0][0]} writes there, and all machines of a run share "
+            f"it. Set {key} to a folder that all of them share."
         )
 
 
 def _refusal(file: Path, *, keep: bool = False) -> str:
-    """Return why the file cannot be made here; empty when it can. Raises nothing: the other ranks wait for this one's word."""
+    """Return why the file cannot be made here; empty when it can. Raises nothing: the other ranks wait for this one's
+    word."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
@@ -143,7 +147,8 @@ def _refusal(file: Path, *, keep: bool = False) -> str:
 
 
 def _is_there(mark: Path) -> bool:
-    """Return whether the file exists now: network file systems remember for a while that it did not, until its folder is listed."""
+    """Return whether the file exists now: network file systems remember for a while that it did not, until its folder
+    is listed."""
     try:
         return mark.name in os.listdir(mark.parent)
     except OSError:  # absent, or not for this user: the other ranks wait for this one's word
@@ -178,8 +183,8 @@ class Process:
 
 
 def _state_and_beginning(pid: int) -> tuple[str, str]:
-    """Return a process's state and start time, which tells it from a later one of the same number. Not psutil's create_time on Linux: that moves when the
-    system's clock is set, and a rank would look lost."""
+    """Return a process's state and start time, which tells it from a later one of the same number. Not psutil's
+    create_time on Linux: that moves when the system's clock is set, and a rank would look lost."""
     if sys.platform == "linux":
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # proc(5): the name may hold spaces
         return fields[0], fields[19]
@@ -219,8 +224,8 @@ class Ranks:
         if has_reported_error(run):
             return HangError(f"ended with {names}, whose error is reported above.")
         return HangError(
-            f"{run.path}: {names} was lost at step {step}: it ended without a word, killed from outside or for lack of memory. "
-            "The last checkpoint is whole. Run the same command again to go on from it."
+            f"{run.path}: {names} was lost at step {step}: it ended without a word, killed from outside or for lack "
+            "of memory. The last checkpoint is whole. Run the same command again to go on from it."
         )
 
 
@@ -259,7 +264,8 @@ def set_rng_state(state: dict[str, torch.Tensor]) -> None:
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Preserve the random state around evaluations and samples: training draws the same numbers as if they had not happened."""
+    """Preserve the random state around evaluations and samples: training draws the same numbers as if they had not
+    happened."""
     state = get_rng_state()
     try:
         yield
@@ -268,7 +274,8 @@ def preserved_rng() -> Iterator[None]:
 
 
 def forward_only(model: nn.Module) -> AbstractContextManager[None]:
-    """Let evaluations and samples use the model: one that is sharded or in float8 is prepared for it (training/sharding.py)."""
+    """Let evaluations and samples use the model: one that is sharded or in float8 is prepared for it
+    (training/sharding.py)."""
     if any(
         isinstance(module, FSDPModule) or type(module).__module__.startswith("torchao.") for module in model.modules()
     ):

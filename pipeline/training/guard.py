@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the 2-norm over all, 0-dimensional float32 on the device, also of 16-bit gradients, whose own norm would have their few bits."""
+    """Return the 2-norm over all, 0-dimensional float32 on the device, also of 16-bit gradients, whose own norm would
+    have their few bits."""
     wide = [g if g.dtype.itemsize >= 4 else torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
     if len(parts := alike(wide)) > 1:
         return torch.linalg.vector_norm(torch.stack([total_norm(part) for part in parts]))
@@ -39,7 +40,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def refuse_nonfinite(tensors: Mapping[str, Tensor], *, where: str, instead: str) -> None:
-    """Raise DataError for numbers that no training can go on from. Every rank calls it, with its part of a sharded model."""
+    """Raise DataError for numbers that no training can go on from. Every rank calls it, with its part of a sharded
+    model."""
     if name := next(filter(None, from_every_rank(first_nonfinite(tensors))), None):
         error = DataError(f"{where}: {name} holds a NaN or an infinity, which every step would spread. {instead}")
         error.of_all_ranks = True
@@ -50,8 +52,8 @@ def refuse_nonfinite(tensors: Mapping[str, Tensor], *, where: str, instead: str)
 
 # After this many optimizer steps in a row that the fp16 loss scaler skipped, the run is taken as diverged.
 MAX_SCALER_SKIPS = 20
-# monitor.max_skips counts skipped steps among this many. Not "in all": a few bad rows must not end a long run. Not "in a row":
-# a run that loses every second step trains on half of its data.
+# monitor.max_skips counts skipped steps among this many. Not "in all": a few bad rows must not end a long run. Not "in
+# a row": a run that loses every second step trains on half of its data.
 AMONG_STEPS = 1000
 WATCHED = ("optim/grad_norm", "train/loss")
 
@@ -95,8 +97,8 @@ class StepGuard:
         self.losses = []
 
     def check_update(self, trainer: "TandemTrainer", model: torch.nn.Module, norm: Tensor | float) -> float:
-        """Return the norm as a number, once the update may be made; else take the gradients away, without which it changes nothing,
-        or raise DivergedError. Every rank calls it."""
+        """Return the norm as a number, once the update may be made; else take the gradients away, without which it
+        changes nothing, or raise DivergedError. Every rank calls it."""
         numbers = self._read(norm)
         self.norms.append(numbers[0] if math.isfinite(numbers[0]) else None)
         if all(map(math.isfinite, numbers)):
@@ -117,7 +119,8 @@ class StepGuard:
         return numbers[0]
 
     def _read(self, norm: Tensor | float) -> list[float]:
-        """Return the step's norm, and its loss where on_spike needs it: here, and nowhere else in a step, the host waits."""
+        """Return the step's norm, and its loss where on_spike needs it: here, and nowhere else in a step, the host
+        waits."""
         if self.monitor.on_spike != "skip":
             return [float(norm)]
         loss = torch.stack(self.losses).sum()
@@ -134,15 +137,19 @@ class StepGuard:
         skip = self.monitor.on_nonfinite == "skip" and not cause.is_parameter and not scaled
         if cause.is_parameter:
             advice = (
-                "The same command goes on from the last checkpoint; if it happens again at the same step, lower the learning rates in a "
-                f"new run with run.fork_from={self.run.name}@STEP, and if not, suspect the hardware."
+                "The same command goes on from the last checkpoint; if it happens again at the same step, lower the "
+                f"learning rates in a new run with run.fork_from={self.run.name}@STEP, and if not, suspect the "
+                "hardware."
             )
         elif scaled:
-            advice = f"The fp16 loss scaler has skipped {MAX_SCALER_SKIPS} steps in a row. Use bf16, or lower the learning rates in a new run."
+            advice = (
+                f"The fp16 loss scaler has skipped {MAX_SCALER_SKIPS} steps in a row. Use bf16, or lower the learning "
+                "rates in a new run."
+            )
         else:
             advice = (
-                "The same command would meet it again: set monitor.on_nonfinite: skip to leave such steps out, or lower the learning "
-                f"rates in a new run with run.fork_from={self.run.name}@STEP."
+                "The same command would meet it again: set monitor.on_nonfinite: skip to leave such steps out, or "
+                f"lower the learning rates in a new run with run.fork_from={self.run.name}@STEP."
             )
         reason, events = cause.text(), [cause.facts()]
         self._leave_out(trainer, model, "nonfinite", reason=reason, advice=advice, skip=skip, events=events)
@@ -157,7 +164,10 @@ class StepGuard:
         rows = rows_of(trainer, trainer.state.global_step)
         message = "{name} is {value:.4g}, above {highest_usual:.4g}, the highest usual"
         reason = " and ".join(map(message.format_map, spikes))
-        advice = f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
+        advice = (
+            f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or set monitor.on_spike: "
+            "warn to go on."
+        )
         events = [s | {"rows": rows} for s in spikes]
         self._leave_out(trainer, model, "spike", reason=reason, advice=advice, skip=True, events=events)
 
@@ -189,8 +199,8 @@ class StepGuard:
             text = "step {step}: {name} is {value:.4g}, usually {highest_usual:.4g} at most".format_map(spike)
             if self.monitor.on_spike == "stop":
                 error = DivergedError(
-                    f"{text}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
-                    f"run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
+                    f"{text}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates "
+                    f"in a new run with run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
                 )
                 error.facts = spike
                 raise error
@@ -217,7 +227,10 @@ class StepGuard:
             self.skips = [s for s in self.skips if s > step - AMONG_STEPS] + [step]
             if len(self.skips) > self.monitor.max_skips:
                 skip = False
-                reason += f", after {len(self.skips) - 1} steps left out of the last {AMONG_STEPS}, and monitor.max_skips is {self.monitor.max_skips}"
+                reason += (
+                    f", after {len(self.skips) - 1} steps left out of the last {AMONG_STEPS}, and monitor.max_skips "
+                    f"is {self.monitor.max_skips}"
+                )
         for facts in events:
             self._record(trainer, event, step=step + 1, action="skip" if skip else "stop", **facts)
         if not skip:
@@ -232,14 +245,15 @@ class StepGuard:
         model.zero_grad()  # optimizers leave a parameter without a gradient as it is
 
     def _keep_loss_finite(self, trainer: "TandemTrainer", is_finite: bool) -> None:
-        """Take a step whose loss is not finite out of train/loss and train/bpb, which would stay NaN, and its average for ever."""
+        """Take a step whose loss is not finite out of train/loss and train/bpb, which would stay NaN, and its average
+        for ever."""
         if not is_finite:
             trainer.loss_sum.undo()
             trainer.text.undo()
 
     def read(self, *, max_norm: float) -> dict[str, float]:
-        """Return, of the steps since the last reading, the largest and the median norm and the share of those above max_norm (inf: nothing is
-        clipped), and the counts of the whole run."""
+        """Return, of the steps since the last reading, the largest and the median norm and the share of those above
+        max_norm (inf: nothing is clipped), and the counts of the whole run."""
         numbers: dict[str, float] = {
             "optim/nonfinite_steps": self.nonfinite_steps,
             "optim/skipped_steps": self.skipped_steps,
@@ -255,24 +269,25 @@ class StepGuard:
     # ---- states and evaluations ----
 
     def check_state(self, trainer: "TandemTrainer", optimizer: Mapping[str, Tensor], *, so: str) -> None:
-        """Raise DivergedError for a parameter or optimizer state that is not finite, also one that no loss shows. so: what
-        follows. Every rank calls it."""
+        """Raise DivergedError for a parameter or optimizer state that is not finite, also one that no loss shows. so:
+        what follows. Every rank calls it."""
         step = trainer.state.global_step
         found = from_every_rank(first_nonfinite({**trainer.model.state_dict(), **optimizer}))
         if name := next(filter(None, found), None):
             facts = {"tensor": name, "ranks": [rank for rank, bad in enumerate(found) if bad]}
             self._record(trainer, "nonfinite", step=step, action="stop", **facts)
             error = DivergedError(
-                f"after {step} steps: {name} is not finite, so {so}, and the checkpoints before it are good. "
-                f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or run the same command again where "
-                "the hardware is the cause."
+                f"after {step} steps: {name} is not finite, so {so}, and the checkpoints before it are good. Lower "
+                f"the learning rates in a new run with run.fork_from={self.run.name}@STEP, or run the same command "
+                "again where the hardware is the cause."
             )
             error.facts = {"step": step, **facts}
             raise error
 
     def check_evaluation(self, trainer: "TandemTrainer", metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return the metrics that are finite. The others are said and recorded, and end no run whose parameters are finite: it is
-        the forward pass on held-out text that overflowed, the training is sound and its checkpoint already saved."""
+        """Return the metrics that are finite. The others are said and recorded, and end no run whose parameters are
+        finite: it is the forward pass on held-out text that overflowed, the training is sound and its checkpoint
+        already saved."""
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         bad = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}
         if bad:
@@ -280,8 +295,10 @@ class StepGuard:
             self._record(trainer, "nonfinite", step=trainer.state.global_step, action="warn", metrics=bad)
             if trainer.is_world_process_zero():
                 print(
-                    f"nonfinite: after {trainer.state.global_step} steps {', '.join(f'{n} is {v}' for n, v in bad.items())}, though every parameter "
-                    "is finite. The numbers are left out and the training goes on; look at the validation data, or try train.bf16=false.",
+                    f"nonfinite: after {trainer.state.global_step} steps "
+                    f"{', '.join(f'{n} is {v}' for n, v in bad.items())}, though every parameter is finite. The "
+                    "numbers are left out and the training goes on; look at the validation data, or try "
+                    "train.bf16=false.",
                     flush=True,
                 )
         return {name: value for name, value in metrics.items() if name not in bad}
@@ -294,7 +311,8 @@ class StepGuard:
 # Where a thread stands in the training, read from its Python frames: the training itself keeps no record of it.
 
 PACKAGE = str(Path(__file__).parents[1])
-# Functions of ours by name, and the stage that they are, in the order in which a step that was made leads to the next one.
+# Functions of ours by name, and the stage that they are, in the order in which a step that was made leads to the next
+# one.
 STAGES = {
     "save_checkpoint": "save",
     "_wait_for_writer": "save",
@@ -317,7 +335,8 @@ def stage_of(frames: list[FrameType]) -> str:
 
 
 def place_of(running: FrameType) -> dict[str, Any]:
-    """Return the stage of a running thread, whether it waits for other ranks, and the innermost line that is not a library's."""
+    """Return the stage of a running thread, whether it waits for other ranks, and the innermost line that is not a
+    library's."""
     frames = [frame for frame, _ in traceback.walk_stack(running)]
     waits = any(frame.f_code.co_filename.endswith(COLLECTIVES) for frame in frames)
     own = next((frame for frame in frames if "site-packages" not in frame.f_code.co_filename), frames[0])
@@ -341,8 +360,8 @@ def explained_errors(trainer: "TandemTrainer") -> Iterator[None]:
             explained = trainer.ranks.lost(gone, trainer.run, step=trainer.state.global_step)
         elif trainer.ranks.on_other_hosts() and _is_of_connection(error):
             explained = HangError(
-                f"{trainer.run.path}: the connection to another host broke at step {trainer.state.global_step} ({first_line(error)}). "
-                "The last checkpoint is whole. Run the same command again to go on from it."
+                f"{trainer.run.path}: the connection to another host broke at step {trainer.state.global_step} "
+                f"({first_line(error)}). The last checkpoint is whole. Run the same command again to go on from it."
             )
         else:
             raise

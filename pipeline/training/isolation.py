@@ -1,4 +1,5 @@
-"""Try on two short texts whether a model lets the texts of a row see each other, before rows are made, and act on it."""
+"""Try on two short texts whether a model lets the texts of a row see each other, before rows are made, and act on
+it."""
 
 import copy
 from typing import Any, Literal
@@ -17,9 +18,10 @@ from pipeline.training.distributed import on_rank_0
 Found = Literal["isolates", "leaks", "looks_ahead"]
 
 LENGTHS = (19, 23)  # tokens of the two texts: longer than a convolution, and no multiple of a chunk
-# Shares of what the first text changes in the second where nothing keeps it out. SEEN: by another first text, which rounding leaves
-# as it was but where experts share products. MOVED: against the second text alone, whose products have other shapes. Over all
-# types of transformers (benchmarks/isolation.py) rounding came to 1e-6 and 4e-6, the weakest leak to 3e-4 (a new falcon_h1).
+# Shares of what the first text changes in the second where nothing keeps it out. SEEN: by another first text, which
+# rounding leaves as it was but where experts share products. MOVED: against the second text alone, whose products have
+# other shapes. Over all types of transformers (benchmarks/isolation.py) rounding came to 1e-6 and 4e-6, the weakest
+# leak to 3e-4 (a new falcon_h1).
 SEEN, MOVED = 3e-5, 1e-3
 BLANK = 1e-4  # of the logits: the blocks of a new model may write nothing yet
 STD = 0.1
@@ -29,10 +31,11 @@ SCAN_CHUNK = 16
 
 @torch.no_grad()
 def try_isolation(model: Any, *, row_tokens: int = sum(LENGTHS)) -> Found:
-    """Return whether a text behind another one in a row has the logits that it has alone, when its positions begin again at 0.
+    """Return whether a text behind another one in a row has the logits that it has alone, when its positions begin
+    again at 0.
 
-    The model is on the CPU and called as training calls it: no mask, no cache. A new one whose blocks compute nothing yet is tried as
-    a copy with random weights. looks_ahead: a token's logits depend on what comes behind it.
+    The model is on the CPU and called as training calls it: no mask, no cache. A new one whose blocks compute nothing
+    yet is tried as a copy with random weights. looks_ahead: a token's logits depend on what comes behind it.
     """
     config, training, attention = model.config, model.training, model.config._attn_implementation
     parts = [(part, getattr(part, "use_cache", None)) for part in (config, config.get_text_config())]
@@ -105,8 +108,8 @@ def _random_copy(model: Any) -> Any:
 def resolve_rows(recipe: Recipe, model: Any, *, step: int = 0) -> Recipe:
     """Return the recipe, with rows of one text each where texts of a row would see each other. Every rank calls it.
 
-    step: of a run that goes on, which keeps the rows that it began with. Raises RecipeError for a model that sees what it is to
-    predict.
+    step: of a run that goes on, which keeps the rows that it began with. Raises RecipeError for a model that sees what
+    it is to predict.
     """
     if recipe.model.start_from is None and recipe.model.type in PLAIN_HEADS:
         return recipe  # held by tests/contracts; these would be copied, as their blocks write nothing yet
@@ -123,18 +126,25 @@ def resolve_rows(recipe: Recipe, model: Any, *, step: int = 0) -> Recipe:
     if found != "leaks":
         return recipe
     if begun and not recipe.data.one_text_rows:
-        line = f"note: texts that share a row see each other in {kind}; this run goes on as it began, a new one has rows of one text each"
+        line = (
+            f"note: texts that share a row see each other in {kind}; this run goes on as it began, a new one has rows "
+            "of one text each"
+        )
     else:
         recipe = with_values(recipe, {"data.one_text_rows": True})
         rows = "row" if recipe.stage == "sft" or recipe.data.isolate_documents else f"row of {VAL_BPB_DOCUMENTS}"
         text = "conversation" if recipe.stage == "sft" else "document"
-        line = f"rows: texts that share one see each other in {kind} (tried on two), so each {rows} holds one {text}, padded"
+        line = (
+            f"rows: texts that share one see each other in {kind} (tried on two), so each {rows} holds one {text}, "
+            "padded"
+        )
     on_rank_0(lambda: print(line, flush=True))
     return recipe
 
 
 def rows_of_recipe(recipe: Recipe, tokenizer: Any) -> Recipe:
-    """Return resolve_rows of the recipe for a preparation without a training: its model is built for that, or its run has begun."""
+    """Return resolve_rows of the recipe for a preparation without a training: its model is built for that, or its run
+    has begun."""
     model, run = recipe.model, RunDirectory.of(recipe)
     kind = (model.start_config or {}).get("model_type") if model.start_from else model.type
     if kind in PLAIN_HEADS:

@@ -41,8 +41,8 @@ GIB = 2**30
 class DeviceMemory:
     """Memory by PyTorch's allocator and the driver, at the moments of logging; nothing where the device is not CUDA.
 
-    run_peak: bytes allocated at most, over all attempts; start_peak: in this process. cuda: torch.cuda, or what stands in for
-    it in a test.
+    run_peak: bytes allocated at most, over all attempts; start_peak: in this process. cuda: torch.cuda, or what stands
+    in for it in a test.
     """
 
     def __init__(self, device: torch.device, *, cuda: Any = torch.cuda):
@@ -95,8 +95,8 @@ class UpdateNumbers:
             ours.measure_next_update(self._norms)
 
     def read(self, parameters: Sequence[Tensor]) -> dict[str, float]:
-        """Return optim/param_norm, optim/num_zeros_in_grad and optim/update_ratio; nothing where nobody looked, and no ratio where
-        the update was left out or the optimizer is another's."""
+        """Return optim/param_norm, optim/num_zeros_in_grad and optim/update_ratio; nothing where nobody looked, and no
+        ratio where the update was left out or the optimizer is another's."""
         if self._zeros is None:
             return {}
         norms = [norm_over_ranks([(p, local(p.detach())) for p in parameters])]
@@ -112,7 +112,8 @@ class UpdateNumbers:
 
 
 def norm_over_ranks(measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the norm of all, each of which stands beside the parameter that it is of: of a sharded one, this rank's part."""
+    """Return the norm of all, each of which stands beside the parameter that it is of: of a sharded one, this rank's
+    part."""
     parts = [x for p, x in measured if isinstance(p, DTensor)]
     whole = [x for p, x in measured if not isinstance(p, DTensor)]
     if not parts:
@@ -123,12 +124,14 @@ def norm_over_ranks(measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def count_zeros(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the number of entries that are exactly 0, 0-dimensional on the device; Megatron-LM's num_zeros_in_grad."""
+    """Return the number of entries that are exactly 0, 0-dimensional on the device; Megatron-LM's
+    num_zeros_in_grad."""
     return torch.stack([g.numel() - torch.count_nonzero(g) for g in gradients]).sum()  # int64
 
 
 class LossSum:
-    """This rank's loss of each step since the last log, on the device: nothing waits for it. kept: steps that are not left out."""
+    """This rank's loss of each step since the last log, on the device: nothing waits for it. kept: steps that are not
+    left out."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -149,7 +152,8 @@ class LossSum:
         self.kept -= 1
 
     def read(self, *, gather: Callable[[Tensor], Tensor] = torch.atleast_1d) -> list[float | None]:
-        """Return each step's loss, None of one that was left out: this rank's, or the mean of all whose losses `gather` gives."""
+        """Return each step's loss, None of one that was left out: this rank's, or the mean of all whose losses
+        `gather` gives."""
         if not self.steps:
             return []
         means = gather(torch.stack(self.steps)).view(-1, len(self.steps)).mean(0)
@@ -164,11 +168,12 @@ class LossSum:
 
 
 class OwnTime:
-    """Seconds from asking for a step's rows to the end of this rank's last backward pass, before it waits for the others.
+    """Seconds from asking for a step's rows to the end of this rank's last backward pass, before it waits for the
+    others.
 
     Gradients are exchanged while the backward pass runs, and DDP waits for the exchange in a callback at its end: a
-    callback that was queued before the pass began comes before DDP's. On CUDA the two moments are events on the stream,
-    read when a step is logged; nothing waits for them. One rank measures nothing.
+    callback that was queued before the pass began comes before DDP's. On CUDA the two moments are events on the
+    stream, read when a step is logged; nothing waits for them. One rank measures nothing.
     """
 
     def __init__(self, device: torch.device, *, world_size: int):
@@ -239,10 +244,10 @@ def slowest(seconds: list[float]) -> dict[str, float]:
 class StepMeter:
     """Counts the seconds spent in steps; `pause` excludes what is not a step.
 
-    sizes: of the model, None where they are not known; peaks: FLOP/s of one device for the compute dtype and for bf16, or
-    None where the device is unknown. What follows from either is left out, never guessed. FLOPs are those of the keys that
-    were seen: rows whose documents are isolated have fewer pairs than their length says.
-    tokens_at: row positions of the first so many steps.
+    sizes: of the model, None where they are not known; peaks: FLOP/s of one device for the compute dtype and for bf16,
+    or None where the device is unknown. What follows from either is left out, never guessed. FLOPs are those of the
+    keys that were seen: rows whose documents are isolated have fewer pairs than their length says. tokens_at: row
+    positions of the first so many steps.
     """
 
     EMA = 0.9
@@ -291,8 +296,8 @@ class StepMeter:
             self._paused_at = None
 
     def look(self, batch: dict[str, Any]) -> None:
-        """Count the visible pairs of a micro-batch that still is on the host. A query sees itself and what stands before it in
-        its document, as far as the window goes."""
+        """Count the visible pairs of a micro-batch that still is on the host. A query sees itself and what stands
+        before it in its document, as far as the window goes."""
         if (positions_BT := batch.get("position_ids")) is not None:
             self._positions += positions_BT.numel()
             for window in self._keys:
@@ -304,7 +309,8 @@ class StepMeter:
         self.targets += targets
 
     def read(self, *, step: int, losses: Sequence[float], wait_s: float) -> dict[str, Any]:
-        """Return numbers of the interval since the last reading, which ends after `step` steps in all. losses: of its steps."""
+        """Return numbers of the interval since the last reading, which ends after `step` steps in all. losses: of its
+        steps."""
         elapsed = max(self._elapsed(), 1e-9)
         steps = max(self._steps_since, 1)
         tokens = self.tokens_at(step) - self.tokens_at(step - steps)
@@ -423,8 +429,8 @@ class LogRow:
             trainer.saver.note_good(checkpoint)
 
     def measures_update(self, trainer: "TandemTrainer") -> bool:
-        """Return whether the step that is being made will be logged, as transformers' DefaultFlowCallback and the trainer decide, and
-        its update is worth the passes over memory: where every step is logged, every tenth."""
+        """Return whether the step that is being made will be logged, as transformers' DefaultFlowCallback and the
+        trainer decide, and its update is worth the passes over memory: where every step is logged, every tenth."""
         step, state = trainer.state.global_step + 1, trainer.state
         if step >= state.max_steps:
             return True

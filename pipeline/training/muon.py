@@ -2,12 +2,12 @@
 
 The parts and where they were published: Muon (Jordan et al. 2024); Polar Express, the polynomial that orthogonalises
 (arXiv 2505.16932); MuonEq, equal row norms before it (arXiv 2603.28254); Muon+, the exact norm after it (2602.21545);
-NorMuon, the running variance per neuron (2510.05491). Their order and constants are nanochat's, so that its rates hold.
-Off by default: the floors of an update's norm (modded-nanogpt's optimization track).
+NorMuon, the running variance per neuron (2510.05491). Their order and constants are nanochat's, so that its rates
+hold. Off by default: the floors of an update's norm (modded-nanogpt's optimization track).
 
-Shapes: M stacked matrices of R rows and C columns, as they are stored. `output_dim` says which axis counts the outputs: -2
-for nn.Linear's (out, in), -1 for GPT-2's Conv1D (in, out). float32 stacks are changed in place where a name ends in _: on a
-CPU, new memory costs more than the arithmetic.
+Shapes: M stacked matrices of R rows and C columns, as they are stored. `output_dim` says which axis counts the
+outputs: -2 for nn.Linear's (out, in), -1 for GPT-2's Conv1D (in, out). float32 stacks are changed in place where a
+name ends in _: on a CPU, new memory costs more than the arithmetic.
 """
 
 import math
@@ -50,13 +50,16 @@ def polar_express(x_MRC: Tensor) -> Tensor:
         gram = torch.bmm(x_MRC.mT, x_MRC) if tall else torch.bmm(x_MRC, x_MRC.mT)  # of the short side
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x_MRC = (
-            torch.baddbmm(x_MRC, x_MRC, polynomial, beta=a) if tall else torch.baddbmm(x_MRC, polynomial, x_MRC, beta=a)
+            torch.baddbmm(x_MRC, x_MRC, polynomial, beta=a)
+            if tall
+            else torch.baddbmm(x_MRC, polynomial, x_MRC, beta=a)
         )
     return x_MRC
 
 
 def _polar_factor(gram_MSS: Tensor) -> Tensor:
-    """Return what polar_express multiplies matrices by whose products along the long side are these, (S, S) of the short side.
+    """Return what polar_express multiplies matrices by whose products along the long side are these, (S, S) of the
+    short side.
 
     All steps happen on the short side: half the work for four times as long a matrix. The small singular values of the
     products are the squares of the matrix's, for which bfloat16 has too few digits.
@@ -83,12 +86,14 @@ def equalise_(x_MRC: Tensor, *, output_dim: int) -> Tensor:
 
 
 def orthogonalised(x_MRC: Tensor, *, output_dim: int, product_dtype: torch.dtype) -> Tensor:
-    """Return the momenta's nearly orthogonal directions, in the dtype of the products; `x_MRC`, float32, is used up."""
+    """Return the momenta's nearly orthogonal directions, in the dtype of the products; `x_MRC`, float32, is used
+    up."""
     return polar_express(equalise_(x_MRC, output_dim=output_dim).to(product_dtype))
 
 
 def scale_neurons_(x_MRC: Tensor, variance_MN: Tensor, *, output_dim: int, beta2: float) -> Tensor:
-    """Update directions of Frobenius norm sqrt(short side) from orthogonalised ones, float32; `variance_MN` moves on by one step.
+    """Update directions of Frobenius norm sqrt(short side) from orthogonalised ones, float32; `variance_MN` moves on
+    by one step.
 
     variance_MN: running mean square of each of the N neurons, which are the long side, or a square matrix's outputs.
     """
@@ -108,7 +113,8 @@ def scale_neurons_(x_MRC: Tensor, variance_MN: Tensor, *, output_dim: int, beta2
 
 
 def cautious_update_(parameter: Tensor, direction: Tensor, *, rate: float, weight_decay: float) -> None:
-    """Update in place: parameter -= rate * (direction + weight_decay * parameter), the decay only where both have the same sign."""
+    """Update in place: parameter -= rate * (direction + weight_decay * parameter), the decay only where both have the
+    same sign."""
     if weight_decay:
         agree = (direction * parameter).ge_(0)
         parameter.addcmul_(parameter, agree, value=-rate * weight_decay)
@@ -160,7 +166,8 @@ class _Stack:
         self._begin(self._momenta([state[p]["momentum"] for p in members]))
 
     def _momenta(self, momenta: list[Tensor]) -> Tensor:
-        """Return the averages one step on, looked ahead of as Nesterov does, float32; of sharded matrices this rank's rows."""
+        """Return the averages one step on, looked ahead of as Nesterov does, float32; of sharded matrices this rank's
+        rows."""
         gradients = [local(p.grad) for p in self.members]
         momenta = [local(momentum) for momentum in momenta]
         torch._foreach_lerp_(momenta, gradients, 1 - self.group["momentum"])
@@ -195,10 +202,11 @@ class _Stack:
         return self._scaled(self.directions_MRC[: len(self.members)], variance_MN, self.output_dim), variance_MN
 
     def _apply_floor_(self, x_MRC: Tensor, floor: float, dim: tuple[int, ...]) -> None:
-        """Scale directions up whose update at a rate of 1 has a norm over `dim` below `floor` times that of the weights.
+        """Scale directions up whose update at a rate of 1 has a norm over `dim` below `floor` times that of the
+        weights.
 
-        Over both dimensions: the u/w-floor of Skylight-001 (modded-nanogpt, PR 274); over a row's inputs: its RowFloor (PR 328).
-        Matrices and rows of zeros, as an output begins, have no floor.
+        Over both dimensions: the u/w-floor of Skylight-001 (modded-nanogpt, PR 274); over a row's inputs: its RowFloor
+        (PR 328). Matrices and rows of zeros, as an output begins, have no floor.
         """
         factor = rate_factor(self.members[0].shape, output_dim=self.output_dim)
         of_weights = torch.stack([local(p).float().square().sum(dim, keepdim=True) for p in self.members])
@@ -229,12 +237,13 @@ class _Stack:
 
 
 class _SharedStack(_Stack):
-    """Matrices whose rows are cut among the ranks (FSDP2), or among those of each copy (HSDP), which all make the same; under tensor
-    parallelism their rows or their columns. Each is made whole by one rank alone, its owner, which sends the others their rows of the
-    direction: a rank holds its share of the stack whole, and never the stack.
+    """Matrices whose rows are cut among the ranks (FSDP2), or among those of each copy (HSDP), which all make the
+    same; under tensor parallelism their rows or their columns. Each is made whole by one rank alone, its owner, which
+    sends the others their rows of the direction: a rank holds its share of the stack whole, and never the stack.
 
-    first_owner: of the first matrix; the next rank owns the next one. So stacks of few matrices fall on different ranks.
-    cut_dim: -2 where rows are cut, -1 where columns are: then everything between is done with the transposed matrices.
+    first_owner: of the first matrix; the next rank owns the next one. So stacks of few matrices fall on different
+    ranks. cut_dim: -2 where rows are cut, -1 where columns are: then everything between is done with the transposed
+    matrices.
     """
 
     def __init__(self, *stack: Any, first_owner: int):
@@ -308,8 +317,8 @@ def chunk_sizes(rows: int, ranks: int) -> list[int]:
 
 
 def alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the sharded tensors and the others, which torch does not take in one list, as far as there are any. Tensor parallelism
-    has both: what it does not split is whole on every rank."""
+    """Return the sharded tensors and the others, which torch does not take in one list, as far as there are any.
+    Tensor parallelism has both: what it does not split is whole on every rank."""
     sharded: list[Tensor] = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
     whole = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
     return [some for some in (sharded, whole) if some]

@@ -1,7 +1,7 @@
 """The optimizers of `optimizer.type`: AdamW or Muon + AdamW with a rate per parameter group, or the user's own.
 
-One torch Optimizer holds both kinds as marked groups. It keeps no reference to a parameter but `param_groups`: Accelerate
-replaces the group dicts when it prepares an optimizer, and the parameters in them under FSDP2.
+One torch Optimizer holds both kinds as marked groups. It keeps no reference to a parameter but `param_groups`:
+Accelerate replaces the group dicts when it prepares an optimizer, and the parameters in them under FSDP2.
 """
 
 from collections import defaultdict
@@ -33,13 +33,14 @@ CONV1D = "_conv1d"  # marks the group of matrices that are stored (in, out)
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """AdamW for groups marked kind="adamw" (lr, betas, eps, weight_decay), Muon for kind="muon" (lr, momentum, weight_decay,
-    outputs_first: stored (out, in) as nn.Linear does, or (in, out) as GPT-2's Conv1D does; product_dtype: a name of torch's; and
-    where they are given update_floor and row_floor).
+    """AdamW for groups marked kind="adamw" (lr, betas, eps, weight_decay), Muon for kind="muon" (lr, momentum,
+    weight_decay, outputs_first: stored (out, in) as nn.Linear does, or (in, out) as GPT-2's Conv1D does;
+    product_dtype: a name of torch's; and where they are given update_floor and row_floor).
 
-    A group with "lookahead" adds EMA-Nesterov (arXiv 2605.25395; modded-nanogpt, PR 308) to its rule A: between two steps its
-    parameters hold y = x + (state's lookahead) m, where the gradient is taken, and a step makes x' = A(y), m' = average m +
-    (1 - average)(x' - x) and y' = x' + (group's lookahead) m'. The norms that are measured are those of A.
+    A group with "lookahead" adds EMA-Nesterov (arXiv 2605.25395; modded-nanogpt, PR 308) to its rule A: between two
+    steps its parameters hold y = x + (state's lookahead) m, where the gradient is taken, and a step makes x' = A(y),
+    m' = average m + (1 - average)(x' - x) and y' = x' + (group's lookahead) m'. The norms that are measured are those
+    of A.
 
     AdamW is torch's, fused where the device has it; Muon's step is muon_step's.
     """
@@ -57,8 +58,8 @@ class MuonAdamW(torch.optim.Optimizer):
                 group.setdefault("fused", all(p.device.type in FUSED_DEVICES for p in group["params"]))
 
     def measure_next_update(self, norms: list[tuple[Tensor, Tensor]]) -> None:
-        """Have the next step append the norms of its changes, 0-dimensional on the device; the update itself stays the same to
-        the last bit. Takes the memory of MEASURED_AT_ONCE elements, or of the largest parameter."""
+        """Have the next step append the norms of its changes, 0-dimensional on the device; the update itself stays the
+        same to the last bit. Takes the memory of MEASURED_AT_ONCE elements, or of the largest parameter."""
         self._norms = norms
 
     @torch.no_grad()
@@ -103,9 +104,11 @@ class MuonAdamW(torch.optim.Optimizer):
                 self.state[p] |= {DRIFT: torch.zeros_like(p), LOOKAHEAD: 0.0}
 
     def _begin_drift(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        """Take (1 - average) x off average m, so that no copy of x is held while the rule moves it: x is y - lookahead m.
+        """Take (1 - average) x off average m, so that no copy of x is held while the rule moves it: x is y - lookahead
+        m.
 
-        By the lookahead that was added, not by the schedule's, which goes on where a step is left out, and is another one in a fork.
+        By the lookahead that was added, not by the schedule's, which goes on where a step is left out, and is another
+        one in a fork.
         """
         drifts, average = [local(self.state[p][DRIFT]) for p in parameters], group["lookahead_average"]
         torch._foreach_mul_(drifts, [average + (1 - average) * self.state[p][LOOKAHEAD] for p in parameters])
@@ -139,7 +142,8 @@ class MuonAdamW(torch.optim.Optimizer):
         )
 
 
-# The optimizers by optimizer.type, each made from parameter_groups; a type's default settings: MATRIX_GROUP of recipe/resolve.py.
+# The optimizers by optimizer.type, each made from parameter_groups; a type's default settings: MATRIX_GROUP of
+# recipe/resolve.py.
 OPTIMIZERS = {"adamw": MuonAdamW, "muon_adamw": MuonAdamW}
 
 AVERAGE = "average"  # a state of every parameter beside the update rule's: saved, gathered and restored with them
@@ -183,8 +187,8 @@ def in_portions(parameters: list[Tensor], elements: int) -> Iterator[list[Tensor
 def build_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """Return the optimizer of `optimizer.type`: one of OPTIMIZERS, or module:attr called with (model, recipe).
 
-    Every group carries name, lr and initial_lr, the peak that the schedule scales. Raises RecipeError for a type that is
-    not there and for a model that it cannot update.
+    Every group carries name, lr and initial_lr, the peak that the schedule scales. Raises RecipeError for a type that
+    is not there and for a model that it cannot update.
     """
     if ":" in recipe.optimizer.type:
         return custom_optimizer(model, recipe)
@@ -231,7 +235,8 @@ def parameter_groups(model: torch.nn.Module, recipe: Recipe) -> list[dict[str, A
 
 
 def rates(settings: Group, recipe: Recipe) -> dict[str, Any]:
-    """Return lr and weight_decay, and what a schedule reads and never changes: initial_lr, decay_fraction, peak_lookahead."""
+    """Return lr and weight_decay, and what a schedule reads and never changes: initial_lr, decay_fraction,
+    peak_lookahead."""
     assert settings.learning_rate is not None, "the recipe's reader fills every group"
     rate_scale = recipe.optimizer.rate_scale
     rate = settings.learning_rate * (1.0 if rate_scale is None else rate_scale)
@@ -272,7 +277,8 @@ def product_dtype(recipe: Recipe) -> str:
     """Return what Muon multiplies in: bfloat16 where the training does and the hardware is fast at it, else float32.
 
     bfloat16 turns the last bits of a gradient into differences of 1e-3 in the loss after 20 steps, which would make a
-    float32 run depend on its micro-batch; a bfloat16 run does so anyway. float16 has too little range for the polynomial.
+    float32 run depend on its micro-batch; a bfloat16 run does so anyway. float16 has too little range for the
+    polynomial.
     """
     bf16 = decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16")))
     return "bfloat16" if bf16 and bf16_is_fast() else "float32"

@@ -1,4 +1,5 @@
-"""Rates over the run: every value is a pure function of the zero-based step, so a resume needs nothing but the step."""
+"""Rates over the run: every value is a pure function of the zero-based step, so a resume needs nothing but the
+step."""
 
 import math
 from typing import Any
@@ -23,13 +24,15 @@ def decay_progress(schedule: Schedule, step: int, max_steps: int, *, fraction: f
 
 
 def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int, *, fraction: float | None = None) -> float:
-    """Return lrm(step): linear warm-up, 1, then the fall to final_fraction; the lower of the two where they overlap. Smaller batches
-    at the beginning make it smaller.
+    """Return lrm(step): linear warm-up, 1, then the fall to final_fraction; the lower of the two where they overlap.
+    Smaller batches at the beginning make it smaller.
 
     fraction: as of decay_progress.
     """
     p = decay_progress(schedule, step, max_steps, fraction=fraction)
-    falling = {"linear": 1 - p, "cosine": 0.5 * (1 + math.cos(math.pi * p)), "1-sqrt": 1 - math.sqrt(p)}[schedule.decay]
+    falling = {"linear": 1 - p, "cosine": 0.5 * (1 + math.cos(math.pi * p)), "1-sqrt": 1 - math.sqrt(p)}[
+        schedule.decay
+    ]
     multiplier = falling + (1 - falling) * schedule.final_fraction
     if step < schedule.warmup_steps:
         multiplier = min(multiplier, (step + 1) / schedule.warmup_steps)
@@ -59,7 +62,8 @@ def weight_decay_multiplier(schedule: Schedule, step: int, max_steps: int) -> fl
 
 
 def lookahead(group: dict[str, Any], schedule: Schedule, step: int, max_steps: int) -> float:
-    """Return EMA-Nesterov's factor: in the group's span of the run peak_lookahead, falling with its rate, outside of it 0."""
+    """Return EMA-Nesterov's factor: in the group's span of the run peak_lookahead, falling with its rate, outside of
+    it 0."""
     first, end = (round(share * max_steps) for share in group["lookahead_span"])
     if not first <= step < end:
         return 0.0
@@ -70,8 +74,8 @@ def lookahead(group: dict[str, Any], schedule: Schedule, step: int, max_steps: i
 def apply_schedule(optimizer: Any, schedule: Schedule, step: int, max_steps: int) -> None:
     """Set lr, and for Muon's groups momentum and weight_decay, to what the update of `step` (zero-based) uses.
 
-    Reads only what no schedule changes: initial_lr, decay_fraction and peak_lookahead of every group, peak_momentum and
-    initial_weight_decay of Muon's.
+    Reads only what no schedule changes: initial_lr, decay_fraction and peak_lookahead of every group, peak_momentum
+    and initial_weight_decay of Muon's.
     """
     for group in optimizer.param_groups:
         fraction = group.get("decay_fraction")

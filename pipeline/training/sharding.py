@@ -1,4 +1,5 @@
-"""A model that ranks share (FSDP2, HSDP, tensor parallelism), and one that multiplies in float8: for runs that ask for it."""
+"""A model that ranks share (FSDP2, HSDP, tensor parallelism), and one that multiplies in float8: for runs that ask for
+it."""
 
 import json
 import re
@@ -27,38 +28,40 @@ from pipeline.training.checkpoint import CheckpointSaver, Tensors
 from pipeline.training.distributed import from_every_rank, on_every_rank, on_rank_0
 from pipeline.training.muon import chunk_sizes, local
 
-# A model that all ranks share (FSDP2): each holds a part of every parameter, its gradient and its optimizer state. Under HSDP several
-# groups of ranks share a copy each, and sum their gradients.
+# A model that all ranks share (FSDP2): each holds a part of every parameter, its gradient and its optimizer state.
+# Under HSDP several groups of ranks share a copy each, and sum their gradients.
 #
-# transformers shards the model by its own plan (base_model_fsdp_plan) and the Trainer takes it as one that was loaded so; unlike
-# accelerate's FSDP this runs on gloo too. Parameters stay float32 and autocast computes in half precision, as without
-# sharding: gradients are reduced in float32 and the loss keeps its digits. accelerate's policy would reduce in bfloat16 and
-# give the loss in it, and fsdp_mixed_precision of transformers would round num_items_in_batch.
+# transformers shards the model by its own plan (base_model_fsdp_plan) and the Trainer takes it as one that was loaded
+# so; unlike accelerate's FSDP this runs on gloo too. Parameters stay float32 and autocast computes in half precision,
+# as without sharding: gradients are reduced in float32 and the loss keeps its digits. accelerate's policy would reduce
+# in bfloat16 and give the loss in it, and fsdp_mixed_precision of transformers would round num_items_in_batch.
 #
-# A checkpoint needs whole tensors: each is made whole by one rank, which writes it, and all ranks write about as many bytes.
-# model/ is gathered with all ranks, one tensor at a time, for rank 0 alone.
+# A checkpoint needs whole tensors: each is made whole by one rank, which writes it, and all ranks write about as many
+# bytes. model/ is gathered with all ranks, one tensor at a time, for rank 0 alone.
 
 
 def shard_model(model: PreTrainedModel, *, compile_options: dict[str, Any] | None = None) -> None:
     """Shard the model among all ranks, in place; every rank calls it with the same weights.
 
-    compile_options: of torch.compile, which then compiles each block by itself: the weights are gathered between them, by hooks
-    that no graph holds. None: nothing is compiled.
+    compile_options: of torch.compile, which then compiles each block by itself: the weights are gathered between them,
+    by hooks that no graph holds. None: nothing is compiled.
     """
     kind = type(model)
     conversions = get_model_conversion_mapping(model, add_legacy=False)
     if any(isinstance(one, WeightConverter) and len(one.target_patterns) > 1 for one in conversions):
         raise RecipeError(
-            f"command line: the launcher asks for a sharded model, and transformers saves a {kind.__name__} with several parameters merged into one, "
-            "which ranks that write a part each cannot do. Launch with accelerate_configs/ddp.yaml."
+            f"command line: the launcher asks for a sharded model, and transformers saves a {kind.__name__} with "
+            "several parameters merged into one, which ranks that write a part each cannot do. Launch with "
+            "accelerate_configs/ddp.yaml."
         )
     if (ranks := tensor_parallel_size()) > 1:
         _split_layers(model, ranks)
         return
     if not model.fsdp_plan:
         raise RecipeError(
-            f"command line: the launcher asks for FSDP, and {kind.__name__} has no plan for it (base_model_fsdp_plan of its config), so it "
-            "cannot be sharded. Launch with accelerate_configs/ddp.yaml, or take model.type: tandem."
+            f"command line: the launcher asks for FSDP, and {kind.__name__} has no plan for it (base_model_fsdp_plan "
+            "of its config), so it cannot be sharded. Launch with accelerate_configs/ddp.yaml, or take model.type: "
+            "tandem."
         )
     # What stays with the outermost weights: one parameter of two modules, and the last norm with the head, for which
     # transformers waits until both were called; the chunked loss takes the head's weight alone.
@@ -84,15 +87,17 @@ def shard_model(model: PreTrainedModel, *, compile_options: dict[str, Any] | Non
 
 
 def _split_layers(model: PreTrainedModel, ranks: int) -> None:
-    """Have all ranks compute each layer together, each some heads and some of the MLP's neurons (tensor parallelism), by the model's plan."""
+    """Have all ranks compute each layer together, each some heads and some of the MLP's neurons (tensor parallelism),
+    by the model's plan."""
     kind = type(model)
     if not model.tp_plan:
         raise RecipeError(
-            f"command line: the launcher asks for tensor parallelism, and {kind.__name__} has no plan for it (base_model_tp_plan of its "
-            "config; a model with value embeddings or biases has none). Launch with accelerate_configs/fsdp2.yaml, or take "
-            "model.preset: portable."
+            f"command line: the launcher asks for tensor parallelism, and {kind.__name__} has no plan for it "
+            "(base_model_tp_plan of its config; a model with value embeddings or biases has none). Launch with "
+            "accelerate_configs/fsdp2.yaml, or take model.preset: portable."
         )
-    # The chunked loss takes the head's weight alone, so that each rank keeps it whole, and the table where it is tied to it.
+    # The chunked loss takes the head's weight alone, so that each rank keeps it whole, and the table where it is tied
+    # to it.
     ends = (model.get_output_embeddings(), model.get_input_embeddings())[: 1 + model.config.tie_word_embeddings]
     whole = {name for name, module in model.named_modules() if module in ends}
     own_heads = [name for name, how in model.tp_plan.items() if how == GRADIENT_OF_OWN_HEADS]
@@ -107,8 +112,9 @@ def _split_layers(model: PreTrainedModel, ranks: int) -> None:
             continue
         if parameter.placements not in ((Shard(0),), (Shard(1),)):  # Muon and the parts of a checkpoint know these
             raise RecipeError(
-                f"command line: the launcher asks for tensor parallelism, and the plan of {kind.__name__} has {name} as {parameter.placements[0]}, not "
-                "in whole rows or columns, which cannot be trained here. Launch with accelerate_configs/fsdp2.yaml."
+                f"command line: the launcher asks for tensor parallelism, and the plan of {kind.__name__} has {name} "
+                f"as {parameter.placements[0]}, not in whole rows or columns, which cannot be trained here. Launch "
+                "with accelerate_configs/fsdp2.yaml."
             )
         # The gradient of a table of tokens comes whole.
         parameter.register_hook(partial(DTensor.redistribute, placements=parameter.placements))
@@ -118,8 +124,9 @@ def _split_layers(model: PreTrainedModel, ranks: int) -> None:
                 parameter.register_hook(_summed_over_ranks)
 
 
-# transformers' name for a weight that every rank has whole and uses for its own heads, as Qwen3's norms of queries and keys. It sums the
-# gradient that has accumulated, of earlier micro-steps again: a hook on the gradient of one backward pass sums each once.
+# transformers' name for a weight that every rank has whole and uses for its own heads, as Qwen3's norms of queries and
+# keys. It sums the gradient that has accumulated, of earlier micro-steps again: a hook on the gradient of one backward
+# pass sums each once.
 GRADIENT_OF_OWN_HEADS = "replicated_with_grad_allreduce"
 
 
@@ -130,9 +137,11 @@ def _summed_over_ranks(gradient: Tensor) -> Tensor:
 
 
 def own_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return this rank's part of the tensors, whole and on the CPU; each tensor is in the part of one rank. Every rank calls it with all.
+    """Return this rank's part of the tensors, whole and on the CPU; each tensor is in the part of one rank. Every rank
+    calls it with all.
 
-    In a round each rank is sent the rows of one tensor by those that hold them: on the device there are never more than two whole.
+    In a round each rank is sent the rows of one tensor by those that hold them: on the device there are never more
+    than two whole.
     """
     sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
     plain = {name: tensor.detach().cpu() for name, tensor in tensors.items() if name not in sharded}
@@ -145,10 +154,12 @@ def own_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     place = ranks.index(dist.get_rank())
     parts = divided(sharded, dist.get_world_size())
     nothing = torch.empty(0, dtype=torch.uint8, device=local(first).device)
-    cut = {name: tensor.placements[-1].dim for name, tensor in sharded.items()}  # type: ignore[attr-defined]  # Shard's
+    # Shard's
+    cut = {name: tensor.placements[-1].dim for name, tensor in sharded.items()}  # type: ignore[attr-defined]
     for names in zip_longest(*(parts[rank] for rank in ranks)):
         sent = [
-            local(sharded[n]).detach().movedim(cut[n], 0).reshape(-1).view(torch.uint8) if n else nothing for n in names
+            local(sharded[n]).detach().movedim(cut[n], 0).reshape(-1).view(torch.uint8) if n else nothing
+            for n in names
         ]
         sizes = [0] * len(ranks)
         if name := names[place]:
@@ -178,13 +189,14 @@ def divided(tensors: Mapping[str, Tensor], parts: int) -> list[list[str]]:
 
 
 def part_file(name: str, rank: int, ranks: int) -> str:
-    """Return the file of a rank's part of model.safetensors or optimizer.safetensors, named as transformers names the files of a large model."""
+    """Return the file of a rank's part of model.safetensors or optimizer.safetensors, named as transformers names the
+    files of a large model."""
     return name.replace(".", f"-{rank + 1:05}-of-{ranks:05}.")
 
 
 def write_index(folder: Path, name: str, parts: list[dict[str, int]]) -> None:
-    """Write what finds the tensors of model.safetensors or optimizer.safetensors that the ranks write a part each of. parts: bytes by name
-    of each rank."""
+    """Write what finds the tensors of model.safetensors or optimizer.safetensors that the ranks write a part each of.
+    parts: bytes by name of each rank."""
     files = {tensor: part_file(name, rank, len(parts)) for rank, part in enumerate(parts) for tensor in part}
     index = {"metadata": {"total_size": sum(sum(part.values()) for part in parts)}, "weight_map": files}
     (folder / f"{name}.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
@@ -233,15 +245,16 @@ class PartSaver(CheckpointSaver):
 
 # train.fp8: matrices of the blocks multiplied in float8 by torchao; everything else stays in bfloat16.
 #
-# The converted modules are nn.Linear with another product: their weights keep names, float32 and identity, so that optimizer,
-# checkpoints and export see no difference.
+# The converted modules are nn.Linear with another product: their weights keep names, float32 and identity, so that
+# optimizer, checkpoints and export see no difference.
 
 ROLES = ("input", "hidden", "output")  # of the blocks' matrices; gates and the head are others
 MULTIPLE = 16  # of both widths, as the float8 kernels ask for
 
 
 def is_converted(module: nn.Module, name: str = "") -> bool:
-    """Return whether train.fp8 converts the module; name: its place in the model, which torchao hands to its filters too."""
+    """Return whether train.fp8 converts the module; name: its place in the model, which torchao hands to its filters
+    too."""
     return (
         isinstance(module, nn.Linear)
         and getattr(module, "init_role", None) in ROLES
@@ -253,8 +266,8 @@ def is_converted(module: nn.Module, name: str = "") -> bool:
 def convert_to_fp8(model: nn.Module, device: torch.device) -> None:
     """Let the model's matrices multiply in float8; the rest of the step is bfloat16 autocast's.
 
-    Scales are made anew for each tensor, from its largest value. Not on CUDA float8 is imitated: right, slow, and refused
-    by preflight.
+    Scales are made anew for each tensor, from its largest value. Not on CUDA float8 is imitated: right, slow, and
+    refused by preflight.
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -267,8 +280,8 @@ def refuse_without_fp8(model: nn.Module, where: str) -> None:
     """Raise RecipeError for a model none of whose matrices train.fp8 would convert."""
     if not any(is_converted(module) for module in model.modules()):
         raise RecipeError(
-            f"{where}: a {type(model).__name__} of these sizes has no matrix for it: only those of a Tandem's blocks without bias "
-            f"count, with widths that {MULTIPLE} divides. Remove the key, or change the model."
+            f"{where}: a {type(model).__name__} of these sizes has no matrix for it: only those of a Tandem's blocks "
+            f"without bias count, with widths that {MULTIPLE} divides. Remove the key, or change the model."
         )
 
 
@@ -277,11 +290,13 @@ def refuse_without_fp8(model: nn.Module, where: str) -> None:
 
 @contextmanager
 def between_steps(model: nn.Module) -> Iterator[None]:
-    """Let evaluations and samples use the model: without float8, and a sharded one as the training left it. After a forward
-    some weights, the head's among them, stay gathered until a backward, and are then no parameters of the optimizer. Its
-    blocks run uncompiled here: each shape and cache of a sample would be compiled anew, until the compiler gives up."""
+    """Let evaluations and samples use the model: without float8, and a sharded one as the training left it. After a
+    forward some weights, the head's among them, stay gathered until a backward, and are then no parameters of the
+    optimizer. Its blocks run uncompiled here: each shape and cache of a sample would be compiled anew, until the
+    compiler gives up."""
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    compiled = [(module, module._compiled_call_impl) for module in sharded]  # type: ignore[attr-defined]  # set by Module.compile
+    # Set by Module.compile
+    compiled = [(module, module._compiled_call_impl) for module in sharded]  # type: ignore[attr-defined]
     with without_fp8(model):
         try:
             for module in sharded:
@@ -294,7 +309,8 @@ def between_steps(model: nn.Module) -> Iterator[None]:
 
 
 def whole_on_rank_0(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whole, on the CPU of rank 0, and nothing on the others; every rank calls it. Without sharding the same tensors."""
+    """Return the tensors whole, on the CPU of rank 0, and nothing on the others; every rank calls it. Without sharding
+    the same tensors."""
     if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         return dict(tensors)
     first, whole = dist.get_rank() == 0, dict[str, Tensor]()
@@ -307,9 +323,11 @@ def whole_on_rank_0(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @contextmanager
 def without_fp8(model: nn.Module) -> Iterator[None]:
-    """Let the model compute as if it had never been converted: scores and samples are those of the model that is saved.
+    """Let the model compute as if it had never been converted: scores and samples are those of the model that is
+    saved.
 
-    The class is swapped, not the modules or an attribute: compiled graphs of steps find all as it was when they come again.
+    The class is swapped, not the modules or an attribute: compiled graphs of steps find all as it was when they come
+    again.
     """
     converted = [m for m in model.modules() if isinstance(m, nn.Linear) and type(m).__module__.startswith("torchao.")]
     classes: list[Any] = [type(module) for module in converted]

@@ -55,10 +55,9 @@ class StepCallback(TrainerCallback):
 class TandemTrainer(Trainer):
     """transformers.Trainer over rows that are a pure function of the step.
 
-    rows: TrainingRows; evaluate_model: gives metrics of the bare model by name; watched: what its batches go through, and
-    which may raise EvaluationInterrupted on every rank; meter: counts time, tokens; byte_lengths_V: raw bytes per id, None where ids
-    have no fixed ones.
-    Both stages use this class; they differ in rows and evaluation only.
+    rows: TrainingRows; evaluate_model: gives metrics of the bare model by name; watched: what its batches go through,
+    and which may raise EvaluationInterrupted on every rank; meter: counts time, tokens; byte_lengths_V: raw bytes per
+    id, None where ids have no fixed ones. Both stages use this class; they differ in rows and evaluation only.
     """
 
     # Set by Trainer.__init__ and train(), where they are declared as optional.
@@ -132,7 +131,8 @@ class TandemTrainer(Trainer):
         return self.loader
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> tuple:
-        """Return the same as Trainer, but no epoch is made where the checkpoint is of the last step: its run owes evaluations at most."""
+        """Return the same as Trainer, but no epoch is made where the checkpoint is of the last step: its run owes
+        evaluations at most."""
         num_train_epochs, *values = super().set_initial_training_values(args, dataloader)
         return (0 if self.restore.start_step >= args.max_steps else num_train_epochs), *values
 
@@ -144,7 +144,8 @@ class TandemTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, torch.Tensor]:
-        """Return the step's micro-batches and its number of targets over all ranks, known from the rows without a gather."""
+        """Return the step's micro-batches and its number of targets over all ranks, known from the rows without a
+        gather."""
         self.meter.begin()
         self.guard.begin()
         self.loss_sum.begin()
@@ -158,7 +159,8 @@ class TandemTrainer(Trainer):
     # ---- steps ----
 
     def get_tp_size(self) -> int:
-        """Return how many ranks compute each layer together; Trainer multiplies the loss by the number of their groups."""
+        """Return how many ranks compute each layer together; Trainer multiplies the loss by the number of their
+        groups."""
         return tensor_parallel_size()
 
     def training_step(
@@ -175,7 +177,8 @@ class TandemTrainer(Trainer):
     def forward_backward(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
-        """Run forward and backward of one micro-batch that is on the device; the loss is this micro-batch's share of the global token mean."""
+        """Run forward and backward of one micro-batch that is on the device; the loss is this micro-batch's share of
+        the global token mean."""
         if not self.model.training:  # model.train() walks every module: not per micro-batch
             model.train()
         with self.compute_loss_context_manager():
@@ -200,8 +203,8 @@ class TandemTrainer(Trainer):
     def _clip_grad_norm(self, model):
         """Return the norm before clipping; without a return when the guard ends the run here, before the update.
 
-        Overridden because no event comes between the norm and the clipping: the norm is judged first, and mostly nothing is
-        to clip then.
+        Overridden because no event comes between the norm and the clipping: the norm is judged first, and mostly
+        nothing is to clip then.
         """
         self.accelerator.unscale_gradients()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -232,7 +235,8 @@ class TandemTrainer(Trainer):
     # ---- evaluation and logging ----
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Return metrics of the bare model by name, the same on every rank; the training's random state does not move."""
+        """Return metrics of the bare model by name, the same on every rank; the training's random state does not
+        move."""
         started = time.perf_counter()
         # Under FSDP a forward needs every rank: they agree before each batch.
         watched = partial(self.watched, lockstep=True) if self.is_sharded else self.watched
@@ -265,12 +269,12 @@ class TandemTrainer(Trainer):
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args: Any, learning_rate=None, **kwargs: Any) -> None:
         """Log, save and evaluate, in this order.
 
-        Overridden because Trainer evaluates before it saves: here an evaluation that fails loses nothing. The last step is
-        always logged and evaluated.
+        Overridden because Trainer evaluates before it saves: here an evaluation that fails loses nothing. The last
+        step is always logged and evaluated.
         """
         step, last = self.state.global_step, self.state.global_step >= self.state.max_steps
-        # Before the save: the last checkpoint is the finished model. Without an update so far there is nothing to average. Once: Trainer
-        # comes here a second time when the epoch ends.
+        # Before the save: the last checkpoint is the finished model. Without an update so far there is nothing to
+        # average. Once: Trainer comes here a second time when the epoch ends.
         if self.recipe.optimizer.average_steps and self.guard.skipped_steps < step != self.averaged_step:
             average_weights(self.optimizer, self.recipe.optimizer, last=last)
             self.averaged_step = step
@@ -295,8 +299,8 @@ class TandemTrainer(Trainer):
             self.log_written(on_every_rank(self.saver.wait)[0])
 
     def save_checkpoint(self) -> None:
-        """Copy checkpoint-<step>, which is written while training goes on. All ranks take part; the first one writes, of a sharded model
-        each rank a part."""
+        """Copy checkpoint-<step>, which is written while training goes on. All ranks take part; the first one writes,
+        of a sharded model each rank a part."""
         started = time.perf_counter()
         step = self.state.global_step
         with self.meter.pause():
@@ -327,7 +331,8 @@ class TandemTrainer(Trainer):
             self.log({"ckpt/write_s": seconds})
 
     def resume(self, checkpoint: Path | None) -> None:
-        """Train to the end, from a whole checkpoint or from the start. What was due at the checkpoint's step is done first."""
+        """Train to the end, from a whole checkpoint or from the start. What was due at the checkpoint's step is done
+        first."""
         if checkpoint is not None:
             self.restore.read(checkpoint)
         try:

@@ -270,7 +270,13 @@ os.killpg(0, signal.SIGKILL)
     assert names(run) == (["checkpoint-5"] if ranks == RANKS else [])
 
 
-SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 64,
+}
 GPT = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 16, "vocab_size": 65}
 
 

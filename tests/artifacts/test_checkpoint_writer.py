@@ -118,7 +118,9 @@ def test_a_disk_that_refuses_is_reported_with_the_file_and_the_checkpoint_before
     # Files that are larger than this are refused to the writer, as a full disk would: EFBIG.
     import resource
 
-    monkeypatch.setattr(checkpoints.subprocess, "Popen", with_limit(subprocess.Popen, resource.RLIMIT_FSIZE, 1_000_000))
+    monkeypatch.setattr(
+        checkpoints.subprocess, "Popen", with_limit(subprocess.Popen, resource.RLIMIT_FSIZE, 1_000_000)
+    )
     saver.save(10, write_small=small_files)
     with pytest.raises(CannotWriteError, match=r"model.safetensors: File too large, so checkpoint-10 was not written"):
         saver.wait()

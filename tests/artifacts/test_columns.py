@@ -39,7 +39,9 @@ def write(path, rows, torn=()):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("block", [2**22, 700], ids=["one block", "many blocks"])
-def test_rows_by_columns_equal_the_rows_and_those_that_count_equal_those_that_count(tmp_path, monkeypatch, seed, block):
+def test_rows_by_columns_equal_the_rows_and_those_that_count_equal_those_that_count(
+    tmp_path, monkeypatch, seed, block
+):
     monkeypatch.setattr(columns, "BLOCK_BYTES", block)
     path = write(tmp_path / "metrics.jsonl", random_rows(seed), torn=(5, 90))
     expected = read_rows(path)

@@ -60,7 +60,9 @@ def test_a_file_that_this_user_may_not_read_is_reported_with_a_status_of_its_own
         cwd=tmp_path,
     )
     assert ended.returncode == 73
-    assert "error: runs/a/optimizer.safetensors: this user may not read or write it (Permission denied)" in ended.stderr
+    assert (
+        "error: runs/a/optimizer.safetensors: this user may not read or write it (Permission denied)" in ended.stderr
+    )
     assert "Traceback" not in ended.stderr
 
 

@@ -15,7 +15,12 @@ from tests.build_on.page import COMMANDS, EXAMPLES
 ROOT = Path(__file__).parents[2]
 # model_type of the finished model -> what makes the quickstart recipes' model one.
 FORMS = {
-    "gpt2": ["model.preset=gpt2", "model.options.window_pattern=null", "optimizer.type=adamw", "optimizer.groups=null"],
+    "gpt2": [
+        "model.preset=gpt2",
+        "model.options.window_pattern=null",
+        "optimizer.type=adamw",
+        "optimizer.groups=null",
+    ],
     "nanochat": [
         *(f"model.options.{name}=false" for name in ("value_embeddings", "residual_lambdas", "backout", "smear")),
         "model.options.qk_norm_scale=1.0",
@@ -79,7 +84,9 @@ class Workplace:
 
     def example(self, name: str, then: str = "") -> dict:
         """The example run as it stands in a process without this package; then `then` with its variables, which fills `results`."""
-        on_a_cpu = re.sub(r"(?<=Config\(\n)( +)(?=output_dir)", r"\1use_cpu=True, ", EXAMPLES[name])  # as the page says
+        on_a_cpu = re.sub(
+            r"(?<=Config\(\n)( +)(?=output_dir)", r"\1use_cpu=True, ", EXAMPLES[name]
+        )  # as the page says
         (self.path / f"{name}.py").write_text(on_a_cpu)
         code = f"""
 import json, sys

@@ -34,7 +34,9 @@ def test_each_tracker_that_a_recipe_may_name_is_made(tmp_path):
     for name in get_args(names):
         recipe = Recipe(monitor=Monitor(trackers=[name]))
         assert (
-            len(trackers_of(recipe, RunDirectory(tmp_path), attempt=1, start_step=0, tokens_at=lambda step: 512 * step))
+            len(
+                trackers_of(recipe, RunDirectory(tmp_path), attempt=1, start_step=0, tokens_at=lambda step: 512 * step)
+            )
             == 1
         ), name
 

@@ -133,7 +133,9 @@ def test_a_record_that_cannot_be_written_is_reported_and_the_run_goes_on(runner)
 def test_what_was_due_and_not_scored_is_scored_first_after_a_kill(runner):
     whole = runner.train(recipe_of(runner, "whole"))
     recipe = recipe_of(runner, "cut")
-    runner.kill(recipe, name="cut", after_step=7)  # its last checkpoint is of step 5, whose cadence of step 4 is scored
+    runner.kill(
+        recipe, name="cut", after_step=7
+    )  # its last checkpoint is of step 5, whose cadence of step 4 is scored
     run = runner.train(recipe, "run.callbacks=[]")
     assert run.values("core_partial/v1") == whole.values("core_partial/v1")
     lost = recipe_of(runner, "lost")

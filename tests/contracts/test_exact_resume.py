@@ -142,7 +142,13 @@ def test_the_evaluation_due_at_the_checkpoint_is_made_up_for_after_a_kill(runner
     recipe = runner.recipe(
         "owed",
         "gpt2",
-        train={"max_steps": 12, "save_steps": 6, "eval_steps": 6, "per_device_train_batch_size": 8, "logging_steps": 1},
+        train={
+            "max_steps": 12,
+            "save_steps": 6,
+            "eval_steps": 6,
+            "per_device_train_batch_size": 8,
+            "logging_steps": 1,
+        },
     )
     uncut = runner.train(recipe, "run.name=uncut")
     # Cut the rows behind step 6's checkpoint, as a kill between the save and the evaluation would.

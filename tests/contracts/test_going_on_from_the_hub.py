@@ -96,7 +96,9 @@ def test_the_same_command_goes_on_bitwise_on_a_machine_without_the_run(runner, a
         assert gone_on.values(name) == uncut.values(name)
 
 
-def test_a_pulled_run_goes_on_bitwise_and_one_without_its_state_says_what_is_missing(runner, another_machine, tmp_path):
+def test_a_pulled_run_goes_on_bitwise_and_one_without_its_state_says_what_is_missing(
+    runner, another_machine, tmp_path
+):
     recipe = runner.recipe("hub", "gpt2", hub={"id": REPO, "strategy": "checkpoint"})
     uncut = runner.train(recipe, "run.name=uncut", "hub.id=null")
 

@@ -69,7 +69,9 @@ def test_keys_that_may_change_are_applied_and_recorded(runner):
     saved = runner.folder / "runs" / "changed" / "recipe.yaml"
     changes = ["hub.dtype=bfloat16", "train.max_grad_norm=0.01", "train.logging_steps=4", "run.note=two"]
     run = runner.train(saved, "run.name=changed", "run.callbacks=[]", *changes)
-    (event,) = (row for row in read_rows(run.directory / "metrics.jsonl") if row.get("attempt") == 2 and "event" in row)
+    (event,) = (
+        row for row in read_rows(run.directory / "metrics.jsonl") if row.get("attempt") == 2 and "event" in row
+    )
     assert event["changed"] == [
         'hub.dtype: "float32" -> "bfloat16"',
         'run.callbacks: ["paced:Paced"] -> []',

@@ -32,7 +32,9 @@ FP32 = "train.bf16=false"
         ("pretrain", "portable", {}),
     ],
 )
-def test_losses_and_gradient_norms_of_two_ranks_that_share_a_model_are_those_of_one_process(runner, stage, model, more):
+def test_losses_and_gradient_norms_of_two_ranks_that_share_a_model_are_those_of_one_process(
+    runner, stage, model, more
+):
     make, bpb = (runner.recipe, "bpb") if stage == "pretrain" else (runner.sft_recipe, "assistant_bpb")
     recipe = make("shape", model, train={"max_steps": 20, "logging_steps": 1, "max_grad_norm": 0.5, **more})
     small = ("train.per_device_train_batch_size=2", FP32)
@@ -167,7 +169,10 @@ def test_samples_evaluations_and_benchmarks_of_a_sharded_model_are_those_of_one_
         assert sorted(one.values(name)) == steps, name
         assert two.values(name) == pytest.approx(one.values(name), rel=TOLERANCE["modern"]), name
     a, b = (
-        [(row["step"], row["prompt"], row["text"]) for row in map(json.loads, (run.directory / "samples.jsonl").open())]
+        [
+            (row["step"], row["prompt"], row["text"])
+            for row in map(json.loads, (run.directory / "samples.jsonl").open())
+        ]
         for run in (one, two)
     )
     assert a == b

@@ -53,7 +53,9 @@ def test_ranks_that_share_layers_draw_the_same_dropout_masks_as_one_process(runn
 def test_in_bf16_the_losses_are_those_of_one_process(runner):
     recipe = runner.recipe("half", "portable", train={"bf16": True, "max_steps": 10, "logging_steps": 1})
     slowly = ("optimizer.rate_scale=0.1", "train.per_device_train_batch_size=2")  # as in test_one_step_any_shape.py
-    one, two = (runner.train(recipe, f"run.name={name}", *slowly, **how) for name, how in (("one", {}), ("two", SPLIT)))
+    one, two = (
+        runner.train(recipe, f"run.name={name}", *slowly, **how) for name, how in (("one", {}), ("two", SPLIT))
+    )
     assert two.values("train/loss") == pytest.approx(one.values("train/loss"), rel=1e-3)
     assert two.values("val/bpb") == pytest.approx(one.values("val/bpb"), rel=1e-3)
 

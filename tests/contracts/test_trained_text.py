@@ -78,7 +78,9 @@ def test_bits_per_byte_of_an_interval_are_those_of_its_rows_under_the_weights_of
     (runner.folder / "seen.py").write_text(SEEN)
     make = runner.recipe if stage == "pretrain" else runner.sft_recipe
     train = {"max_steps": 5, "per_device_train_batch_size": 2, "logging_steps": 2, "eval_steps": 5, "seed": 7}
-    recipe = make("text", "modern" if model == "modern" else "gpt2", train=train, **(LLAMA if model == "llama" else {}))
+    recipe = make(
+        "text", "modern" if model == "modern" else "gpt2", train=train, **(LLAMA if model == "llama" else {})
+    )
     watched = ["train.bf16=false", "run.callbacks=[seen:Seen]", *more]
     seen = str(runner.folder / "runs" / "seen")
     run = runner.train(recipe, *watched, stage=stage, ranks=ranks, SEEN=seen)

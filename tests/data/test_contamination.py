@@ -168,7 +168,9 @@ def test_a_watchlist_is_its_file_and_a_changed_file_is_refused(tasks, text_files
 
 def files(plan, pattern, role="train"):
     return {
-        path.name: path.read_bytes() for s in plan[role]["sequences"] for path in sequence_folder(plan, s).glob(pattern)
+        path.name: path.read_bytes()
+        for s in plan[role]["sequences"]
+        for path in sequence_folder(plan, s).glob(pattern)
     }
 
 

@@ -74,7 +74,8 @@ def test_rows_of_the_advised_length_hold_99_of_100_conversations_whole_and_short
     assert f"{facts['too_long']} of {len(lengths)} conversations" in warning
     assert f"{facts['cut']} ({100 * facts['cut'] / len(lengths):.2f} %) lose their last turns" in warning
     assert (
-        f"Rows of {advised} would hold 99 % whole (counted in all of them). Set data.row_tokens to {advised}" in warning
+        f"Rows of {advised} would hold 99 % whole (counted in all of them). Set data.row_tokens to {advised}"
+        in warning
     )
     kept = rows.stream.sequences[0].totals()["text_tokens"]
     assert facts["tokens_lost"] == pytest.approx(1 - kept / sum(length + 1 for length in lengths))
@@ -183,14 +184,18 @@ def test_conversations_without_a_trained_token_are_said_above_one_in_a_hundred()
 
 @pytest.mark.parametrize("train", [{"max_steps": 5}, {"num_train_epochs": 1}])
 @pytest.mark.parametrize("at_end", ["repeat", "drop"])
-def test_where_no_conversation_fits_the_run_is_refused_with_numbers_and_the_rows_to_set(bench, tmp_path, train, at_end):
+def test_where_no_conversation_fits_the_run_is_refused_with_numbers_and_the_rows_to_set(
+    bench, tmp_path, train, at_end
+):
     path = write(tmp_path / "long.jsonl", [{"messages": talk("Why?", "because " * 200)}] * 20)
     recipe = bench.recipe(stage="sft", sources=[Source(files=str(path), at_end=at_end)], train=train)
     with pytest.raises(DataError, match=r"long.*nothing is left to train on. long: 20 conversations, 20 too long for a row of 64 tokens. Set data.row_tokens to \d+"):  # fmt: skip
         TrainingRows.open(preparation=bench.prepared(recipe))
 
 
-def test_where_the_template_refuses_every_conversation_the_run_is_refused_with_the_reason(bench, tmp_path, monkeypatch):
+def test_where_the_template_refuses_every_conversation_the_run_is_refused_with_the_reason(
+    bench, tmp_path, monkeypatch
+):
     roles = (*ROLES, "critic")  # one that the tokenizer's template lacks
     monkeypatch.setattr("pipeline.sources.formats.ROLES", roles)
     path = write(
@@ -234,7 +239,9 @@ def test_the_scored_bytes_are_those_of_the_labels(bench, stage):
     lengths = byte_lengths(bench.tokenizer)
 
     def of(batches):
-        return sum(int(lengths[labels[labels >= 0]].sum()) for batch in batches for labels in [batch["labels"].numpy()])
+        return sum(
+            int(lengths[labels[labels >= 0]].sum()) for batch in batches for labels in [batch["labels"].numpy()]
+        )
 
     expected = {"sft/assistant_bpb" if stage == "sft" else "val/bpb": of(rows.batches(rows=3))}
     if stage == "pretrain":

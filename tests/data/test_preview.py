@@ -122,7 +122,11 @@ def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench
         (["data/train.parquet"], 66, "data/train.parquet: there is no such file or folder"),
         (["alpaca.jsonl", "colums={}"], 64, "colums"),
         (["alpaca.jsonl", "split"], 64, "split is no key of a source"),
-        (["alpaca.jsonl", "columns={prompt:instruction}"], 64, "columns: names 'prompt:instruction', which is none of"),
+        (
+            ["alpaca.jsonl", "columns={prompt:instruction}"],
+            64,
+            "columns: names 'prompt:instruction', which is none of",
+        ),
         (["alpaca.jsonl", "format=alpaca"], 64, "format: is 'alpaca'. Write text, messages"),
     ],
 )

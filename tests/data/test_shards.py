@@ -133,7 +133,9 @@ def _saved(bench):
 
 def test_only_as_much_is_prepared_as_the_run_reads(bench):
     preparation = bench.prepared(bench.recipe(train={"max_steps": 10}))
-    assert sum(s["rows"] for s in open_stream(preparation.plan, "train").sequences[0].seals) == 96  # 80 in shards of 32
+    assert (
+        sum(s["rows"] for s in open_stream(preparation.plan, "train").sequences[0].seals) == 96
+    )  # 80 in shards of 32
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])

@@ -47,7 +47,9 @@ def test_num_targets_counts_the_labels_of_the_whole_global_batch(bench, stage):
     rows = TrainingRows.open(preparation=bench.prepared(bench.recipe(stage=stage)))
     counts = [rows.num_targets(step) for step in range(5)]
     for step, count in enumerate(counts):
-        labels = [rows.micro_batch(step, m, rank=r, world_size=3, rows=2)["labels"] for m in range(2) for r in range(3)]
+        labels = [
+            rows.micro_batch(step, m, rank=r, world_size=3, rows=2)["labels"] for m in range(2) for r in range(3)
+        ]
         assert count == sum(int((label != -100).sum()) for label in labels)
     if stage == "sft":
         assert len(set(counts)) > 1  # masks are ragged
@@ -73,7 +75,9 @@ def test_smaller_batches_at_the_beginning_deal_each_row_once_to_any_processes(be
     # The guard names the rows that a rank read in a micro-step: here the second of the two.
     args, run = types.SimpleNamespace(per_device_train_batch_size=2), types.SimpleNamespace(read_manifest=dict)
     trainer = types.SimpleNamespace(rows=rows, args=args, batch_ranks=2, run=run)
-    assert [row[1:] for row in rows_of(trainer, 0, [1])] == [[f"file {rows.origins(0)[1][1]}", *rows.origins(0)[1][2:]]]
+    assert [row[1:] for row in rows_of(trainer, 0, [1])] == [
+        [f"file {rows.origins(0)[1][1]}", *rows.origins(0)[1][2:]]
+    ]
     assert rows.position(4)["rows"] == 10
     assert sum(consumed.samples for consumed in rows.consumed(4).values()) == 10
 

@@ -235,7 +235,11 @@ def test_a_file_that_breaks_off_stops_any_number_of_processes_at_the_same_shard(
 
 
 def test_the_next_shards_are_packed_while_one_is_sealed_and_those_not_asked_for_leave_nothing(bench, files):
-    how = {"sources": [Source(files=[str(path) for path in files])], "train": {"num_train_epochs": 1}, "shard_rows": 64}
+    how = {
+        "sources": [Source(files=[str(path) for path in files])],
+        "train": {"num_train_epochs": 1},
+        "shard_rows": 64,
+    }
     recipe = bench.recipe(**how, max_bad_rows=5, num_proc=2)
     sources = bench.sources(recipe)
     plan = make_plan(recipe, bench.tokenizer, sources=sources)
@@ -586,7 +590,10 @@ def kill_and_go_on(recipe_file: Path, cache: Path, draw: random.Random, *, most:
 
 @pytest.mark.parametrize(
     ("kills", "files_of"),
-    [(2, "many"), *(pytest.param(60, which, marks=pytest.mark.slow) for which in ("many", "one that is read in turn"))],
+    [
+        (2, "many"),
+        *(pytest.param(60, which, marks=pytest.mark.slow) for which in ("many", "one that is read in turn")),
+    ],
 )
 def test_whoever_is_killed_the_shards_are_those_of_an_undisturbed_process(recipe_file, tmp_path, kills, files_of):
     if files_of != "many":

@@ -78,7 +78,9 @@ def test_loss_counts_special_targets_and_bpb_does_not(model, rows):
     batch, byte_lengths = rows
     only_special = {
         **batch,
-        "shift_labels": torch.where(byte_lengths[batch["shift_labels"].clamp(min=0)] == 0, batch["shift_labels"], -100),
+        "shift_labels": torch.where(
+            byte_lengths[batch["shift_labels"].clamp(min=0)] == 0, batch["shift_labels"], -100
+        ),
     }
     with_special = bits_per_byte(model, [batch], byte_lengths, device="cpu")
     without = {**batch, "shift_labels": torch.where(only_special["shift_labels"] == -100, batch["shift_labels"], -100)}

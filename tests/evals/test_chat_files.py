@@ -65,7 +65,9 @@ def test_arc_of_the_core_bundle_loses_the_word_question_and_gets_letters():
 
 
 def test_mmlu_is_asked_like_arc_and_keeps_its_subject():
-    item = mmlu_item({"question": "Q\nwith a line", "choices": ["0", "4", "2", "6"], "answer": 3, "subject": "algebra"})
+    item = mmlu_item(
+        {"question": "Q\nwith a line", "choices": ["0", "4", "2", "6"], "answer": 3, "subject": "algebra"}
+    )
     assert question(item) == (
         "Multiple Choice question: Q\nwith a line\n- 0=A\n- 4=B\n- 2=C\n- 6=D\n\n"
         "Respond only with the letter of the correct answer."
@@ -216,14 +218,21 @@ def test_every_wrong_file_is_reported_at_once_before_anything_is_scored(tmp_path
     with pytest.raises(DataError) as caught:
         load(NAMES, tmp_path, cache=cache)
     for name, (_, reason) in WRONG_FILES.items():
-        assert any(name in line and reason in line for line in str(caught.value).split("\n")), (name, str(caught.value))
+        assert any(name in line and reason in line for line in str(caught.value).split("\n")), (
+            name,
+            str(caught.value),
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "row", "reason"),
     [
         ("arc_easy", arc_row(1) | {"answerKey": "E"}, "answerKey 'E', which is none of its choices A, B, C, D"),
-        ("arc_easy", arc_row(1) | {"choices": {"text": ["a"], "label": ["A", "B"]}}, "1 choices under the labels A, B"),
+        (
+            "arc_easy",
+            arc_row(1) | {"choices": {"text": ["a"], "label": ["A", "B"]}},
+            "1 choices under the labels A, B",
+        ),
         ("arc_easy", bundle_row(1) | {"gold": -1}, "the answer -1, outside its"),
         ("arc_easy", arc_row(1) | {"question": None}, "NoneType in the column 'question', not str"),
         ("mmlu", mmlu_row(1) | {"choices": ["a", None, "b", "c"]}, "choices that are not all texts"),

@@ -101,7 +101,9 @@ def test_programs_that_pass_their_tests_score_one_in_the_sandbox(tasks, tokenize
 def test_a_random_model_scores_at_chance_within_its_interval(tokenizer, tmp_path):
     # Every letter is right equally often: a random model prefers one, and chance is that letter's share.
     places = torch.randperm(500, generator=torch.Generator().manual_seed(0)).remainder(4).tolist()
-    rows = [row | {"answerKey": "ABCD"[place]} for row, place in zip(map(mmlu_as_arc, range(500)), places, strict=True)]
+    rows = [
+        row | {"answerKey": "ABCD"[place]} for row, place in zip(map(mmlu_as_arc, range(500)), places, strict=True)
+    ]
     write_jsonl(tmp_path / "arc_easy.jsonl", rows)
     loaded = load_chat_tasks([BUILT_IN["arc_easy"]], places=[str(tmp_path)], cache=tmp_path / "cache")
     for seed in (1, 2):

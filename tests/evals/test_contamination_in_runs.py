@@ -44,7 +44,9 @@ def runner(tmp_path, text_files, chat_files, warm) -> WarmRunner:
 
 def trained_words(text_files, count=14):
     """Pieces of documents with which every run begins."""
-    texts = [json.loads(line)["text"].split() for path in text_files[:2] for line in path.read_text().splitlines()[:60]]
+    texts = [
+        json.loads(line)["text"].split() for path in text_files[:2] for line in path.read_text().splitlines()[:60]
+    ]
     return [" ".join(words[5 : 5 + count]) for words in texts if len(words) > 40]
 
 
@@ -206,7 +208,8 @@ def test_an_sft_run_tells_which_chat_items_stand_in_its_conversations(runner, ca
     said = ["--own-task", f"mine={runner.folder / 'own.jsonl'}", "--checker", "contains", "--max-new-tokens", "4"]
     assert evaluate([str(run.directory), *said]) == 0
     assert (
-        "contamination: 6 of 13 scored items stand in the training text (1 cannot be judged)" in capsys.readouterr().out
+        "contamination: 6 of 13 scored items stand in the training text (1 cannot be judged)"
+        in capsys.readouterr().out
     )
     (again,) = entries_of(run.directory)[-1]["results"]
     assert again["contamination"] == found

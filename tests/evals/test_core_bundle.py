@@ -56,7 +56,9 @@ def test_every_wrong_row_is_reported_with_its_place(folder):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]) + '{"query": "torn')
     with pytest.raises(DataError) as caught:
         open_bundle(str(folder))
-    for number, what in enumerate(("gold is", "choices is 'ab', where list belongs", "query is None", "is no JSON"), 1):
+    for number, what in enumerate(
+        ("gold is", "choices is 'ab', where list belongs", "query is None", "is no JSON"), 1
+    ):
         assert f"copa.jsonl:{number}: {what}" in str(caught.value)
 
 
@@ -258,6 +260,9 @@ def test_the_hash_of_a_file_is_the_one_by_which_git_names_it():
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared evaluation bundle")
 def test_the_published_files_are_known_by_their_hashes():
     bundle = open_bundle(str(SHARED / "core_eval" / "eval_bundle.zip"))
-    assert {task.name for task in TASKS if not bundle.published(task)} == {"hellaswag", "hellaswag_zeroshot"}  # rebuilt
+    assert {task.name for task in TASKS if not bundle.published(task)} == {
+        "hellaswag",
+        "hellaswag_zeroshot",
+    }  # rebuilt
     assert {task.name: len(bundle.items[task.file]) for task in TASKS} == {task.name: task.rows for task in TASKS}
     assert bundle.sha256[COPA.file] == "595dca44dec54c849490bd403a3e24a29e3b944065783222ebb0eb1a55298846"

@@ -314,7 +314,14 @@ def test_rows_tell_filter_items_version_shots_and_protocol_and_groups_come_last(
     assert [row["n"] for row in rows] == [3, 3, 3, 3, 3, 3, 6]
     assert rows[1]["filter"] == "letter"
     assert (rows[2]["task_version"], rows[2]["num_fewshot"], rows[2]["stderr"] >= 0) == ("1.5", 0, True)
-    parts = {"task": "choice", "version": "1.5", "num_fewshot": 0, "items": 3, "chat": False, "window": "whole prompts"}
+    parts = {
+        "task": "choice",
+        "version": "1.5",
+        "num_fewshot": 0,
+        "items": 3,
+        "chat": False,
+        "window": "whole prompts",
+    }
     assert parts.items() <= rows[2]["protocol_parts"].items()
     lossy = make_tokenizer()
     lossy.backend_tokenizer.normalizer = normalizers.Lowercase()

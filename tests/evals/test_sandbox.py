@@ -179,7 +179,8 @@ def test_what_this_machine_grants_holds():
 
 @pytest.mark.skipif("seccomp" not in HERE.mechanisms, reason=MISSING)
 @pytest.mark.parametrize(
-    "name", ["overwrite_a_file", "truncate_a_file", "rename_link_and_open_up", "fill_the_disk", "connect", "subprocess"]
+    "name",
+    ["overwrite_a_file", "truncate_a_file", "rename_link_and_open_up", "fill_the_disk", "connect", "subprocess"],
 )
 def test_the_filter_of_system_calls_alone_refuses_all_but_reading(world, name):
     alone = Isolation(("seccomp",))
@@ -204,7 +205,9 @@ for hog in hogs:
 own = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10, own)
 """
-    output = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     children, own = map(int, output.split())
     assert MEMORY_BYTES / 2 < children <= MEMORY_BYTES
     assert own < 100 << 20

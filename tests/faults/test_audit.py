@@ -114,7 +114,9 @@ class Log:
                 row |= {"perf/slowest_rank": 1.02, "perf/slowest_rank_id": n % ranks}
             if gpu:
                 row |= {"mem/allocated_gib": 10.0, "mem/peak_allocated_gib": 30.0, "mem/run_peak_allocated_gib": 31.0, "mem/reserved_gib": 34.0}  # fmt: skip
-                row |= {"perf/mfu_pct": row["perf/tflops_per_gpu"] * 3.6 * ranks, "gpu/util_pct": 98.0} if n % 2 else {}
+                row |= (
+                    {"perf/mfu_pct": row["perf/tflops_per_gpu"] * 3.6 * ranks, "gpu/util_pct": 98.0} if n % 2 else {}
+                )
             self.rows.append(row)
             first, before = False, step
             stamp = {"step": step, "attempt": attempt, "tokens": step * BATCH}

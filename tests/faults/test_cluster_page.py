@@ -59,7 +59,13 @@ def script(heading: str, **changed: str) -> str:
 
 def environment(**more: str) -> dict[str, str]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
-    own = {"VIRTUAL_ENV": sys.prefix, "NPROC": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "STEP_S": "0.1"}
+    own = {
+        "VIRTUAL_ENV": sys.prefix,
+        "NPROC": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "STEP_S": "0.1",
+    }
     return environ | own | more
 
 

@@ -245,7 +245,8 @@ def test_a_private_key_printed_line_by_line_is_hidden():
 @pytest.mark.parametrize("flush", [False, True])
 def test_other_text_is_printed_as_it_is_in_however_many_writes(size, flush):
     text = (
-        "step 5, https://example.org:8080/x\r disk-usage-of-a-very-long-name-of-letters hf_hub ghp sk- -----\n:// s" * 3
+        "step 5, https://example.org:8080/x\r disk-usage-of-a-very-long-name-of-letters hf_hub ghp sk- -----\n:// s"
+        * 3
     )
     assert _printed(*(text[i : i + size] for i in range(0, len(text), size)), flush=flush) == text
 

@@ -209,7 +209,11 @@ def test_a_queued_model_outlives_its_checkpoint_and_gives_way_to_a_newer_one(run
     shutil.rmtree(run.checkpoint(5))
     (item,) = queue.items()
     assert problems(queue.folder(item)) == []
-    assert sorted(p.name for p in queue.folder(item).iterdir()) == ["MANIFEST.json", "config.json", "model.safetensors"]
+    assert sorted(p.name for p in queue.folder(item).iterdir()) == [
+        "MANIFEST.json",
+        "config.json",
+        "model.safetensors",
+    ]
     save_checkpoint(run, 10)
     queue.add_checkpoints(REPO)
     assert [item.name for item in queue.items()] == ["checkpoint-10"]

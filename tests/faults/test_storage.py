@@ -195,7 +195,9 @@ class Moving(TrainerCallback):
 @pytest.mark.parametrize("how", ["renamed", "removed"])
 def test_a_run_whose_directory_is_renamed_or_removed_ends_with_73_and_leaves_no_half_one(runner, how):
     (runner.folder / "moving.py").write_text(MOVING)
-    recipe = runner.recipe("moved", "gpt2", run={"callbacks": ["moving:Moving"]}, monitor={"trackers": ["tensorboard"]})
+    recipe = runner.recipe(
+        "moved", "gpt2", run={"callbacks": ["moving:Moving"]}, monitor={"trackers": ["tensorboard"]}
+    )
     run = runner.folder / "runs" / "moved"
     done = runner.train(recipe, status=73, MOVED=str(run), HOW=how)
     assert "the run directory was renamed or removed while the run was training" in done.output

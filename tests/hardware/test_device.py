@@ -183,7 +183,9 @@ def test_both_threads_of_a_core_are_used_only_where_products_are_faster_so(monke
     monkeypatch.setattr(processor, "TOPOLOGY", tmp_path)
     for number in range(8):  # 0 and 4 are one core
         (tmp_path / f"cpu{number}" / "topology").mkdir(parents=True)
-        (tmp_path / f"cpu{number}" / "topology" / "thread_siblings_list").write_text(f"{number % 4},{number % 4 + 4}\n")
+        (tmp_path / f"cpu{number}" / "topology" / "thread_siblings_list").write_text(
+            f"{number % 4},{number % 4 + 4}\n"
+        )
     assert (processor.usable_cores(), processor.physical_cores()) == (8, 4)
     for with_both, expected in ((0.95, 4), (0.8, 8)):  # seconds beside one of one thread a core
         monkeypatch.setattr(rates, "seconds_of_product", {4: 1.0, 8: with_both}.get)

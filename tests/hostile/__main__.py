@@ -62,7 +62,9 @@ def campaign(things: dict[str, Thing], *, folder: Path, again: bool = False) -> 
             kept.add(row)
             done[name] = row
             seconds = sum(one["seconds"] for one in row["commands"])
-            print(f"{name} ({number} of {len(things)}): {'ok' if row['ok'] else 'FAILED'}, {seconds:.1f} s", flush=True)
+            print(
+                f"{name} ({number} of {len(things)}): {'ok' if row['ok'] else 'FAILED'}, {seconds:.1f} s", flush=True
+            )
             for line in row["wrong"]:
                 print(f"  {line}", flush=True)
         if warm:

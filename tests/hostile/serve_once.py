@@ -32,7 +32,9 @@ def _ask(port: int, model: str) -> None:
         time.sleep(0.05)
     asked = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "stream": False}
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps(asked).encode(),
+        {"Content-Type": "application/json"},
     )
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:

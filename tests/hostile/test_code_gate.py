@@ -114,7 +114,10 @@ CASES |= {
     "data: the recipe trusts itself": (in_folder("trust_code", True), "data {}"),
     "pretrain: the recipe trusts itself": (in_folder("trust_code", True), "pretrain {}"),
     "preflight: what the recipe extends trusts it": (extended, "preflight {} --probe 0"),
-    "tokenizer: the format is an installed module": (lambda case: case.recipe(form="evil_installed:f"), "tokenizer {}"),
+    "tokenizer: the format is an installed module": (
+        lambda case: case.recipe(form="evil_installed:f"),
+        "tokenizer {}",
+    ),
 }
 
 OWN = {"form": "evil:f", "run": {"code_folder": "runs/x"}}

@@ -24,7 +24,8 @@ PANIC_SENTENCE = (
 STEERING = re.compile("\x1b(?!\\[[0-9;]{0,8}m|\\[[AK])|[\x07\x9b]")  # colours and progress bars are our own
 SCRIPT = "hostile-script"  # stands in what would be a script on the page of a report
 ACTIVE = re.compile(
-    rf"<(script|img|iframe|svg)[^>]*{SCRIPT}|<script[^>]*>\s*{SCRIPT}|href=[\"']javascript:[^>]*{SCRIPT}", re.IGNORECASE
+    rf"<(script|img|iframe|svg)[^>]*{SCRIPT}|<script[^>]*>\s*{SCRIPT}|href=[\"']javascript:[^>]*{SCRIPT}",
+    re.IGNORECASE,
 )
 
 

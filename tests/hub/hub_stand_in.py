@@ -144,7 +144,9 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if fault.html:
             return self.answer(
-                fault.status or 200, b"<html><body>Please log in</body></html>", Content_Type="text/html; charset=utf-8"
+                fault.status or 200,
+                b"<html><body>Please log in</body></html>",
+                Content_Type="text/html; charset=utf-8",
             )
         if fault.status:
             wait = {} if fault.retry_after is None else {"Retry_After": str(fault.retry_after)}
@@ -191,7 +193,9 @@ class _Handler(BaseHTTPRequestHandler):
         objects = []
         for item in request["objects"]:
             upload = (
-                {} if item["oid"] in self.state.blobs else {"upload": {"href": f"{self.state.url}/blobs/{item['oid']}"}}
+                {}
+                if item["oid"] in self.state.blobs
+                else {"upload": {"href": f"{self.state.url}/blobs/{item['oid']}"}}
             )
             objects.append({**item, **({"actions": upload} if upload else {})})
         self.answer(body={"transfer": "basic", "objects": objects}, Content_Type="application/vnd.git-lfs+json")

@@ -83,7 +83,14 @@ def test_a_vocabulary_that_keeps_llama_cpp_from_ending_is_refused(tmp_path):
 
 
 LLAMA = {
-    **{"n_layer": None, "n_embd": None, "n_head": None, "n_positions": None, "num_hidden_layers": 2, "hidden_size": 64},
+    **{
+        "n_layer": None,
+        "n_embd": None,
+        "n_head": None,
+        "n_positions": None,
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+    },
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 128},
 }
 GEMMA3 = LLAMA | {"kind": "gemma3_text", "pattern": "qwen2", "head_dim": 16, "query_pre_attn_scalar": 16}

@@ -129,7 +129,9 @@ def test_no_uploaded_byte_holds_the_token(command, hub, run, tmp_path):
     assert not any(is_pickle(Path(name)) for name in files_of(hub) if name.endswith((".bin", ".pt", ".pkl")))
 
 
-@pytest.mark.parametrize("secret", [TOKEN, "hf_" + "Z9" * 17, "AKIA" + "ABCD" * 4, "https://me:hunter22@example.org/x"])
+@pytest.mark.parametrize(
+    "secret", [TOKEN, "hf_" + "Z9" * 17, "AKIA" + "ABCD" * 4, "https://me:hunter22@example.org/x"]
+)
 def test_a_secret_in_any_file_stops_the_push_before_the_first_request(command, hub, run, tmp_path, secret):
     write_text(run.recipe, run.recipe.read_text() + f"# {secret}\n")
     done = command(hub, tmp_path, "push", run.path)
@@ -271,7 +273,9 @@ def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(command
     remap = json.loads((run.model / "tokenizer.json").read_text())["model"]["vocab"]
     ids = torch.tensor([[256, *(remap["\u0120" if c == " " else c] for c in "The capital of France is")]])
     with torch.no_grad():
-        assert json.loads(printed.splitlines()[-1]) == pytest.approx(own_code(ids).logits[0, -1, :5].tolist(), abs=1e-4)
+        assert json.loads(printed.splitlines()[-1]) == pytest.approx(
+            own_code(ids).logits[0, -1, :5].tolist(), abs=1e-4
+        )
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,11 @@ def test_its_page_starts_where_the_environment_says_and_ends_on_sigterm(space, a
     log = tmp_path / "log"
     with open(log, "w") as out:
         process = subprocess.Popen(
-            [sys.executable, "app.py"], stdout=out, stderr=out, cwd=space, env=alone | {"GRADIO_SERVER_NAME": "0.0.0.0"}
+            [sys.executable, "app.py"],
+            stdout=out,
+            stderr=out,
+            cwd=space,
+            env=alone | {"GRADIO_SERVER_NAME": "0.0.0.0"},
         )
     try:
         until = time.monotonic() + 240

@@ -58,7 +58,9 @@ class Host:
         }
         hosts = self.log.with_suffix(".hosts")
         hosts.write_text("127.0.0.1 localhost\n10.79.0.1 host0\n10.79.0.2 host1\n")
-        inside = f'hostname {self.name}; mount --bind {hosts} /etc/hosts; {self.mounts}; exec bash run_pretrain.sh "$@"'
+        inside = (
+            f'hostname {self.name}; mount --bind {hosts} /etc/hosts; {self.mounts}; exec bash run_pretrain.sh "$@"'
+        )
         command = ["ip", "netns", "exec", self.namespace, "unshare", "-m", "-u", "bash", "-c", inside, "-"]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(

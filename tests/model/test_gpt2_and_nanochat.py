@@ -85,7 +85,9 @@ def test_a_single_option_beyond_nanochats_is_saved_with_code(tmp_path, option):
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "tandem"
 
 
-@pytest.mark.parametrize("fields", [GPT2, NANOCHAT, MODERN | {"vocab_multiple": 1}], ids=["gpt2", "nanochat", "modern"])
+@pytest.mark.parametrize(
+    "fields", [GPT2, NANOCHAT, MODERN | {"vocab_multiple": 1}], ids=["gpt2", "nanochat", "modern"]
+)
 def test_saved_weights_come_back_bit_for_bit(tmp_path, fields):
     model = stirred(build_model("tandem", fields, seed=1))
     save_model(model, tmp_path)

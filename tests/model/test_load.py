@@ -27,7 +27,11 @@ CLIP |= {"image_size": 28, "patch_size": 14}
 QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 32}
 PLACES = {"image_token_id": 100, "video_token_id": 101, "vision_start_token_id": 102, "vision_end_token_id": 103}
 MROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}}
-LINEAR = {"layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 2, "linear_num_key_heads": 2}
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 2,
+    "linear_num_key_heads": 2,
+}
 LINEAR |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "head_dim": 16}
 SEEING = {
     "gemma3": (
@@ -194,7 +198,9 @@ def test_a_model_with_a_vision_tower_is_trained_on_text_and_saved_whole(name, tm
     torch.optim.SGD(trained, lr=0.1).step()
 
     made(tmp_path / "checkpoint")
-    weights = ModelFiles(tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer())).write(model, tmp_path / "checkpoint")
+    weights = ModelFiles(tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer())).write(
+        model, tmp_path / "checkpoint"
+    )
     save_file({key: value.contiguous() for key, value in weights.items()}, tmp_path / "checkpoint/model.safetensors")
     save_model(model, tmp_path / "saved")
     given = load_file(tmp_path / "model/model.safetensors")

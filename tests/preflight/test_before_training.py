@@ -78,7 +78,10 @@ def problems_of(recipe, kind, check=reading_problems):
 def test_recipe_code_data_disk_and_hub_are_reported_in_one_list(recipe_file, tmp_path, command):
     (tmp_path / "page.jsonl").write_text("<html><head><title>Sign in</title></head></html>\n")
     (tmp_path / "runs").write_text("a file where the folder should be")
-    sources = {"sources": [{"files": "page.jsonl"}, {"files": "absent.jsonl"}], "validation": [{"files": "gone/*.txt"}]}
+    sources = {
+        "sources": [{"files": "page.jsonl"}, {"files": "absent.jsonl"}],
+        "validation": [{"files": "gone/*.txt"}],
+    }
     recipe = recipe_file(
         data=sources,
         model={"attn_implementation": "flash_attention_2", "options": {"activation_function": "gleu"}},
@@ -382,7 +385,9 @@ def test_the_text_of_parquet_is_counted_by_its_column_and_of_compressed_files_no
     from pipeline.sources.raw_rows import text_bytes
 
     texts = [f"document {n} " * 40 for n in range(500)]
-    pq.write_table(pa.table({"text": texts, "other": ["x" * 1000] * 500}), tmp_path / "a.parquet", use_dictionary=False)
+    pq.write_table(
+        pa.table({"text": texts, "other": ["x" * 1000] * 500}), tmp_path / "a.parquet", use_dictionary=False
+    )
     pq.write_table(pa.table({"text": texts[:2]}), tmp_path / "b.parquet")
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 50))
     recipe = read_recipe([recipe_file(), "data.sources=[{files: [a.parquet, b.parquet]}, {files: c.jsonl.gz}]", "data.validation=null"])  # fmt: skip

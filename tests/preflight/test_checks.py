@@ -210,7 +210,9 @@ def test_sharding_is_refused_with_what_it_was_not_tried_with_alone(quickstart, m
     wrong = ("train.fp8=true", "train.fp16=true", "model.embedding_dtype=bfloat16")
     for override in wrong:
         (found,) = messages(capacity._sharding(quickstart(override, processes=2)), RecipeError)
-        assert found.startswith(f"command line: {override.split('=')[0]}: is not supported with a sharded model"), found
+        assert found.startswith(f"command line: {override.split('=')[0]}: is not supported with a sharded model"), (
+            found
+        )
         assert capacity._sharding(quickstart(override, processes=1)) == []
     monkeypatch.setenv("WORLD_SIZE", "4")
     for name, size in {"DP_REPLICATE": 2, "DP_SHARD": 4, "TP": 2, "CP": 1}.items():

@@ -50,7 +50,9 @@ def kept_bytes(model, batch, *, half):
 @pytest.mark.parametrize("preset", ["modern", "modern_bigram", "gpt2"])
 def test_what_a_block_keeps_is_what_the_estimate_says(preset, half):
     options = (
-        "{window_pattern: L}" if preset.startswith("modern") else "{resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}"
+        "{window_pattern: L}"
+        if preset.startswith("modern")
+        else "{resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}"
     )
     kept = {}
     for layers in (4, 8):

@@ -115,7 +115,9 @@ def test_a_plan_in_epochs_of_text_that_lies_here_has_about_its_steps_and_time(te
 def test_a_plan_in_epochs_counts_nothing_that_would_be_fetched_or_cannot_be_kept(
     text_files, chat_files, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("pipeline.tokenizer.load.ready_tokenizer", lambda recipe: pytest.fail("a tokenizer is fetched"))
+    monkeypatch.setattr(
+        "pipeline.tokenizer.load.ready_tokenizer", lambda recipe: pytest.fail("a tokenizer is fetched")
+    )
     (tmp_path / "file").touch()
     text = ["own_text", f"data.sources=[{{files: {text_files[0]}}}]", f"data.validation=[{{files: {text_files[2]}}}]"]
     chat = [

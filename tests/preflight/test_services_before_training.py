@@ -34,7 +34,11 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self, status, body=None, **headers):
         content = json.dumps(body or {}).encode()
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), "Content-Type": "application/json", **headers}.items():
+        for name, value in {
+            "Content-Length": str(len(content)),
+            "Content-Type": "application/json",
+            **headers,
+        }.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(content)

@@ -43,7 +43,9 @@ def test_no_key_of_a_recipe_that_was_read_can_be_assigned():
 def test_another_recipe_has_the_new_values_and_is_frozen_and_the_old_one_stays():
     recipe = read_recipe([QUICKSTART])
     before = dump_recipe(recipe)
-    other = with_values(recipe, {"train.max_steps": 7, "data.batch_tokens": 4096, "optimizer.schedule.warmup_steps": 3})
+    other = with_values(
+        recipe, {"train.max_steps": 7, "data.batch_tokens": 4096, "optimizer.schedule.warmup_steps": 3}
+    )
     assert (other.train["max_steps"], other.data.batch_tokens, other.optimizer.schedule.warmup_steps) == (7, 4096, 3)
     assert dump_recipe(recipe) == before
     assert other.evals is recipe.evals

@@ -31,7 +31,9 @@ def test_the_schema_file_is_up_to_date():
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_recipe_is_valid_as_written_and_as_resolved(validate, path):
-    assert path.read_text().startswith("# yaml-language-server: $schema=schema.json\n")  # anywhere else it is not found
+    assert path.read_text().startswith(
+        "# yaml-language-server: $schema=schema.json\n"
+    )  # anywhere else it is not found
     validate(load(path.read_text()))
     if path.stem not in WITHOUT_DATA:
         validate(load(dump_recipe(read_recipe([str(path)]))))

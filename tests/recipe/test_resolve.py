@@ -60,7 +60,8 @@ def test_evaluation_files_beside_the_recipe_are_found_by_the_saved_recipe_too(fo
     chat = recipe.evals.chat
     assert [recipe.evals.core.bundle, chat.data, chat.own[0].files] == ["sub/bundle", "sub/tasks", "sub/mine.jsonl"]
     assert (
-        read_recipe([write(folder, BASE + evals.replace("bundle: bundle", "bundle: /abs"))]).evals.core.bundle == "/abs"
+        read_recipe([write(folder, BASE + evals.replace("bundle: bundle", "bundle: /abs"))]).evals.core.bundle
+        == "/abs"
     )
 
 
@@ -127,7 +128,14 @@ def test_two_horizons_on_one_command_line_are_refused(folder):
 def test_keys_that_came_later_leave_older_runs_their_identity_until_they_are_used(folder):
     recipe = read_recipe([write(folder), "optimizer.type=muon_adamw"])
     names = {name.removeprefix("optimizer.") for name in must_match(recipe) if name.startswith("optimizer.")}
-    in_schedule = ("warmup_steps", "decay_fraction", "decay", "final_fraction", "momentum_warmup_steps", "weight_decay")
+    in_schedule = (
+        "warmup_steps",
+        "decay_fraction",
+        "decay",
+        "final_fraction",
+        "momentum_warmup_steps",
+        "weight_decay",
+    )
     assert {name for name in names if not name.startswith("groups.")} == {"type", "rate_scale", *(f"schedule.{key}" for key in in_schedule)}  # fmt: skip
     of_groups = {name.split(".")[2] for name in names if name.startswith("groups.")}
     assert of_groups == {"learning_rate", "betas", "eps", "weight_decay", "momentum"}
@@ -200,9 +208,7 @@ def test_a_chain_of_extends_merges_sections_key_by_key_and_replaces_lists(folder
         "extends: base.yaml\ntrain: {seed: 1, max_steps: 50}\nmodel: {options: {window_pattern: SL}}\n",
         "deep/middle.yaml",
     )
-    top = (
-        "extends: deep/middle.yaml\ntrain: {seed: 2}\nmonitor: {trackers: [wandb]}\nmodel: {options: {qk_norm: true}}\n"
-    )
+    top = "extends: deep/middle.yaml\ntrain: {seed: 2}\nmonitor: {trackers: [wandb]}\nmodel: {options: {qk_norm: true}}\n"
     recipe = read_recipe([write(folder, top)])
     assert (recipe.train["seed"], recipe.train["max_steps"]) == (2, 50)
     assert (recipe.monitor.trackers, recipe.monitor.project) == (["wandb"], "p")
@@ -255,7 +261,9 @@ def test_every_setting_of_every_group_is_filled(folder, kind):
         given = {key for key, value in vars(group).items() if value is not None}
         muon = kind == "muon_adamw" and name == "matrices"
         assert given == (
-            {"learning_rate", "momentum", "weight_decay"} if muon else {"learning_rate", "betas", "eps", "weight_decay"}
+            {"learning_rate", "momentum", "weight_decay"}
+            if muon
+            else {"learning_rate", "betas", "eps", "weight_decay"}
         )
 
 

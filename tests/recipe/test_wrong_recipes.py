@@ -98,7 +98,9 @@ def test_what_the_shell_took_apart_is_one_mistake_with_its_cure(folder, words, e
 @pytest.mark.parametrize("words", [["--config", "recipe.yaml"], ["--config=recipe.yaml"], ["-c", "recipe.yaml"]])
 def test_an_option_that_names_the_recipe_is_refused_with_the_way_it_is_written_here(folder, words):
     write(folder, GOOD)
-    with pytest.raises(RecipeError, match=r"is not an option: the recipe is the first word\. Write recipe\.yaml first"):
+    with pytest.raises(
+        RecipeError, match=r"is not an option: the recipe is the first word\. Write recipe\.yaml first"
+    ):
         read_recipe(words)
 
 

@@ -114,7 +114,8 @@ def test_more_than_one_major_variable_is_warned_of_and_one_is_not(tmp_path):
     text = comparison([a, write_run(tmp_path / "c", recipe={"model.n_layer": 5}, commit="def")])
     assert "Warning" not in text
     assert (
-        "One major variable differs from a (c: model shape). Not every recipe has repeats with other seeds here" in text
+        "One major variable differs from a (c: model shape). Not every recipe has repeats with other seeds here"
+        in text
     )
     assert "is its effect" not in text
     assert cells(text, "git.commit") == ["abc", "def"]

@@ -60,7 +60,9 @@ def test_on_each_axis_stand_the_runs_that_have_a_place_and_the_others_are_named(
         assert shown.run("document.getElementById('absent').hidden")
         for axis, end in (("tokens", 30 * 524288), ("time", 80 / 60), ("flops", None), ("step", 40)):
             choose(shown, axis)
-            assert set(shown.run(f"{LINES}.filter((line) => line.visible).map((line) => line.glyph.x.field)")) == {axis}
+            assert set(shown.run(f"{LINES}.filter((line) => line.visible).map((line) => line.glyph.x.field)")) == {
+                axis
+            }
             assert sorted(set(shown.run(VISIBLE))) == sorted(everyone if axis == "step" else everyone[:3])
             assert shown.run("document.getElementById('absent').hidden") == (axis == "step")
             if end:

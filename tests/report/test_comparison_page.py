@@ -128,7 +128,9 @@ def test_a_log_without_tokens_or_flops_is_drawn_where_it_has_a_place_and_named_w
     (tmp_path / "bare.csv").write_text(
         "global_step,reduced_train_loss\n" + "".join(f"{n},{9 - n / 9}\n" for n in range(20))
     )
-    (tmp_path / "nanochat.log").write_text(NANOCHAT_HEAD + "".join(base_line(n, 20, loss=9 - n / 9) for n in range(20)))
+    (tmp_path / "nanochat.log").write_text(
+        NANOCHAT_HEAD + "".join(base_line(n, 20, loss=9 - n / 9) for n in range(20))
+    )
     runs = [ours, *read_runs([str(tmp_path / "bare.csv"), str(tmp_path / "nanochat.log")])]
     panels, _ = comparison_panels(runs)
     assert [sorted(curve.x) for curve in panels[0].curves] == [

@@ -132,7 +132,8 @@ def test_the_first_screen_of_a_comparison_says_what_won_and_whether_that_is_show
         assert head[-4:] == ["prompt", "slow", "fast", "fastest"]
         assert {"time", "cost"} < set(head)
         assert (
-            page.run("document.querySelector('.results tbody').innerText").count("train.learning_rate 0.02 -> 0.0") == 2
+            page.run("document.querySelector('.results tbody').innerText").count("train.learning_rate 0.02 -> 0.0")
+            == 2
         )
         assert page.run(LOWEST.format(".results td")) < 900
         opened_first = "[...document.querySelectorAll('details')].map((section) => section.open)"

@@ -107,7 +107,12 @@ def test_sft_and_mid_training_count_steps_from_one_and_sft_bpb_is_the_assistants
     text = "".join(sft_line(step) for step in range(1, 8)) + "Step 00007 | Validation bpb: 0.5123\n"
     text += "Step 00007 | ChatCORE: 0.1000 | ChatCORE_cat: 0.0900\n"
     sft = one(write(tmp_path / "sft.log", text))
-    assert (sft.stage, sft.step(), sft.last("sft/assistant_bpb"), sft.last("chat/core_part")) == ("sft", 7, 0.5123, 0.1)
+    assert (sft.stage, sft.step(), sft.last("sft/assistant_bpb"), sft.last("chat/core_part")) == (
+        "sft",
+        7,
+        0.5123,
+        0.1,
+    )
     assert not sft.series("val/bpb")
     mid = one(write(tmp_path / "mid.log", "".join(mid_line(step) for step in range(1, 814))))
     assert (mid.stage, mid.step(), len(mid.rows)) == (None, 813, 813)
@@ -115,7 +120,9 @@ def test_sft_and_mid_training_count_steps_from_one_and_sft_bpb_is_the_assistants
 
 def test_the_first_sft_script_logged_an_unsmoothed_loss(tmp_path):
     lines = [f"Step {step:05d}/00009 | Training loss: {2 - step / 9:.6f}| lrm: {1 - step / 9:.6f}| num_tokens: 12,345\n" for step in range(9)]  # fmt: skip
-    data = one(write(tmp_path / "a.log", "".join([*lines[:5], "Step 00005 | Validation loss: 1.234567\n", *lines[5:]])))
+    data = one(
+        write(tmp_path / "a.log", "".join([*lines[:5], "Step 00005 | Validation loss: 1.234567\n", *lines[5:]]))
+    )
     assert data.loss_name() == "train/loss"
     assert "last micro-batch" in meaning_of(data, "train/loss")
     assert (data.step(), data.series("val/loss")) == (9, [(5, 1.234567)])

@@ -24,7 +24,9 @@ from pipeline.run_dir.run_directory import RunDirectory
 from tests.report.test_report import write_run
 
 ROOT = Path(__file__).parents[2]
-HOSTILE = '<script>alert(1)</script> </table> ![x](http://a.example/x.png) [y](javascript:z) | `c` "q" \' &lt;b&gt; $x$'
+HOSTILE = (
+    '<script>alert(1)</script> </table> ![x](http://a.example/x.png) [y](javascript:z) | `c` "q" \' &lt;b&gt; $x$'
+)
 
 
 def page_of(folder):
@@ -39,7 +41,9 @@ def test_the_command_reads_the_rows_of_a_run_once(tmp_path, monkeypatch):
 
 
 def add_row(folder, step, **numbers):
-    append_row(RunDirectory(folder).metrics, {"step": step, "attempt": 2, "time": 1.79e9 + step, "tokens": 1} | numbers)
+    append_row(
+        RunDirectory(folder).metrics, {"step": step, "attempt": 2, "time": 1.79e9 + step, "tokens": 1} | numbers
+    )
 
 
 def test_the_page_has_the_sections_of_the_markdown_in_its_order_each_folded_and_the_manifest_last(tmp_path):

@@ -56,9 +56,7 @@ def infos(*names: str) -> list[dict]:
 
 
 def text(number: int) -> str:
-    return (
-        f"Story {number}. Once upon a time there was a pond with {number} frogs, and each of them had a name.\nThe end."
-    )
+    return f"Story {number}. Once upon a time there was a pond with {number} frogs, and each of them had a name.\nThe end."
 
 
 def talk(number: int, *, system: str | None = None, turns: int = 1) -> Messages:
@@ -139,7 +137,9 @@ def alpaca_rows() -> list[dict]:
     for number in range(24):
         question, answer = (message["content"] for message in talk(number))
         context = "The pond is green." if number % 2 else ""
-        prompt = f"Below is an instruction.\n\n### Instruction:\n{question}\n\n### Input:\n{context}\n\n### Response:\n"
+        prompt = (
+            f"Below is an instruction.\n\n### Instruction:\n{question}\n\n### Input:\n{context}\n\n### Response:\n"
+        )
         rows.append({"instruction": question, "input": context, "output": answer, "text": prompt + answer})
     return [*rows, {**rows[0], "output": ""}]
 
@@ -253,7 +253,9 @@ def c4() -> Published:
     files = {f"{name}/c4-train.{n:05d}-of-01024.json.gz": content(1000 * k + 8 * n) for k, name in enumerate(english) for n in range(3)}  # fmt: skip
     files |= {f"{name}/c4-validation.00000-of-00008.json.gz": content(9000) for name in english}
     files |= {f"multilingual/c4-{name}.tfrecord-00000-of-00064.json.gz": content(8000) for name in languages}
-    files |= {f"multilingual/c4-{name}-validation.tfrecord-00000-of-00001.json.gz": content(9000) for name in languages}
+    files |= {
+        f"multilingual/c4-{name}-validation.tfrecord-00000-of-00001.json.gz": content(9000) for name in languages
+    }
     many = config("multilingual")
     many["data_files"] = [
         {"split": split, "path": [f"multilingual/c4-{name}{ending}.*.json.gz" for name in languages]}

@@ -39,7 +39,10 @@ BAD = {
     "no role": ([{"content": "x"}, ANSWER], "role None"),
     "content is a number": ([{"role": "user", "content": 3}, ANSWER], "not text"),
     "message is a number": ([1, 2], "not a mapping"),
-    "call without a name": ([USER, {"role": "assistant", "tool_calls": [{"function": {}}]}], "without a function name"),
+    "call without a name": (
+        [USER, {"role": "assistant", "tool_calls": [{"function": {}}]}],
+        "without a function name",
+    ),
 }
 LEFT_OUT = {
     "no messages": ([], "no messages"),

@@ -100,7 +100,9 @@ def test_reading_goes_on_exactly_behind_any_block(name, tmp_path):
     )
     assert len({item.text for block in blocks for item in block.items}) == 6500
     for place, block in enumerate(blocks):
-        assert [b.items for b in train[0].read(file=block.file, block=block.index)] == [b.items for b in blocks[place:]]
+        assert [b.items for b in train[0].read(file=block.file, block=block.index)] == [
+            b.items for b in blocks[place:]
+        ]
         assert [b.items for b in train[0].read(file=block.file, block=block.index + 1)] == [
             b.items for b in blocks[place + 1 :]
         ]

@@ -133,7 +133,9 @@ def test_a_local_folder_has_the_splits_and_files_that_datasets_finds_in_it(tmp_p
         return dataset_files(source, where="r.yaml:3", cache=tmp_path, folder=str(tmp_path))
 
     try:
-        expected = datasets.load_dataset_builder(str(root), config, cache_dir=str(tmp_path / "cache")).config.data_files
+        expected = datasets.load_dataset_builder(
+            str(root), config, cache_dir=str(tmp_path / "cache")
+        ).config.data_files
     except (ValueError, FileNotFoundError, RuntimeError):
         expected = {}
     if not expected or name == "outside":

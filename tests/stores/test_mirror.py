@@ -381,7 +381,8 @@ def test_the_end_of_a_run_names_who_has_taken_it_over(tmp_path, run, mirror, sen
     host, at = other.owner()["host"], other.owner()["time"]
     for said in (capsys.readouterr().out, sender.log.read_text()):
         assert (
-            f"s3://runs/mine/small: was taken over by a start on {host} at {at}, so this run sends nothing more" in said
+            f"s3://runs/mine/small: was taken over by a start on {host} at {at}, so this run sends nothing more"
+            in said
         )
     assert mirror.steps() == [5]
     assert sender.process.poll() == TAKEN_OVER
@@ -398,7 +399,11 @@ def test_a_machine_that_comes_back_sends_and_drops_nothing_of_the_one_that_took_
         new.send()
     saved(run, 7)
     files = mirror.store.find(mirror.root, detail=True)
-    for action in (mirror.send, lambda: mirror._drop_others(7), lambda: mirror._put_folder(run.checkpoint(5), "model")):
+    for action in (
+        mirror.send,
+        lambda: mirror._drop_others(7),
+        lambda: mirror._put_folder(run.checkpoint(5), "model"),
+    ):
         with pytest.raises(TakenOverError, match="was taken over by a start on"):
             action()
     assert mirror.store.find(mirror.root, detail=True) == files

@@ -393,7 +393,9 @@ def test_a_sweep_judges_ordinary_runs_and_makes_none_of_them_again(recipe, tmp_p
     assert [file.read_bytes() for file in files] == before
 
 
-def test_finished_runs_of_another_baseline_under_the_same_name_are_not_taken_for_its_own(recipe, tmp_path, monkeypatch):
+def test_finished_runs_of_another_baseline_under_the_same_name_are_not_taken_for_its_own(
+    recipe, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     paths = set()
     for fixed in ([], ["train.max_steps=7"]):

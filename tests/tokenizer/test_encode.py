@@ -50,7 +50,9 @@ def test_a_twin_that_differs_is_dropped(tokenizer):
     other = Encoder(tokenizer).twin
     other.encode = lambda text: np.array([1], dtype=np.uint32)
     encoder.twin = other
-    assert [ids.tolist() for ids in encoder.encode(TEXTS)] == [ids.tolist() for ids in Encoder(tokenizer).encode(TEXTS)]
+    assert [ids.tolist() for ids in encoder.encode(TEXTS)] == [
+        ids.tolist() for ids in Encoder(tokenizer).encode(TEXTS)
+    ]
     assert encoder.twin is None
 
 

@@ -168,7 +168,10 @@ def test_a_tool_call_that_the_template_passes_over_is_refused_and_not_learned_as
             render(tokenizer, messages)
 
 
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "A <|im_end|> of <|eot_id|>"}}}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "description": "A <|im_end|> of <|eot_id|>"}},
+}
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Say it.", "parameters": PARAMETERS}}]
 
 
@@ -225,9 +228,7 @@ def test_reasoning_that_the_template_does_not_render_is_named(own):
     plain = unrendered(AutoTokenizer.from_pretrained(own["llama"]))
     assert plain.keys() == {"reasoning", "tools"}
     assert "Write it into the content" in plain["reasoning"]
-    stripping = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
-    )
+    stripping = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
     reasons = unrendered(tokenizer_of(FAMILIES["qwen2"], template=stripping))
     assert reasons["think"].endswith("Name a template that keeps it as tokenizer.chat_template.")
     kept = stripping.replace("{{ m.content", "{{ m.reasoning_content }}{{ m.content")
@@ -340,7 +341,9 @@ def tokenizer_with(name):
     import re
 
     template = template_of(name)
-    found = re.findall(r"<\|[A-Za-z_]+\|>|<\uff5c[^\uff5c]*\uff5c>|<(?:start|end)_of_turn>|<turn\|>|<\|turn>", template)
+    found = re.findall(
+        r"<\|[A-Za-z_]+\|>|<\uff5c[^\uff5c]*\uff5c>|<(?:start|end)_of_turn>|<turn\|>|<\|turn>", template
+    )
     family = SimpleNamespace(
         specials=tuple(dict.fromkeys(["<s>", "</s>", *found])), plain=(), bos_first=False, bos="<s>", eos="</s>"
     )

@@ -107,7 +107,10 @@ def test_letters_words_and_pieces_are_tokenizers_of_both_stages(kind, tmp_path):
     (ids,) = encode_documents(tokenizer, [text])
     assert tokenizer.decode(ids).replace(" ", "") == text.replace(" ", "")
     found, lengths = span_byte_lengths(tokenizer, text)
-    assert (found, sum(lengths)) == (ids.tolist(), len(text.encode()) - text.count(" ") * (kind in ("words", "pieces")))
+    assert (found, sum(lengths)) == (
+        ids.tolist(),
+        len(text.encode()) - text.count(" ") * (kind in ("words", "pieces")),
+    )
     share = coverage(tokenizer, [text])
     assert share == 1.0 if kind in ("letters", "unigram") else 0.7 < share < 1.0
     rendered, trained = render(tokenizer, [{"role": "user", "content": "what is one"}, {"role": "assistant", "content": "two<|user|>"}])  # fmt: skip

@@ -127,7 +127,9 @@ def test_a_run_with_bfloat16_embeddings_is_resumed_to_the_bit_and_its_models_loa
 
 def test_the_key_must_match_and_its_default_leaves_older_runs_their_names():
     wide, narrow = read_recipe([QUICKSTART, *SMALL]), read_recipe([QUICKSTART, *SMALL, BF16])
-    assert "model.embedding_dtype" not in must_match(wide)  # as in the manifests of runs that were begun before the key
+    assert "model.embedding_dtype" not in must_match(
+        wide
+    )  # as in the manifests of runs that were begun before the key
     assert differences(must_match(wide), must_match(narrow)) == ['model.embedding_dtype: null -> "bfloat16"']
     assert default_name(wide) != default_name(narrow)
 

@@ -11,7 +11,13 @@ from pipeline.model.build import first_nonfinite
 def test_the_first_tensor_with_a_nan_or_an_infinity_is_named_in_every_type(value, dtype):
     bad = torch.zeros(3, 5, dtype=dtype)
     bad[1, 2] = value
-    tensors = {"step": torch.tensor(3), "none": torch.empty(0), "scalar": torch.tensor(1.0), "b": bad, "a": bad.clone()}
+    tensors = {
+        "step": torch.tensor(3),
+        "none": torch.empty(0),
+        "scalar": torch.tensor(1.0),
+        "b": bad,
+        "a": bad.clone(),
+    }
     assert first_nonfinite(tensors) == "b"
     del tensors["b"], tensors["a"]
     assert first_nonfinite(tensors) is None

@@ -51,7 +51,8 @@ def recipe_for(tmp_path, cache, kind: str, stage: str, **data):
     lines = [json.dumps({"messages": conversation(i, turns=1 + i % 3)}) for i in range(200)]
     (tmp_path / "chat.jsonl").write_text("\n".join(lines))
     texts = [
-        json.dumps({"text": f"The {i}th text is about {i * i} and {'a' * (i % 9)}. " * (1 + i % 5)}) for i in range(300)
+        json.dumps({"text": f"The {i}th text is about {i * i} and {'a' * (i % 9)}. " * (1 + i % 5)})
+        for i in range(300)
     ]
     (tmp_path / "text.jsonl").write_text("\n".join(texts))
     source = {"files": str(tmp_path / ("chat.jsonl" if stage == "sft" else "text.jsonl"))}

@@ -83,7 +83,9 @@ def test_muon_makes_the_reference_update_in_both_storage_orders(shape, outputs_f
     torch.testing.assert_close(result.double(), reference.weight, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("floors", [{"update_floor": 1.5}, {"row_floor": 1.2}, {"update_floor": 0.9, "row_floor": 1.4}])
+@pytest.mark.parametrize(
+    "floors", [{"update_floor": 1.5}, {"row_floor": 1.2}, {"update_floor": 0.9, "row_floor": 1.4}]
+)
 @pytest.mark.parametrize("shape", SHAPES[:3])
 @pytest.mark.parametrize("outputs_first", [True, False])
 def test_updates_that_are_small_beside_the_weights_are_raised_to_the_floor(shape, outputs_first, floors):

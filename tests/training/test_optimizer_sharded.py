@@ -62,7 +62,10 @@ def train(model, optimizer, steps):
 def own_bytes(model, optimizer):
     """Bytes that this rank holds of parameters, gradients and optimizer states."""
     states = [
-        value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value) and value.ndim
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if torch.is_tensor(value) and value.ndim
     ]
     return sum(local(t).nbytes for p in model.parameters() for t in (p, p.grad)) + sum(local(t).nbytes for t in states)
 
@@ -113,7 +116,9 @@ def rank_main_of_layers(rank, rendezvous, ranks):
     sharded = assert_sharded_moves_as_whole(
         rank, share, **kind, floors={"update_floor": 3.0, "row_floor": 2.0}, **AHEAD
     )
-    placements = {name.split(".")[-2]: str(getattr(p, "placements", "whole")) for name, p in sharded.named_parameters()}
+    placements = {
+        name.split(".")[-2]: str(getattr(p, "placements", "whole")) for name, p in sharded.named_parameters()
+    }
     rows, columns = "(Shard(dim=0),)", "(Shard(dim=1),)"
     assert placements == dict.fromkeys(
         ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens"), rows
