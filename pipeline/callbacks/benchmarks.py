@@ -15,8 +15,8 @@ from pipeline.evals.tasks import OtherRankFailed, append_entry, entry_of, in_pre
 from pipeline.process.progress import progress
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import forward_only, on_every_rank, on_rank_0, preserved_rng
-from pipeline.training.trainer import StepCallback, TandemTrainer
+from pipeline.training.distributed import on_every_rank, on_rank_0, preserved_rng
+from pipeline.training.trainer import StepCallback, TandemTrainer, forward_only
 
 FAILED = "evaluation_failed"
 

@@ -15,8 +15,9 @@ from pipeline.metrics import is_evaluation, metric_of
 from pipeline.process.progress import seconds_text, waiting, write
 from pipeline.run_dir.rows import append_row, counts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import forward_only, on_rank_0, preserved_rng
+from pipeline.training.distributed import on_rank_0, preserved_rng
 from pipeline.training.metrics import StepMeter, has_evaluation
+from pipeline.training.trainer import forward_only
 
 # The console: one line a logged step, in the exact shape that people's parsers read, and one for each evaluation.
 

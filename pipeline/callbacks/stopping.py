@@ -22,7 +22,7 @@ from pipeline.process.storage import raise_if_moved, read_json, write_json
 from pipeline.run_dir.failures import Signals, leave
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import num_ranks
-from pipeline.training.guard import ORDER, place_of
+from pipeline.training.stages import ORDER, place_of
 from pipeline.training.trainer import TandemTrainer
 
 # A signal in training: all ranks agree on the step, save one whole checkpoint there, and leave.

@@ -14,8 +14,9 @@ from pipeline.process.errors import DataError, InputMissingError, RecipeError, T
 from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import Source
-from pipeline.sources.files import SourceFile, local_files
+from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format, format_of
+from pipeline.sources.patterns import local_files
 from pipeline.sources.quickstart import (
     SPELLED_LETTERS,
     SPELLED_NUMBERS,

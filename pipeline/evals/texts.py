@@ -20,8 +20,8 @@ from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, Protocol, dige
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.schema import Samples, Source
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.sources.files import local_files
 from pipeline.sources.formats import format_of
+from pipeline.sources.patterns import local_files
 from pipeline.sources.raw_rows import BadRow, read_blocks
 from pipeline.sources.recognition import recognise_files
 from pipeline.sources.verify import verify

@@ -10,16 +10,15 @@ from pathlib import Path
 
 from pipeline.hardware.device import batch_ranks, parallelism_size, tensor_parallel_size
 from pipeline.hardware.processor import has_memory_files
-from pipeline.preflight.checks import nearest_existing, raised, run_folder
 from pipeline.preflight.memory import DEVICE_SHARE, queued_bytes
 from pipeline.preflight.plan import Plan, gibibytes, gigabytes, make_plan
-from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError
-from pipeline.process.storage import cache_dir, folder_bytes
+from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError, raised
+from pipeline.process.storage import cache_dir, folder_bytes, nearest_existing
 from pipeline.recipe import Recipe
 from pipeline.recipe.counted_sizes import chosen_sizes
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.reader import check_halvings
-from pipeline.recipe.resolve import micro_batch, step_rows
+from pipeline.recipe.resolve import micro_batch, run_folder, step_rows
 from pipeline.recipe.sizes import Sizes
 from pipeline.run_dir.run_directory import RunDirectory
 

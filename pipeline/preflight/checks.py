@@ -22,16 +22,24 @@ from pipeline.process.errors import (
     InputMissingError,
     RecipeError,
     TandemError,
+    raised,
     refuse,
 )
-from pipeline.process.storage import NOT_WRITABLE, cache_dir, can_be_used, is_cache
+from pipeline.process.storage import NOT_WRITABLE, cache_dir, can_be_used, is_cache, nearest_existing
 from pipeline.process.user_code import import_attribute
 from pipeline.recipe import Recipe
 from pipeline.recipe.located_yaml import show
 from pipeline.recipe.reader import warmup_of
-from pipeline.recipe.resolve import becomes_tandem, begun_run, isolates_documents, start_folder
+from pipeline.recipe.resolve import (
+    becomes_tandem,
+    begun_run,
+    drops_attention,
+    isolates_documents,
+    run_folder,
+    start_folder,
+)
 from pipeline.recipe.schema import ARGUMENTS, with_values
-from pipeline.recipe.sizes import Sizes, model_fields, options_of
+from pipeline.recipe.sizes import Sizes, model_fields
 from pipeline.run_dir.checkpoints import SEAL, by_step, loadable_strays, problems
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import open_sources, with_recorded_inputs
@@ -41,15 +49,6 @@ if TYPE_CHECKING:
     from pipeline.recipe.counted_sizes import CountedSizes
 
 # A check of one thing raises what is wrong with it; one of several things yields or returns it.
-
-
-def raised(check: Callable[..., object], *given: Any) -> list[TandemError]:
-    """Return what the check raises of these, or nothing."""
-    try:
-        check(*given)
-    except TandemError as error:
-        return [error]
-    return []
 
 
 # Formats and kernels that a recipe asks for and this machine may lack. Imports torch.
@@ -103,13 +102,6 @@ def _compiler(recipe: Recipe, device: DeviceInfo) -> None:
             "headers; on a GPU: Triton), or TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE is 1. Install or unset them, "
             "or write torch_compile: auto."
         )
-
-
-def drops_attention(recipe: Recipe) -> bool:
-    """Return whether a model of Tandem's has dropout inside its attention."""
-    config = recipe.model.start_config or options_of(recipe)
-    name, default = ("attention_dropout", 0.0) if config.get("model_type") == "nanochat" else ("attn_pdrop", 0.1)
-    return becomes_tandem(recipe) and config.get(name, default) > 0
 
 
 # Choice of the attention that a run trains with: a kernel is tried on its device before it is believed.
@@ -404,15 +396,6 @@ def _writing(plan: "Plan") -> Iterator[TandemError]:
             if key == "data.cache_dir" and error.errno in NOT_WRITABLE and is_cache(folder):
                 continue  # what it lacks is refused when it is to be prepared, before step 1
             yield CannotWriteError(f"{folder}: cannot be written ({error.strerror}). Set {key} to a folder that can.")
-
-
-def run_folder(recipe: Recipe) -> Path:
-    return (Path(recipe.run.directory) / str(recipe.run.name)).absolute()
-
-
-def nearest_existing(folder: Path) -> Path:
-    """Return the folder, or its nearest ancestor that is there (and may turn out to be a file)."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 # What the recipe names and only Python can look up: callbacks, tasks, an optimizer, the options of the model.

@@ -10,11 +10,10 @@ from typing import Any
 
 from pipeline.hardware.accelerators import DeviceInfo
 from pipeline.hardware.device import decide_bf16, decide_compile
-from pipeline.preflight.checks import drops_attention
 from pipeline.process.errors import InputMissingError, RecipeError, TandemError
 from pipeline.recipe import Recipe
 from pipeline.recipe.counted_sizes import CountedSizes
-from pipeline.recipe.resolve import becomes_tandem, isolates_documents
+from pipeline.recipe.resolve import becomes_tandem, drops_attention, isolates_documents
 from pipeline.recipe.sizes import Sizes, options_of
 
 

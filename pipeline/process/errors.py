@@ -5,6 +5,8 @@ our own mistake: it keeps its traceback and ends with status 1.
 """
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 MOST_CHARACTERS = 20_000  # of a message; what it repeats of a file may be of any length
 # C0 and C1 but tab and line feed move the cursor, set the title, write the clipboard; then what turns the order of
@@ -115,6 +117,15 @@ class Interrupted(TandemError):
 class Stopped(BaseException):
     """SIGTERM or SIGHUP for a command that is no training. `except Exception` does not take it for an error of the
     work."""
+
+
+def raised(check: Callable[..., object], *given: Any) -> list[TandemError]:
+    """Return what the check raises of these, or nothing."""
+    try:
+        check(*given)
+    except TandemError as error:
+        return [error]
+    return []
 
 
 def refuse(problems: list[TandemError]) -> None:

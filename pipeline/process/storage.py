@@ -559,3 +559,8 @@ def machine(path: str | Path) -> str:
     except OSError:
         kernel = socket.gethostname()
     return f"{kernel} {os.stat(path).st_dev}"
+
+
+def nearest_existing(folder: Path) -> Path:
+    """Return the folder, or its nearest ancestor that is there (and may turn out to be a file)."""
+    return next(path for path in (folder, *folder.parents) if path.exists())

@@ -860,3 +860,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, list):
         return [plain(v) for v in value]
     return dict(value) if isinstance(value, ReadOnlyDict) else value
+
+
+def run_folder(recipe: Recipe) -> Path:
+    return (Path(recipe.run.directory) / str(recipe.run.name)).absolute()
+
+
+def drops_attention(recipe: Recipe) -> bool:
+    """Return whether a model of Tandem's has dropout inside its attention."""
+    config = recipe.model.start_config or options_of(recipe)
+    name, default = ("attention_dropout", 0.0) if config.get("model_type") == "nanochat" else ("attn_pdrop", 0.1)
+    return becomes_tandem(recipe) and config.get(name, default) > 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import matplotlib
@@ -35,7 +35,9 @@ from pipeline.report.curves import (
     drawable,
     look,
 )
-from pipeline.report.single import Summary
+
+if TYPE_CHECKING:
+    from pipeline.report.single import Summary
 
 # The panels as interactive plots (Bokeh, whose script comes out of its package) and as PNG (matplotlib).
 
@@ -232,7 +234,7 @@ def page(
     panels: list[Panel],
     axes: dict[str, str],
     picture: bytes | None,
-    summary: Summary | None = None,
+    summary: "Summary | None" = None,
     head: str = "",
     unfolded: tuple[str, ...] = (),
     one_legend: bool = False,

@@ -28,17 +28,9 @@ from pipeline.process.progress import count_text, on_terminal, waiting
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import read_sealed_json, write_sealed_json
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.sources.files import (
-    Ends,
-    SourceFile,
-    bases_of,
-    is_saved,
-    labelled,
-    looked_in,
-    refuse_unreadable,
-    shown,
-)
+from pipeline.sources.files import Ends, SourceFile, is_saved, refuse_unreadable, shown
 from pipeline.sources.formats import Format
+from pipeline.sources.patterns import bases_of, labelled, looked_in
 from pipeline.sources.raw_rows import (
     BOM,
     COMPRESSIONS,

@@ -26,8 +26,9 @@ from pipeline.process.errors import (
 from pipeline.process.network import wait_or_raise
 from pipeline.process.storage import cache_dir
 from pipeline.recipe.schema import Recipe, with_values
-from pipeline.sources.files import SourceFile, local_files
+from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format, UntrainableConversation, format_of, is_newly_read
+from pipeline.sources.patterns import local_files
 from pipeline.sources.raw_rows import (
     Block,
     Conversation,

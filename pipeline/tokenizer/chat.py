@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.process.errors import DataError
-from pipeline.sources.formats import REASONING
 from pipeline.tokenizer.encode import WORD_JOINER, control_ids, control_strings, escape, tool_marks, with_texts
+from pipeline.tokenizer.messages import GENERATION, learned_spans, refusal_of, shown
 
 if TYPE_CHECKING:
     from pipeline.tokenizer.own_template import OwnTemplate
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 # mask.
 RENDERING_VERSION = 1
 
-GENERATION = re.compile(r"\{%-?\s*generation")
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 
 # How `transformers serve` reads an answer of the built-in template. Without it, it goes by the model_type: of a qwen3,
@@ -33,14 +32,6 @@ RESPONSE_TEMPLATE = {
 _own_templates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def refusal_of(error: BaseException) -> str:
-    """Return the sentence for what a template raised, which may be as long as the template likes."""
-    reason = str(error) or type(error).__name__
-    if isinstance(error, RecursionError):
-        reason = "it calls itself without end"
-    return f"the chat template refuses the conversation: {reason[:300]}{'...' if len(reason) > 300 else ''}"
-
-
 def built_in_template(controls: list[str]) -> str:
     """Return the chat template, escaping these control strings: each tokenizer has its own list.
 
@@ -49,20 +40,6 @@ def built_in_template(controls: list[str]) -> str:
     template = TEMPLATE_FILE.read_text(encoding="utf-8").replace(r"\u2060", WORD_JOINER)
     line = "{%- set control_strings = " + json.dumps(controls, ensure_ascii=False) + " -%}"
     return re.sub(r"(?m)^\{%- set control_strings = .*$", lambda _: line, template, count=1)
-
-
-def shown(messages: list[dict]) -> list[dict]:
-    """Return the messages as a template sees them: no weight, no key that is None, no empty list of calls, and
-    reasoning by every name."""
-    found = []
-    for message in messages:
-        kept = {key: value for key, value in message.items() if value is not None and key != "weight"}
-        if not kept.get("tool_calls"):
-            kept.pop("tool_calls", None)  # templates ask whether there is the key
-        reasoning = next((kept[key] for key in REASONING if kept.get(key)), None)
-        # Data and templates know it by one of these names: a template is shown it under each.
-        found.append(kept if reasoning is None else kept | dict.fromkeys(REASONING, reasoning))
-    return found
 
 
 def render(tokenizer: Any, messages: list[dict], *, tools: list[dict] | None = None) -> tuple[list[int], list[bool]]:
@@ -125,21 +102,6 @@ def _escaped(tokenizer: Any, tools: list[dict] | None) -> Any:
     """Return the tools for a template that escapes what messages say, which need not escape what tools say."""
     controls = control_strings(tokenizer)
     return with_texts(tools, lambda text: escape(text, controls)) if tools else None
-
-
-def learned_spans(messages: list[dict], spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans without those of messages of weight 0. Raises DataError where it is not known which these
-    are."""
-    answers = [message for message in messages if message["role"] == "assistant"]
-    if all(message.get("weight") != 0 for message in answers):
-        return spans
-    if len(spans) != len(answers):
-        raise DataError(
-            f"the chat template marks {len(spans)} spans of {len(answers)} answers, so the weight 0 of a message "
-            "cannot be kept. Name a template with one {% generation %} block for each answer as "
-            "tokenizer.chat_template"
-        )
-    return [span for span, message in zip(spans, answers, strict=True) if message.get("weight") != 0]
 
 
 def rendered_talks(tokenizer: Any, talks: list) -> list:

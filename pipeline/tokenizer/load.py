@@ -9,12 +9,7 @@ from typing import Any
 
 from pipeline.process.errors import InputMissingError, RecipeError, ServiceError, first_line
 from pipeline.process.storage import refuse_unreadable_files
-from pipeline.tokenizer.chat import (
-    RESPONSE_TEMPLATE,
-    built_in_template,
-    own_template,
-    template_problems,
-)
+from pipeline.tokenizer.chat import RESPONSE_TEMPLATE, built_in_template, own_template, template_problems
 from pipeline.tokenizer.encode import (
     AWKWARD,
     BOS,
@@ -230,21 +225,6 @@ def _add_missing(tokenizer, names) -> list[str]:
 
 
 # The run's tokenizer, and what names it.
-
-
-def load_or_train(recipe, sources: list, *, validation: list | None = None, beside: str | None = None) -> Any:
-    """Return the PreTrainedTokenizerFast of a recipe, with chat template, bos, eos and pad.
-
-    A ready one (`tokenizer.path`) gets the control tokens it lacks, each with a printed line. Otherwise one is trained
-    on the sources, once per text and settings: every process finds it in the cache, one trains while the others wait.
-    It is judged then: report.json beside it, printed; `validation` and `beside` are for that judgement alone. Raises
-    RecipeError, InputMissingError or ServiceError for what the recipe names; DataError when the sources hold no text.
-    """
-    if recipe.tokenizer.path:
-        return load_ready(recipe)
-    from pipeline.tokenizer.train import trained_tokenizer
-
-    return trained_tokenizer(recipe, sources, validation=validation, beside=beside)
 
 
 def identity(tokenizer) -> str:

@@ -17,8 +17,8 @@ import numpy as np
 
 from pipeline.hardware.processor import peak_bytes
 from pipeline.process.errors import DataError
-from pipeline.tokenizer.chat import GENERATION, learned_spans, refusal_of, shown
 from pipeline.tokenizer.encode import control_strings, plain_backend, with_texts
+from pipeline.tokenizer.messages import GENERATION, learned_spans, refusal_of, shown
 
 # Bounds on what a chat template costs: it came with somebody's model, and may loop or grow without end.
 MOST_CPU_S = 10.0  # of the thread, for one rendering; an ordinary conversation takes milliseconds

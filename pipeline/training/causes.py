@@ -22,7 +22,7 @@ from pipeline.process.errors import OutOfMemoryError, first_line
 from pipeline.recipe.resolve import KEY
 from pipeline.run_dir.failures import is_out_of_memory
 from pipeline.training.distributed import from_every_rank, preserved_rng
-from pipeline.training.guard import stage_of
+from pipeline.training.stages import stage_of
 
 if TYPE_CHECKING:
     from pipeline.training.trainer import TandemTrainer

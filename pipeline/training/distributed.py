@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +16,6 @@ import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from pipeline.process.errors import CannotWriteError, HangError, TandemError
 from pipeline.process.storage import remove_file
@@ -271,15 +269,3 @@ def preserved_rng() -> Iterator[None]:
         yield
     finally:
         set_rng_state(state)
-
-
-def forward_only(model: nn.Module) -> AbstractContextManager[None]:
-    """Let evaluations and samples use the model: one that is sharded or in float8 is prepared for it
-    (training/sharding.py)."""
-    if any(
-        isinstance(module, FSDPModule) or type(module).__module__.startswith("torchao.") for module in model.modules()
-    ):
-        from pipeline.training.sharding import between_steps
-
-        return between_steps(model)
-    return nullcontext()

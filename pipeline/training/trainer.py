@@ -3,12 +3,14 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from pipeline.data.rows import StepLoader
@@ -28,7 +30,6 @@ from pipeline.training.checkpoint import (
 )
 from pipeline.training.distributed import (
     Ranks,
-    forward_only,
     from_every_rank,
     get_rng_state,
     on_every_rank,
@@ -350,3 +351,15 @@ class TandemTrainer(Trainer):
                 self.saver.wait(patience_s=LOST_PART_S if self.is_sharded else math.inf)
             raise
         self.guard.check_state(self, {}, so="the finished model was not written")
+
+
+def forward_only(model: nn.Module) -> AbstractContextManager[None]:
+    """Let evaluations and samples use the model: one that is sharded or in float8 is prepared for it
+    (training/sharding.py)."""
+    if any(
+        isinstance(module, FSDPModule) or type(module).__module__.startswith("torchao.") for module in model.modules()
+    ):
+        from pipeline.training.sharding import between_steps
+
+        return between_steps(model)
+    return nullcontext()

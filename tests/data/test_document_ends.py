@@ -8,8 +8,8 @@ import pytest
 from pipeline.data.preparation import make_plan
 from pipeline.data.rows import TrainingRows, ValidationRows
 from pipeline.recipe.schema import Source
+from pipeline.tokenizer import load_or_train
 from pipeline.tokenizer.encode import document_end, encode_documents
-from pipeline.tokenizer.load import load_or_train
 from pipeline.training.build import build_from_recipe
 from tests import families
 

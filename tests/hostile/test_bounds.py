@@ -21,7 +21,7 @@ from pipeline.run.data import _weights
 from pipeline.run_dir.columns import read_columns
 from pipeline.run_dir.rows import append_row, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.sources.files import local_files
+from pipeline.sources.patterns import local_files
 from pipeline.tokenizer.load import open_tokenizer
 from pipeline.training.checkpoint import read_state
 

@@ -9,8 +9,8 @@ import pytest
 from pipeline.process import network
 from pipeline.process.errors import DiskFullError, InputMissingError, RecipeError, ServiceError
 from pipeline.recipe import read_recipe
-from pipeline.sources.files import local_files
 from pipeline.sources.open import open_sources
+from pipeline.sources.patterns import local_files
 from tests.runner import Runner
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from pipeline.callbacks.log import Samples
 from pipeline.training.checkpoint import CheckpointSaver
-from pipeline.training.guard import ORDER, STAGES
 from pipeline.training.metrics import slowest
+from pipeline.training.stages import ORDER, STAGES
 from pipeline.training.trainer import TandemTrainer
 
 
