@@ -19,8 +19,8 @@ from pipeline.evals.bpb import bits_per_byte
 from pipeline.evals.texts import read_texts
 from pipeline.hardware.device import decide_bf16
 from pipeline.model.build import build_model
+from pipeline.recipe.model_sizes import model_fields
 from pipeline.recipe.reader import read_recipe
-from pipeline.recipe.sizes import model_fields
 from pipeline.run.data import resolve_warmup
 from pipeline.tokenizer.encode import byte_lengths, plain_backend
 from pipeline.tokenizer.train import train_bpe

@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from pipeline.model.build import build_model
 from pipeline.recipe import read_recipe
-from pipeline.recipe.sizes import model_fields
+from pipeline.recipe.model_sizes import model_fields
 from pipeline.training.isolation import LENGTHS, SEEN, STD, try_isolation
 
 LIMIT_S = 120

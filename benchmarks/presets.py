@@ -26,8 +26,8 @@ from common import compared
 from pipeline.evals.bpb import bits_per_byte
 from pipeline.evals.texts import read_texts
 from pipeline.model.build import build_model, use_chunked_loss
+from pipeline.recipe.model_sizes import model_fields
 from pipeline.recipe.reader import read_recipe
-from pipeline.recipe.sizes import model_fields
 from pipeline.tokenizer.encode import byte_lengths, plain_backend
 from pipeline.tokenizer.train import train_bpe
 from pipeline.training.optimizer import build_optimizer

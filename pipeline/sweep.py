@@ -34,7 +34,8 @@ from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeE
 from pipeline.process.progress import Bar, seconds_text, write
 from pipeline.process.storage import lock, read_json, write_json, write_text
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
-from pipeline.recipe.located_yaml import EXCLUSIVE, Problems, read_layers
+from pipeline.recipe.layers import EXCLUSIVE, read_layers
+from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.resolve import resolve_start, step_rows
 from pipeline.report.comparison import CHANCE, SECTION, comparison_panels
 from pipeline.report.run_data import RunData, filled_table, number, read_run, table

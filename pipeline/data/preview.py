@@ -17,7 +17,8 @@ from pipeline.data.losses import MOST, MUCH, aligned, trained_characters
 from pipeline.data.rows import TrainingRows, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
-from pipeline.recipe.located_yaml import Item, Problems, compose, find_recipe
+from pipeline.recipe.layers import find_recipe
+from pipeline.recipe.located_yaml import Item, Problems, compose
 from pipeline.recipe.reader import check_source
 from pipeline.recipe.resolve import TEXT_ID, step_rows
 from pipeline.recipe.schema import Recipe, Source

@@ -29,6 +29,7 @@ from pipeline.process.storage import NOT_WRITABLE, cache_dir, can_be_used, is_ca
 from pipeline.process.user_code import import_attribute
 from pipeline.recipe import Recipe
 from pipeline.recipe.located_yaml import show
+from pipeline.recipe.model_sizes import model_fields
 from pipeline.recipe.reader import warmup_of
 from pipeline.recipe.resolve import (
     becomes_tandem,
@@ -39,7 +40,7 @@ from pipeline.recipe.resolve import (
     start_folder,
 )
 from pipeline.recipe.schema import ARGUMENTS, with_values
-from pipeline.recipe.sizes import Sizes, model_fields
+from pipeline.recipe.sizes import Sizes
 from pipeline.run_dir.checkpoints import SEAL, by_step, loadable_strays, problems
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import open_sources, with_recorded_inputs

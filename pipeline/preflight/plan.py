@@ -41,6 +41,7 @@ from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
 from pipeline.recipe import Recipe
 from pipeline.recipe.counted_sizes import CountedSizes
+from pipeline.recipe.model_sizes import sizes_from_config, sizes_from_model, sizes_of
 from pipeline.recipe.resolve import (
     KEY,
     horizon_steps,
@@ -56,7 +57,7 @@ from pipeline.recipe.resolve import (
     with_batch_tokens,
 )
 from pipeline.recipe.schema import with_values
-from pipeline.recipe.sizes import Sizes, SizesUnknownError, sizes_from_config, sizes_from_model, sizes_of
+from pipeline.recipe.sizes import Sizes, SizesUnknownError
 from pipeline.run_dir.run_directory import RunDirectory, fit_file
 
 if TYPE_CHECKING:

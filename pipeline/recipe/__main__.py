@@ -9,9 +9,8 @@ from typing import Any, get_args, get_type_hints
 from pipeline.process.storage import write_text
 from pipeline.recipe.mistakes import expected
 from pipeline.recipe.resolve import ADAM_GROUPS, MATRIX_GROUP
-from pipeline.recipe.schema import ARGUMENTS, DERIVED, SECTIONS, Argument, Model, Recipe
+from pipeline.recipe.schema import ARGUMENTS, DERIVED, SECTIONS, Argument, Model, Recipe, keys_of
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
-from pipeline.recipe.values import keys_of
 
 # docs/recipes.md and recipes/schema.json, written from the schema and the support table of TrainingArguments.
 

@@ -1,5 +1,5 @@
-"""The text of a recipe: YAML within bounds, with the line of every key, in layers of files and overrides of the
-command line; and files of other programs as PyYAML reads them.
+"""The text of a recipe: YAML within bounds, with the line of every key; and files of other programs as PyYAML reads
+them.
 
 Scalars are those of YAML 1.2: 3e-4 is a number, `no` and `off` are text. A file may come from anywhere: its size,
 depth, number of values and what its aliases expand to are bounded before anything is made of it.
@@ -7,23 +7,21 @@ depth, number of values and what its aliases expand to are bounded before anythi
 Why not ruamel.yaml, which reads YAML 1.2 and keeps lines: it bounds nothing. Of version 0.19 ten KB of `[` took 25 s
 and ended as RecursionError, a list of 240 KB 23 s (PyYAML's composer stops at 50 levels and 20,000 values); it makes
 dates and octal numbers of unquoted text, takes tags, and its import doubles that of PyYAML, which datasets and
-transformers load anyway. The scalars are 20 lines here, and the explained syntax errors (mistakes.py) would stay.
+transformers load anyway. The scalars are 20 lines here, and the explained syntax errors would stay.
 """
 
 import os
 import re
-import shlex
 import unicodedata
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import yaml
 
 from pipeline.process.errors import DamagedFileError, InputMissingError, RecipeError
 from pipeline.process.secrets import looks_secret
 from pipeline.process.storage import open_regular
-from pipeline.recipe.schema import alternatives, annotation_of
 
 # Mistakes of a recipe, collected so that the user sees all of them at once.
 
@@ -128,6 +126,33 @@ class _PlainLoader(_BoundedComposer, yaml.SafeLoader):
     """PyYAML's safe loader."""
 
 
+def explain_yaml(error: yaml.MarkedYAMLError) -> str:
+    """Return what is wrong with a text that is no YAML, and what to do about it."""
+    problem, context = error.problem or "", error.context or ""
+    if isinstance(error, BoundsError):
+        return problem
+    if "'\\t'" in problem or "\\t" in problem:
+        return "a tab character. YAML indents with spaces: replace the tab."
+    if "end of stream" in problem and "quoted" in context:
+        return "a quote is opened and never closed. Close it on the same line."
+    if "undefined alias" in problem:
+        return (
+            "an alias without its anchor. Write &name where the value stands first; a text that begins with * must "
+            'stand in quotes: "*.parquet".'
+        )
+    if "alias" in context:
+        return 'a value that begins with * must stand in quotes: "*.parquet".'
+    if "anchor" in context:
+        return "a value that begins with & must stand in quotes."
+    if "single document" in context:
+        return "a second document begins here. A recipe is one document: remove the `---`."
+    if "mapping values are not allowed" in problem:
+        return "a colon where no key can stand. Put a text that holds `: ` in quotes, and check the indentation."
+    if "could not find expected ':'" in problem:
+        return "a key without a colon here or on the line before. Write `key: value`."
+    return f"is not valid YAML: {problem}{f' ({context})' if context else ''}. Check indentation, colons and quotes."
+
+
 def load_yaml(path: str | Path, *, most_values: int = MOST_VALUES) -> Any:
     """Return the value of a YAML file of a run, a repository or another program, as yaml.safe_load would.
 
@@ -166,8 +191,6 @@ def load_mapping(path: str | Path, *, most_values: int = MOST_VALUES) -> dict[st
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         if isinstance(error, yaml.MarkedYAMLError):
-            from pipeline.recipe.mistakes import explain_yaml
-
             reason = explain_yaml(error)
     raise DamagedFileError(
         f"{path}: is no YAML as it was written ({reason.partition('. ')[0].rstrip('.')}). Put it back from a copy."
@@ -232,8 +255,6 @@ def compose(text: str, file: str, problems: Problems, *, where: str | None = Non
         at_end = "end of stream" in (error.problem or "")
         mark = (at_end and error.context_mark) or error.problem_mark
         place = where or f"{file}:{mark.line + 1}" if mark else file
-        from pipeline.recipe.mistakes import explain_yaml
-
         raise RecipeError(f"{place}: {explain_yaml(error)}") from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
@@ -317,322 +338,3 @@ def _scalar(node: yaml.ScalarNode, place: str) -> Any:
     if text in (".nan", ".NaN", ".NAN"):
         return float("nan")
     return text
-
-
-# The command line of a recipe: which file its first word means, and the overrides after it.
-
-COMMAND_LINE = "command line"
-SHIPPED = next(p for n in (1, 2) if (p := Path(__file__).parents[n] / "recipes").is_dir() or n == 2)
-SUFFIXES = ("", ".yaml", ".yml")
-# Keys whose value is a list of entries with keys of their own.
-LISTS = ("data.sources", "data.validation", "evals.chat.own")
-MOST_PARTS = 50  # dots of an override's key
-OPENING, CLOSING = "[{", "]}"
-
-
-def recipe_of(argv: list[str]) -> str:
-    """Return the recipe that a command line begins with. Raises RecipeError when it begins with something else."""
-    if argv and not argv[0].startswith("-") and ("=" not in argv[0] or argv[0].endswith((".yaml", ".yml"))):
-        return argv[0]
-    given = f" before {argv[0].split('=')[0]}" if argv else ""
-    from pipeline.recipe.mistakes import recipe_option
-
-    if argv and (named := recipe_option(argv)):
-        raise RecipeError(f"{COMMAND_LINE}: {named}")
-    raise RecipeError(
-        f"{COMMAND_LINE}: no recipe is named{given}. Write the path of a .yaml file first, then section.key=value."
-    )
-
-
-def find_recipe(name: str, *, folder: str | Path = "") -> str:
-    """Return the path of a recipe given by a path or by its bare name, which is looked for in `folder`, in recipes/
-    below it and among the shipped ones; `.yaml` may be left out.
-
-    Raises InputMissingError when there is none.
-    """
-    bare = os.path.basename(name) == name
-    places = [Path(folder), *([Path(folder, "recipes"), SHIPPED] if bare else [])]
-    for suffix in SUFFIXES:
-        for place in places:
-            path = Path(place, f"{name}{suffix}")
-            if path.is_file():
-                return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
-    given = Path(folder, name)
-    if given.exists():  # a folder, which read_file speaks of
-        return str(given)
-    from pipeline.recipe.mistakes import recipe_hint
-
-    hint = recipe_hint(given, bare=bare)
-    raise InputMissingError(f"{given}: there is no such recipe.{hint}")
-
-
-def read_overrides(texts: list[str], problems: Problems) -> dict[str, str]:
-    """Return the overrides' values by their keys, as they were written; problems gets those that are none."""
-    given: dict[str, str] = {}
-    rest = list(texts)
-    while rest:
-        text = rest.pop(0)
-        if text.startswith("-"):
-            if rest and "=" not in text and "=" not in rest[0] and not rest[0].startswith("-"):
-                text = f"{text}={rest.pop(0)}"
-            from pipeline.recipe.mistakes import wrong_option
-
-            problems.add(COMMAND_LINE, wrong_option(text))
-            continue
-        name, equals, value = text.partition("=")
-        if name.count(".") > MOST_PARTS:
-            problems.add(
-                COMMAND_LINE,
-                f"{show_plain(name)} has {name.count('.') + 1:,} parts, and no key has so many. Write "
-                "section.key=value.",
-            )
-            continue
-        if not equals or not name:
-            problems.add(
-                COMMAND_LINE, f"{name} is not an override. Write section.key=value, for example train.max_steps=100."
-            )
-            continue
-        if whole := _joined(value, rest):
-            value, count = whole
-            rest = rest[count:]
-            problems.add(
-                f"{COMMAND_LINE}: {name}",
-                f"the shell cut the value at its spaces. Quote it: {shlex.quote(f'{name}={value}')}",
-            )
-        elif name in given:
-            apart = any(v.startswith(tuple(OPENING)) for v in (value, given.pop(name)))
-            hint = " (If it was one value in braces, the shell took it apart: put the whole override in quotes.)"
-            problems.add(f"{COMMAND_LINE}: {name}", f"is given twice. Remove one of them.{hint if apart else ''}")
-        elif inside := next(
-            (key for key in LISTS if name.startswith(f"{key}.") and not name[len(key) + 1 : len(key) + 2].isdecimal()),
-            None,
-        ):
-            key = name[len(inside) + 1 :]
-            problems.add(
-                f"{COMMAND_LINE}: {name}",
-                f"{inside} is a list. Write {inside}.0.{key}={show_plain(value)} for its first entry, or the whole "
-                f"list: {shlex.quote(f'{inside}=[{{{key}: {show_plain(value)}}}]')}",
-            )
-        else:
-            given[name] = value
-    return given
-
-
-def show_plain(value: str) -> str:
-    """Return a value as it may be printed, without the quotes around text."""
-    return show(value).strip("'")
-
-
-def _joined(value: str, following: list[str]) -> tuple[str, int] | None:
-    """Return the value that brackets hold together, and how many words of the command line after it belong to it; None
-    when it is whole, or never becomes so."""
-    if not value.startswith(tuple(OPENING)) or _open(value) == 0:
-        return None
-    for count, _ in enumerate(following, start=1):
-        joined = " ".join([value, *following[:count]])
-        if _open(joined) == 0:
-            return joined, count
-    return None
-
-
-def _open(text: str) -> int:
-    return sum((c in OPENING) - (c in CLOSING) for c in text)
-
-
-# One tree of values out of a recipe, what it extends, and the command line: later layers win key by key.
-
-# Of each group one key is in force: a layer that names one takes the others of the layers below away.
-EXCLUSIVE = (
-    ("train.max_steps", "train.num_train_epochs", "run.tokens", "run.tokens_per_param", "run.flops"),
-    ("data.batch_tokens", "train.gradient_accumulation_steps"),
-)
-ENTRY = re.compile(r"[0-9]{1,9}")  # the number of an entry of a list
-MOST_BASES = 20  # recipes that extend each other in a row
-# The dial sets these again when a later layer turns it.
-SET_BY_DEPTH = ("model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head")
-
-
-def read_layers(path: str, overrides: list[str], problems: Problems) -> Item:
-    """Return the tree of the recipe at path with everything it extends, and the overrides on top."""
-    tree = _with_bases(path, problems, ())
-    layer: Item = Item({}, COMMAND_LINE, file=COMMAND_LINE)
-    for name, value in read_overrides(overrides, problems).items():
-        item, parts = _override_value(name, value, problems), name.split(".")
-        if any(map(ENTRY.fullmatch, parts)):
-            tree = _set_in_list(tree, parts, item, problems, name)
-        else:
-            layer = _set(layer, parts, item, problems, name)
-    return merge(tree, layer)
-
-
-def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item:
-    tree = read_file(path, problems)
-    tree = _without_secrets(tree, problems)
-    real = os.path.realpath(path)
-    extends = tree.value.get("extends")
-    own = Item({k: v for k, v in tree.value.items() if k != "extends"}, tree.where, file=path)
-    if extends is None:
-        return own
-    if not isinstance(extends.value, str) or not extends.value:
-        raise RecipeError(
-            f"{extends.where}: extends: must be the path of one recipe, relative to this file. Write extends: "
-            "other.yaml."
-        )
-    folder = Path(path).parent
-    base = os.path.normpath(folder / extends.value)
-    if not Path(base).is_file():
-        try:
-            base = find_recipe(extends.value, folder=folder)
-        except InputMissingError:
-            raise InputMissingError(
-                f"{extends.where}: extends: {base} does not exist. Name a recipe relative to {folder or '.'}."
-            ) from None
-    if len(parents) >= MOST_BASES:
-        raise RecipeError(
-            f"{extends.where}: extends: is the {MOST_BASES + 1}st in a row of recipes. Extend fewer of them."
-        )
-    if os.path.realpath(base) in (*parents, real):
-        raise RecipeError(
-            f"{extends.where}: extends: {extends.value} extends this recipe in turn, in a circle. Remove one of the "
-            "two."
-        )
-    return merge(_with_bases(base, problems, (*parents, real)), own)
-
-
-def merge(base: Item, layer: Item) -> Item:
-    """Return layer over base: sections and dictionaries key by key, everything else replaced."""
-    gone = [name for group in EXCLUSIVE if any(_is_given(layer, one) for one in group) for name in group]
-    for name in [*gone, *(SET_BY_DEPTH if _is_given(layer, "model.depth") else ())]:
-        base = _remove(base, name.split("."))
-    return _merge(base, layer)
-
-
-def _merge(base: Item, layer: Item) -> Item:
-    if not isinstance(base.value, dict) or not isinstance(layer.value, dict):
-        return layer
-    values = dict(base.value)
-    for key, item in layer.value.items():
-        values[key] = _merge(values[key], item) if key in values else item
-    return Item(values, layer.where, file=layer.file)
-
-
-def _is_given(tree: Item, name: str) -> bool:
-    for part in name.split("."):
-        if not isinstance(tree.value, dict) or part not in tree.value:
-            return False
-        tree = tree.value[part]
-    return tree.value is not None
-
-
-def _remove(tree: Item, parts: list[str]) -> Item:
-    if not isinstance(tree.value, dict) or parts[0] not in tree.value:
-        return tree
-    values = dict(tree.value)
-    if len(parts) == 1:
-        del values[parts[0]]
-    else:
-        values[parts[0]] = _remove(values[parts[0]], parts[1:])
-    return replace(tree, value=values)
-
-
-def _set(tree: Item, parts: list[str], item: Item, problems: Problems, name: str) -> Item:
-    if not isinstance(tree.value, dict):
-        problems.add(
-            f"{COMMAND_LINE}: {name}",
-            f"lies inside {name.rpartition('.')[0]}, which is given as a value. Give one of the two.",
-        )
-        return tree
-    if len(parts) == 1:
-        return replace(tree, value={**tree.value, parts[0]: item})
-    child = tree.value.get(parts[0]) or Item({}, COMMAND_LINE, file=COMMAND_LINE)
-    if child.value is None:
-        child = replace(child, value={})
-    return replace(tree, value={**tree.value, parts[0]: _set(child, parts[1:], item, problems, name)})
-
-
-def _set_in_list(tree: Item, parts: list[str], item: Item, problems: Problems, name: str) -> Item:
-    """Set section.list.<number>.key in what is there; a source's `files` replaces its `id` and the reverse."""
-    head, rest = parts[0], parts[1:]
-    if isinstance(tree.value, list):
-        if not ENTRY.fullmatch(head) or int(head) >= len(tree.value):
-            have = f"0 to {len(tree.value) - 1}" if tree.value else "none"
-            problems.add(
-                f"{COMMAND_LINE}: {name}",
-                f"there is no entry {head}; there are {have}. Number the entries from 0, or give the whole list.",
-            )
-            return tree
-        values = list(tree.value)
-        values[int(head)] = _set_in_list(values[int(head)], rest, item, problems, name) if rest else item
-        return replace(tree, value=values)
-    if not isinstance(tree.value, dict) or (rest and head not in tree.value):
-        problems.add(
-            f"{COMMAND_LINE}: {name}",
-            "there is no such list in the recipe. Give the whole list, as data.sources=[{files: x.parquet}].",
-        )
-        return tree
-    if rest:
-        return replace(tree, value={**tree.value, head: _set_in_list(tree.value[head], rest, item, problems, name)})
-    replaced = {
-        "files": ("id", "config", "revision"),
-        "id": ("files",),
-        "weight": ("epochs",),
-        "epochs": ("weight",),
-    }.get(head, ())
-    kept = {k: v for k, v in tree.value.items() if k not in replaced or v.where == COMMAND_LINE}
-    return replace(tree, value={**kept, head: item})
-
-
-def _override_value(name: str, text: str, problems: Problems) -> Item:
-    """Return the value of an override. Where the key holds text it is what was typed, but for quotes around the whole
-    and null; elsewhere it is read as YAML, of which no part may become a comment."""
-    where = COMMAND_LINE
-    if looks_secret(text):
-        problems.add(where, f"a token or password is given. {INSTEAD}")
-        return Item(None, where, file=COMMAND_LINE)
-    is_quoted = re.fullmatch(r"(['\"]).*\1", text, re.DOTALL)
-    if text[:1] in ("*", "&", "!", "%", "@", "`") or (_holds_text(name, text) and not is_quoted):
-        if strange := not_text(text):
-            raise RecipeError(f"{where}: {name}: {strange}")
-        return Item(None if text in ("", "null") else text, where, quoted=True, file=COMMAND_LINE)
-    comment = (
-        f"{where}: {name}: a # begins a comment in {show(text)}, and what follows would be cut off. Put the text that "
-        "holds it in quotes."
-    )
-    try:
-        item = compose(text, COMMAND_LINE, problems, where=where)
-    except RecipeError:
-        if re.search(r"\s#", text):
-            raise RecipeError(comment) from None
-        raise
-    if text.count("#") > str(item.plain()).count("#"):
-        raise RecipeError(comment)
-    return item
-
-
-def _holds_text(name: str, text: str) -> bool:
-    """Return whether the key's value is text, and `text` not the list that it may be instead."""
-    options = alternatives(annotation_of(name))
-    kinds = {get_origin(option) or option for option in options}
-    return (
-        str in kinds
-        and kinds <= {str, list, type(None)}
-        and not (list in kinds and text[:1] == "[" and text[-1:] == "]")
-    )
-
-
-def _without_secrets(item: Item, problems: Problems) -> Item:
-    """Return the tree without secrets, each of them noted; no later message can print one."""
-    if isinstance(item.value, dict):
-        values = {}
-        for key, child in item.value.items():
-            if SECRET_NAME.search(key) and child.value is not None:
-                problems.add(f"{child.where}: {key}", f"a secret never stands in a recipe. {INSTEAD}")
-                continue
-            values[key] = _without_secrets(child, problems)
-        return replace(item, value=values)
-    if isinstance(item.value, list):
-        return replace(item, value=[_without_secrets(child, problems) for child in item.value])
-    if isinstance(item.value, str) and looks_secret(item.value):
-        problems.add(item.where, f"holds a token or password. {INSTEAD}")
-        return replace(item, value=None)
-    return item

@@ -1,7 +1,6 @@
-"""Messages for mistakes in a recipe: the key that was meant, the type that a key has, the recipe that was meant, where
-YAML ends.
+"""Messages for mistakes in a recipe: the key that was meant, and the type that a key has.
 
-A recipe without mistakes needs none of it: the reader looks a message up by name where it finds one.
+A recipe without mistakes needs none of it: the reader imports a message where it finds one.
 """
 
 import difflib
@@ -9,15 +8,11 @@ import math
 import unicodedata
 from dataclasses import is_dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
-
-from pipeline.recipe.located_yaml import INSTEAD, SECRET_NAME, SHIPPED, SUFFIXES, BoundsError, Item, show, show_plain
-from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Recipe, alternatives
+from pipeline.recipe.located_yaml import INSTEAD, SECRET_NAME, Item, show
+from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Recipe, alternatives, keys_of
 from pipeline.recipe.sizes import TANDEM_OPTIONS
-from pipeline.recipe.values import keys_of
 
 # A key that does not exist: the right section, the new name, the nearest name.
 
@@ -227,85 +222,3 @@ def advice(options: tuple[Any, ...], item: Item) -> str:
     if any(get_origin(o) is list for o in options) and not isinstance(value, dict):
         return " Write it as a list: [a, b]."
     return " Change it."
-
-
-# A command line that names no recipe, another one than there is, or an override as an option.
-
-# What other programs call the option that names the recipe.
-RECIPE_OPTIONS = ("config", "config_file", "config_path", "recipe", "c")
-
-
-def recipe_hint(given: Path, *, bare: bool) -> str:
-    """Return what may have been meant by the path of a recipe that is not there. bare: it is a name without a
-    folder."""
-    beside = given.parent if given.parent.is_dir() else None
-    here = sorted(p.name for p in beside.glob("*.y*ml")) if beside else []
-    shipped = sorted(p.stem for p in SHIPPED.glob("*.yaml"))
-    stem = given.stem if given.suffix in SUFFIXES else given.name
-    if near := difflib.get_close_matches(stem, shipped, n=1):
-        return f" Did you mean {near[0]}?"
-    if here:
-        return f" {beside} holds: {', '.join(here[:12])}."
-    if bare and shipped:
-        return f" Check the path. Shipped with this program: {', '.join(shipped)}."
-    return " Check the path."
-
-
-def recipe_option(argv: list[str]) -> str | None:
-    """Return what to write instead of an option that names the recipe; None for another one."""
-    option, _, value = argv[0].partition("=")
-    if option.lstrip("-") not in RECIPE_OPTIONS:
-        return None
-    name = value or (argv[1] if len(argv) > 1 else "RECIPE.yaml")
-    return f"{option} is not an option: the recipe is the first word. Write {name} first, then section.key=value."
-
-
-def wrong_option(text: str) -> str:
-    """Return what to write instead of an option."""
-    return recipe_option([text]) or _as_override(text)
-
-
-def _as_override(text: str) -> str:
-    """Return what to write instead of `--key=value`."""
-    option, _, value = text.partition("=")
-    name = option.lstrip("-").replace("-", "_")
-    section, _, last = name.rpartition(".")
-    places = [place for place in all_keys().get(last, []) if not section or place == name]
-    of_train = [place for place in places if place == f"train.{last}"]  # what an option of a trainer's name means
-    if of_train or len(places) == 1:
-        example = f"here {(of_train or places)[0]}={show_plain(value) if value else '...'}"
-    elif last in RENAMED and not RENAMED[last].startswith("-"):
-        example = f"here {RENAMED[last]}"
-    else:
-        example = f"here one of {', '.join(places[:3])}" if places else "for example train.max_steps=100"
-    return f"{option} is not an override. Write section.key=value, {example}."
-
-
-# A text that is no YAML.
-
-
-def explain_yaml(error: yaml.MarkedYAMLError) -> str:
-    """Return what is wrong with a text that is no YAML, and what to do about it."""
-    problem, context = error.problem or "", error.context or ""
-    if isinstance(error, BoundsError):
-        return problem
-    if "'\\t'" in problem or "\\t" in problem:
-        return "a tab character. YAML indents with spaces: replace the tab."
-    if "end of stream" in problem and "quoted" in context:
-        return "a quote is opened and never closed. Close it on the same line."
-    if "undefined alias" in problem:
-        return (
-            "an alias without its anchor. Write &name where the value stands first; a text that begins with * must "
-            'stand in quotes: "*.parquet".'
-        )
-    if "alias" in context:
-        return 'a value that begins with * must stand in quotes: "*.parquet".'
-    if "anchor" in context:
-        return "a value that begins with & must stand in quotes."
-    if "single document" in context:
-        return "a second document begins here. A recipe is one document: remove the `---`."
-    if "mapping values are not allowed" in problem:
-        return "a colon where no key can stand. Put a text that holds `: ` in quotes, and check the indentation."
-    if "could not find expected ':'" in problem:
-        return "a key without a colon here or on the line before. Write `key: value`."
-    return f"is not valid YAML: {problem}{f' ({context})' if context else ''}. Check indentation, colons and quotes."

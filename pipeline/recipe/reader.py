@@ -6,17 +6,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.recipe.located_yaml import (
-    FLOAT,
-    INTEGER,
-    WORDS,
-    Item,
-    Problems,
-    find_recipe,
-    read_layers,
-    recipe_of,
-    show,
-)
+from pipeline.recipe.layers import find_recipe, read_layers, recipe_of
+from pipeline.recipe.located_yaml import FLOAT, INTEGER, WORDS, Item, Problems, show
 from pipeline.recipe.resolve import (
     KEY,
     MATRIX_GROUP,

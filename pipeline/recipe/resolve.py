@@ -19,7 +19,9 @@ from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.process.storage import read_json
 from pipeline.process.user_code import RECIPE_TRUST, CodeFolder
-from pipeline.recipe.located_yaml import COMMAND_LINE, Problems
+from pipeline.recipe.layers import COMMAND_LINE
+from pipeline.recipe.located_yaml import Problems
+from pipeline.recipe.model_sizes import sizes_of
 from pipeline.recipe.schema import (
     ARGUMENTS,
     COLUMN_ROLES,
@@ -33,15 +35,7 @@ from pipeline.recipe.schema import (
     defaults,
     with_values,
 )
-from pipeline.recipe.sizes import (
-    LLAMA_NAMES,
-    PORTABLE_PATTERNS,
-    TANDEM_OPTIONS,
-    Sizes,
-    SizesUnknownError,
-    options_of,
-    sizes_of,
-)
+from pipeline.recipe.sizes import LLAMA_NAMES, PORTABLE_PATTERNS, TANDEM_OPTIONS, Sizes, SizesUnknownError, options_of
 from pipeline.recipe.values import REPOSITORY
 from pipeline.run_dir.checkpoints import by_step
 from pipeline.run_dir.run_directory import RunDirectory, find_run

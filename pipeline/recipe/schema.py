@@ -6,7 +6,8 @@ Nothing here imports torch: a wrong recipe is refused within a second.
 
 import os
 import types
-from dataclasses import FrozenInstanceError, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterator
+from dataclasses import Field, FrozenInstanceError, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -688,3 +689,9 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) in (Union, types.UnionType):
         return get_args(annotation)
     return (annotation,)
+
+
+def keys_of(cls: type) -> Iterator[tuple[Field, Any]]:
+    """Yield the keys of a section, each with what it may hold."""
+    hints = get_type_hints(cls)
+    yield from ((f, hints[f.name]) for f in fields(cls) if not f.metadata.get("internal"))

@@ -3,12 +3,9 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pipeline.recipe.schema import Recipe
-
-if TYPE_CHECKING:
-    from pipeline.recipe.counted_sizes import CountedSizes
 
 # The model's config fields out of a recipe: a preset, the sizes, and single options over them.
 
@@ -120,22 +117,6 @@ def options_of(recipe: Recipe, *, vocab_size: int | None = None) -> dict[str, An
     if recipe.model.preset == "modern_bigram" and vocab_size is not None:
         grown["bigram_embeddings"] = BIGRAMS_PER_ID * vocab_size
     return {**PRESETS[recipe.model.preset], **grown, **recipe.model.options}
-
-
-def model_fields(
-    recipe: Recipe, *, vocab_size: int, bos_token_id: int | None, eos_token_id: int | None, pad_token_id: int | None
-) -> dict[str, Any]:
-    """Arguments of the config class of model.type, in its own names."""
-    model = recipe.model
-    ids = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
-    if model.type not in GPT2_NAMES and ":" not in model.type:
-        from pipeline.recipe.counted_sizes import config_fields
-
-        return config_fields(recipe, {"vocab_size": vocab_size, **ids})
-    sizes = {name: getattr(model, name) for name in LLAMA_NAMES if getattr(model, name) is not None}
-    if model.type == "gpt2":
-        sizes.pop("n_kv_head", None)
-    return {**options_of(recipe, vocab_size=vocab_size), **sizes, "vocab_size": vocab_size, **ids}
 
 
 # Parameters and FLOPs of a model: of Tandem and GPT-2 by plain arithmetic without torch, exact to the last parameter.
@@ -250,68 +231,7 @@ class Sizes:
         return 6 * linear + pair * sum(seen(window, self.row_tokens) for window in self.windows)
 
 
-def sizes_of(recipe: Recipe, vocab_size: int | None = None) -> "Sizes | CountedSizes":
-    """Return sizes of the recipe's model. Imports torch for a type of transformers or of the user's own.
-
-    Raises ValueError when layers, width, heads or the vocabulary are not known yet, or the model cannot be built of
-    them.
-    """
-    model = recipe.model
-    vocab_size = vocab_size or recipe.tokenizer.vocab_size
-    missing = [f"model.{name}" for name in ("n_layer", "n_embd", "n_head") if getattr(model, name) is None]
-    missing += ["tokenizer.vocab_size"] if vocab_size is None else []
-    if missing:
-        raise ValueError(f"{', '.join(missing)} not known")
-    assert vocab_size is not None
-    model_type = (model.start_config or {}).get("model_type", model.type)
-    if model_type not in BY_ARITHMETIC or (model_type == "nanochat" and model.start_config is None):
-        return _counted(recipe, vocab_size)
-    options = {
-        **(model.start_config or options_of(recipe, vocab_size=vocab_size)),
-        **{name: getattr(model, name) for name in LLAMA_NAMES},
-        "n_positions": model.n_positions or recipe.data.row_tokens,
-        "vocab_size": vocab_size,
-    }
-    return _sizes(options, model_type, recipe.data.row_tokens)
-
-
-def _counted(recipe: Recipe, vocab_size: int) -> "CountedSizes":
-    model, rows = recipe.model, recipe.data.row_tokens
-    if model.start_config is not None:
-        from transformers import AutoConfig
-
-        from pipeline.recipe.counted_sizes import sizes_of_config
-
-        given = {name: value for name, value in model.start_config.items() if name != "model_type"}
-        return sizes_of_config(AutoConfig.for_model(model.start_config["model_type"], **given), rows)
-    fields = model_fields(recipe, vocab_size=vocab_size, bos_token_id=0, eos_token_id=0, pad_token_id=0)
-    from pipeline.recipe.counted_sizes import sizes_of_fields
-
-    return sizes_of_fields(model.type, fields, rows, code=recipe.code, where=recipe.where("model.type"))
-
-
-def sizes_from_config(config: Any, row_tokens: int) -> "Sizes | CountedSizes":
-    """Return sizes of the causal language model of a transformers config. Raises ValueError when none can be built of
-    it."""
-    if config.model_type not in BY_ARITHMETIC:
-        from pipeline.recipe.counted_sizes import sizes_of_config
-
-        return sizes_of_config(config, row_tokens)
-    sizes = {ours: getattr(config, ours, getattr(config, theirs, None)) for ours, theirs in LLAMA_NAMES.items()}
-    return _sizes(vars(config) | sizes, config.model_type, row_tokens)
-
-
-def sizes_from_model(model: Any, row_tokens: int) -> "Sizes | CountedSizes":
-    """Return sizes of a model that has been built."""
-    model = getattr(model, "_orig_mod", model)  # as torch.compile wraps it
-    if model.config.model_type in BY_ARITHMETIC:
-        return sizes_from_config(model.config, row_tokens)
-    from pipeline.recipe.counted_sizes import sizes_of_model
-
-    return sizes_of_model(model, row_tokens)
-
-
-def _sizes(options: dict[str, Any], model_type: str, row_tokens: int) -> Sizes:
+def arithmetic_sizes(options: dict[str, Any], model_type: str, row_tokens: int) -> Sizes:
     layers, width, heads = options["n_layer"], options["n_embd"], options["n_head"]
     gpt2_like = model_type in ("tandem", "gpt2")
     learned = gpt2_like and options.get("position_embedding", "learned") == "learned"

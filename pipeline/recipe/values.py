@@ -4,21 +4,14 @@ recipe/mistakes.py."""
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import Field, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from glob import has_magic
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from pipeline.process.network import BUCKET_FOLDER, SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
 from pipeline.recipe.located_yaml import Item, Problems, show
-from pipeline.recipe.schema import OwnTask, Recipe, Source, alternatives
-
-
-def keys_of(cls: type) -> Iterator[tuple[Field, Any]]:
-    """Yield the keys of a section, each with what it may hold."""
-    hints = get_type_hints(cls)
-    yield from ((f, hints[f.name]) for f in fields(cls) if not f.metadata.get("internal"))
-
+from pipeline.recipe.schema import OwnTask, Recipe, Source, alternatives, keys_of
 
 # Typed values out of YAML items: what a key's annotation promises is what it holds, or the mistake is named.
 

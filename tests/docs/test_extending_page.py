@@ -14,7 +14,7 @@ from pipeline.model.build import build_model
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import import_attribute
 from pipeline.recipe import read_recipe
-from pipeline.recipe.sizes import model_fields
+from pipeline.recipe.model_sizes import model_fields
 from pipeline.sources.open import open_sources
 from pipeline.training.optimizer import build_optimizer
 

@@ -9,8 +9,8 @@ import torch
 from pipeline.model.build import build_model, save_model
 from pipeline.model.groups import parameter_group
 from pipeline.process.errors import RecipeError
+from pipeline.recipe.model_sizes import model_fields, sizes_of
 from pipeline.recipe.reader import read_recipe
-from pipeline.recipe.sizes import model_fields, sizes_of
 from pipeline.tokenizer.train import train_bpe
 from pipeline.training.build import build_from_recipe
 from tests.conftest import docstrings

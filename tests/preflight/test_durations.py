@@ -17,7 +17,7 @@ from pipeline.preflight.plan import (
     plan_of_run,
 )
 from pipeline.recipe import read_recipe
-from pipeline.recipe.sizes import sizes_of
+from pipeline.recipe.model_sizes import sizes_of
 from pipeline.run_dir.run_directory import RunDirectory
 
 QUICKSTART = str(Path(__file__).parents[2] / "recipes" / "quickstart_pretrain.yaml")

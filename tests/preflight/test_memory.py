@@ -12,7 +12,7 @@ import torch
 from pipeline.model.build import build_model
 from pipeline.preflight.memory import KEPT, checkpoints_on_disk, memory_of, optimizer_bytes
 from pipeline.recipe import read_recipe
-from pipeline.recipe.sizes import model_fields, sizes_of
+from pipeline.recipe.model_sizes import model_fields, sizes_of
 
 QUICKSTART = str(Path(__file__).parents[2] / "recipes" / "quickstart_pretrain.yaml")
 SMALL = ["tokenizer.vocab_size=1024", "model.n_layer=4", "model.n_embd=128", "model.n_head=2", "data.row_tokens=128", "data.batch_tokens=512", "train.per_device_train_batch_size=4"]  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import describe_filled, dump_recipe, help_text, read_recipe
+from pipeline.recipe.model_sizes import model_fields
 from pipeline.recipe.resolve import (
     LATER,
     StepRows,
@@ -22,7 +23,7 @@ from pipeline.recipe.resolve import (
     with_batch_tokens,
 )
 from pipeline.recipe.schema import with_values
-from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS, model_fields
+from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(p.name for p in (ROOT / "recipes").glob("*.yaml"))

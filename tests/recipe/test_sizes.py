@@ -3,8 +3,9 @@
 import pytest
 
 from pipeline.recipe import read_recipe
+from pipeline.recipe.model_sizes import sizes_from_config, sizes_of
 from pipeline.recipe.schema import with_values
-from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
+from pipeline.recipe.sizes import Sizes
 
 # depth, matrices and value embeddings and total and scaling in M, FLOPs/token with SSSL and with full windows: nanochat.
 NANOCHAT = [
@@ -145,7 +146,7 @@ def test_parameters_are_those_of_the_tandem_model(tmp_path, options):
 
     from pipeline.model.configuration_tandem import TandemConfig
     from pipeline.model.modeling_tandem import TandemForCausalLM
-    from pipeline.recipe.sizes import model_fields
+    from pipeline.recipe.model_sizes import model_fields
 
     recipe = modern(
         tmp_path,

@@ -10,8 +10,8 @@ from pipeline.model.groups import parameter_group, store_embeddings
 from pipeline.preflight.memory import memory_of, optimizer_bytes, weight_bytes
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.recipe.model_sizes import sizes_of
 from pipeline.recipe.resolve import default_name, differences, must_match
-from pipeline.recipe.sizes import sizes_of
 from pipeline.training.build import build_from_recipe
 from pipeline.training.guard import total_norm
 from pipeline.training.optimizer import build_optimizer

@@ -5,7 +5,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.model.build import build_model
-from pipeline.recipe.sizes import MODERN, sizes_from_config
+from pipeline.recipe.model_sizes import sizes_from_config
+from pipeline.recipe.sizes import MODERN
 
 ROW_TOKENS = 96
 IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
