@@ -100,9 +100,7 @@ def open_rows(
             import_built_in("evals.contamination:save_watchlist")(benchmarks, cache=cache) if benchmarks else None
         )
         here = run.directory.path
-        started.append(
-            start_preparation(recipe, tokenizer, sources=sources, from_step=run.step, watchlist=watchlist, run=here)
-        )
+        started.append(start_preparation(recipe, tokenizer, sources=sources, watchlist=watchlist, run=here))
         for line in unchecked_lines(started[0].plan, run):
             print(line, flush=True)
         return started[0].description()
