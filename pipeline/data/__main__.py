@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from pipeline.process.commands import program, whole_number
-from pipeline.process.errors import RecipeError
 from pipeline.process.network import SHARDS_FORMS, takes_shards
 from pipeline.process.progress import Bar, short_count
 from pipeline.recipe.schema import with_values
@@ -121,11 +120,6 @@ def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.recipe.resolve import becomes_tandem, resolve_start, with_batch_tokens
 
     recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
-    if arguments.publish and recipe.data.keep_shards:
-        raise RecipeError(
-            f"{recipe.where('data.keep_shards')}: is {recipe.data.keep_shards}, so shards that a run has read are "
-            "gone, and what stands behind the first of them would not be published. Give data.keep_shards=null here."
-        )
     recipe = resolve_start(recipe)
     if not recipe.data.batch_tokens:
         world_size = whole_number(os.environ, "NPROC", 1, least=1)

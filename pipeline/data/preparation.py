@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.stream import FORMAT, Mixture, Part, Sequence, Stream, damaged_seals, is_damaged, shard_path
+from pipeline.data.stream import FORMAT, Mixture, Part, Sequence, Stream, damaged_seals, is_damaged
 from pipeline.metrics import digest
 from pipeline.monitor.heartbeat import beat
 from pipeline.process import commands, errors
@@ -30,7 +30,6 @@ from pipeline.process.storage import (
     read_json,
     remove_file,
     require_writable,
-    write_json,
 )
 from pipeline.recipe.resolve import (
     StepRows,
@@ -109,7 +108,6 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         "num_proc": recipe.data.num_proc,
         "engine": recipe.data.engine,
         "shards_from": recipe.data.shards_from,
-        "keep_shards": recipe.data.keep_shards,
         "watchlist": str(watchlist) if watchlist else None,
         "train": {
             **horizon,
@@ -247,17 +245,13 @@ def next_shard(streams: dict[str, Stream]) -> tuple[str, int] | None:
 
 
 def damaged_shards(plan: dict, streams: dict[str, Stream], *, verify: bool) -> list[tuple[str, int, int]]:
-    """(role, source, shard) of the sealed shards that the run needs and that are not as they were sealed.
-
-    With data.keep_shards a missing file is no damage: used shards are deleted.
-    """
+    """Return (role, source, shard) of the sealed shards that the run needs and that are not as they were sealed."""
     return [
         (role, source, number)
         for role, stream in streams.items()
         for source, sequence in enumerate(stream.sequences)
         for number in range(stream.shards_needed(source))
         if is_damaged(sequence.folder, number, verify=verify)
-        and not (plan["keep_shards"] and role == "train" and not shard_path(sequence.folder, number).exists())
     ]
 
 
@@ -314,25 +308,23 @@ def start_preparation(
     tokenizer: Any,
     *,
     sources: tuple[list, list],
-    from_step: int = 0,
     watchlist: str | Path | None = None,
     run: Path | None = None,
 ) -> "Preparation":
     """Prepare the recipe's rows in a child process, unless they all are there; returns at once, or when damaged shards
     are made again.
 
-    sources: (train, validation) as open_sources gives them. from_step: where training goes on, which decides what is
-    made first when data.keep_shards is set. run: the directory for which `--prune` keeps the shards. watchlist: a
-    saved Watchlist for which the training text is searched on the way; shards that are sealed already are not read
-    again for it (`prepare_now` does that). Raises what make_plan raises.
+    sources: (train, validation) as open_sources gives them. run: the directory for which `--prune` keeps the shards.
+    watchlist: a saved Watchlist for which the training text is searched on the way; shards that are sealed already are
+    not read again for it (`prepare_now` does that). Raises what make_plan raises.
     """
     plan = make_plan(recipe, tokenizer, sources=sources, watchlist=watchlist)
     note_user(plan, run)
     discard_damaged(plan)
     damaged = damaged_shards(plan, streams_of(plan), verify=False)
     preparation = Preparation(plan)
-    if damaged or plan["keep_shards"] or next_shard(streams_of(plan)) is not None:
-        preparation.start({"plan": plan, "recipe": recipe, "tokenizer": tokenizer, "from_step": from_step})
+    if damaged or next_shard(streams_of(plan)) is not None:
+        preparation.start({"plan": plan, "recipe": recipe, "tokenizer": tokenizer})
     if damaged:
         print(f"data: {len(damaged)} prepared shards are damaged and made again first", file=sys.stderr, flush=True)
         preparation.wait_until(
@@ -465,42 +457,3 @@ class Preparation:
         if self.child is not None and self.child.poll() is None:
             self.child.terminate()
             self.child.wait()
-
-
-# data.keep_shards: token shards that come and go with the reader, for disks that cannot hold a run's data.
-
-
-def note_used(folder: Path, rows: int) -> None:
-    """Say that the first `rows` global rows are used."""
-    write_json(folder / "used.json", {"rows": rows})
-
-
-def used_rows(folder: Path) -> int:
-    path = folder / "used.json"
-    return read_json(path)["rows"] if path.exists() else 0
-
-
-def shard_of(stream: Stream, source: int, k: int) -> tuple[int, int]:
-    """(shard, first k after it) of a source's running row number k."""
-    sequence = stream.sequences[source]
-    row = k if sequence.end is None else k % sequence.rows
-    shard = row // sequence.shard_rows
-    end = (shard + 1) * sequence.shard_rows
-    if sequence.end is not None:
-        end = min(end, sequence.rows)
-    return shard, k - row + end
-
-
-def delete_used(stream: Stream, rows: int, *, keep: int) -> None:
-    """Delete the shards that lie more than `keep` shards behind the first `rows` global rows, in the order of use."""
-    for source, k in enumerate(stream.mixture.used(rows)):
-        sequence = stream.sequences[source]
-        current, _ = shard_of(stream, source, k)
-        count = max(1, len(sequence.seals))
-        if sequence.end is None:
-            behind = list(range(max(0, current - keep)))
-        # In a circle, and what lies just ahead is being made: up to keep + 2, as an epoch's last shard is short.
-        else:
-            behind = [(current - keep - i) % count for i in range(1, count - 2 * keep - 2)]
-        for number in behind:
-            remove_file(shard_path(sequence.folder, number))

@@ -30,13 +30,9 @@ from pipeline.data.preparation import (
     locks,
     make_plan,
     next_shard,
-    note_used,
     note_user,
     sequence_folder,
-    shard_of,
-    step_rows_of,
     streams_of,
-    used_rows,
 )
 from pipeline.data.stream import (
     FORMAT,
@@ -384,8 +380,6 @@ class Workshop:
             if folder not in self.writers:
                 self.writers[folder] = self.writer(role, source)
             ahead = missing_rows(self.streams[role], source) / sequence.shard_rows - 2
-            if self.plan["keep_shards"]:  # which come and go with the reader: they are made as they are asked for
-                ahead = 0
             self.writers[folder].extend(ahead=math.ceil(min(max(ahead, 0), AHEAD)))
         for stream in self.streams.values():
             stream.refresh()
@@ -562,45 +556,11 @@ def missing_rows(stream: Stream, source: int) -> float:
     return stream.mixture.used(stream.mixture.total_rows)[source] + sequence.shard_rows - sequence.rows
 
 
-# data.keep_shards: token shards that come and go with the reader, for disks that cannot hold a run's data.
-
-WINDOW_POLL_S = 0.2
-
-
-def prepare_sliding(workshop: Workshop, folder: Path, *, from_row: int) -> None:
-    """Make the training shards from a global row on in the order of use, at most keep_shards ahead of the reader."""
-    keep = workshop.plan["keep_shards"]
-    note_used(folder, from_row)
-    for role, stream in workshop.streams.items():
-        while role != "train" and (source := stream.missing()) is not None:
-            workshop.extend(role, source)
-    stream = workshop.streams["train"]
-    while (source := stream.undecided()) is not None:
-        workshop.extend("train", source)
-    nexts = list(stream.mixture.used(from_row))
-    while True:
-        uses = [(at, s) for s, k in enumerate(nexts) if (at := stream.mixture.first_use(s, k)) is not None]
-        if not uses:
-            return
-        _, source = min(uses)
-        sequence = stream.sequences[source]
-        while nexts[source] > stream.mixture.used(used_rows(folder))[source] + keep * sequence.shard_rows:
-            time.sleep(WINDOW_POLL_S)
-        shard, after = shard_of(stream, source, nexts[source])
-        if shard >= len(sequence.seals):
-            workshop.extend("train", source)
-            if shard >= len(sequence.seals):  # It ended there: the next rows are its first again, or another source's.
-                continue
-        elif not shard_path(sequence.folder, shard).exists():
-            workshop.make_again("train", source, shard)
-        nexts[source] = after
-
-
 # The child process that prepares while training reads: takes its task from stdin, leaves a failure as failure.json.
 
 
 def run_ahead(folder: Path) -> int:
-    """Carry out the task {plan, recipe, tokenizer, from_step} that comes on stdin; returns the exit status."""
+    """Carry out the task {plan, recipe, tokenizer} that comes on stdin; returns the exit status."""
     content = sys.stdin.buffer.read()
     end_with(os.getppid())  # sealed shards are whole, so any moment will do
     signal.signal(signal.SIGTERM, _stop)
@@ -652,8 +612,5 @@ def carry_out(folder: Path, task: dict[str, Any]) -> None:
     with locks(plan), Workshop(plan, tokenizer, sources=sources, retries=folder / RETRIES) as workshop:
         for _ in workshop.repair(verify=False):
             pass
-        if plan["keep_shards"]:
-            prepare_sliding(workshop, folder, from_row=step_rows_of(plan).before(task["from_step"]))
-        else:
-            for _ in workshop.prepare():
-                pass
+        for _ in workshop.prepare():
+            pass

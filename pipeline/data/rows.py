@@ -14,8 +14,6 @@ from pipeline.data.preparation import (
     ONE_TEXT,
     VALIDATION_BUFFER,
     Preparation,
-    delete_used,
-    note_used,
     open_stream,
     step_rows_of,
 )
@@ -27,7 +25,6 @@ from pipeline.data.stream import (
     documents_begun,
     epochs_of,
     losses_of,
-    shard_path,
     shares_lost,
 )
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, Protocol, digest
@@ -156,19 +153,16 @@ class ConsumedCounter:
         self.stream, self.bos = stream, bos
         self._current: dict[int, tuple[tuple[int, int], np.ndarray]] = {}  # source -> (epoch, shard), its running sums
 
-    def consumed(self, rows: int) -> list[Consumed | None]:
-        """Return it for the first `rows` rows, which must be sealed; None for a source whose current shard is deleted
-        (data.keep_shards)."""
+    def consumed(self, rows: int) -> list[Consumed]:
+        """Return it for the first `rows` rows, which must be sealed."""
         return [self._of(source, k) for source, k in enumerate(self.stream.mixture.used(rows))]
 
-    def _of(self, source: int, k: int) -> Consumed | None:
+    def _of(self, source: int, k: int) -> Consumed:
         sequence = self.stream.sequences[source]
         epoch, row = (0, k) if k <= sequence.rows else divmod(k, sequence.rows)
         number, row = divmod(row, sequence.shard_rows)
         sums = sequence.sums[number] + epoch * sequence.sums[-1]
         if row:
-            if not sequence.is_there(number):
-                return None
             sums = sums + self._running_sums(source, epoch, number)[row - 1]
         tokens, padded, documents = sums.tolist()
         shards_read = len(sequence.seals) if epoch else number + (row > 0)
@@ -222,7 +216,6 @@ class TrainingRows:
         self.counter = ConsumedCounter(self.stream, bos=self.plan["bos"])
         self.rank = int(os.environ.get("RANK", 0))
         self._places: dict[int, list[RowPlace]] = {}
-        self._shards_used: list[int] | None = None
 
     @classmethod
     def open(cls, *, preparation: Preparation) -> "TrainingRows":
@@ -272,21 +265,6 @@ class TrainingRows:
         if self.stream.missing(rows) is not None:
             self.preparation.wait_until(lambda: self.stream.is_sealed(rows), what=f"the rows of step {steps - 1}")
 
-    def _slide(self, step: int, places: list[RowPlace]) -> None:
-        """data.keep_shards: delete what was used before this step, and wait for what was deleted and is needed
-        again."""
-        used = self.step_rows.before(step)
-        shards_used = [
-            k // sequence.shard_rows
-            for k, sequence in zip(self.stream.mixture.used(used), self.stream.sequences, strict=True)
-        ]
-        if self.rank == 0 and shards_used != self._shards_used:
-            note_used(self.preparation.folder, used)
-            delete_used(self.stream, used, keep=self.plan["keep_shards"])
-            self._shards_used = shards_used
-        paths = {shard_path(self.stream.sequences[p.source].folder, p.shard) for p in places}
-        self.preparation.wait_until(lambda: all(path.exists() for path in paths), what=f"the rows of step {step}")
-
     def places(self, step: int) -> list[RowPlace]:
         """Return where the rows of a step lie."""
         if step not in self._places:
@@ -295,10 +273,7 @@ class TrainingRows:
             self._wait_for(step + 1)
             while len(self._places) >= KEPT_STEPS:
                 del self._places[next(iter(self._places))]
-            places = self.stream.places(first, end - first)
-            if self.plan["keep_shards"]:
-                self._slide(step, places)
-            self._places[step] = places
+            self._places[step] = self.stream.places(first, end - first)
         return self._places[step]
 
     def num_targets(self, step: int) -> int:
@@ -344,7 +319,7 @@ class TrainingRows:
             position |= {"epoch": self._epoch(last.source, last.k) + 1, "source": source, "pq": pq, "rg": rg}
         return position
 
-    def consumed(self, step: int) -> dict[str, Consumed | None]:
+    def consumed(self, step: int) -> dict[str, Consumed]:
         """Return what the first `step` steps trained on, by source; they must be sealed."""
         return dict(zip(self.names, self.counter.consumed(self.step_rows.before(step)), strict=True))
 

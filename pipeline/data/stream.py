@@ -205,10 +205,6 @@ class Sequence:
             self._open[number] = open_shard(self.folder, number)
         return self._open[number]
 
-    def is_there(self, number: int) -> bool:
-        """Return whether a sealed shard's file is: with data.keep_shards it comes and goes."""
-        return number in self._open or shard_path(self.folder, number).exists()
-
     def bad_rows(self, shards: int) -> list[str]:
         """Return the unreadable rows named in the first `shards` seals."""
         seals = [*self.seals[:shards], *([self.end] if self.end and shards >= len(self.seals) else [])]

@@ -59,10 +59,10 @@ def find_notes(plan: Plan) -> list[str]:
             "through this folder first, which takes as much room again. Set TMPDIR to move it."
         )
     shards, folder = plan.shards_bytes, cache_dir(recipe.data.cache_dir)
-    if shards and recipe.data.keep_shards is None and shards > _free(folder):
+    if shards and shards > _free(folder):
         notes.append(
             f"{folder}: the packed rows may take {gigabytes(shards)} and {gigabytes(_free(folder))} are free. "
-            "Set data.keep_shards, or data.cache_dir to a larger disk."
+            "Set data.cache_dir to a larger disk."
         )
     return notes
 

@@ -175,7 +175,6 @@ class Data(Section):
     max_row_overflow: Literal["cut", "drop"] = key("cut", "SFT: a conversation longer than a row is cut at its last whole turn that fits, or dropped; both are counted.", must_match=True)
     shard_rows: int = key(4096, "Rows of a sealed shard.", minimum=1, maximum=10**7, must_match=True)
     cache_dir: str | None = key(None, "Where tokenizers and shards are kept; default $TANDEM_CACHE, else ~/.cache/tandem.")
-    keep_shards: int | None = key(None, "Keep only that many used token shards of a source when the disk is short; default all.", minimum=2)
     max_bad_rows: int = key(0, "Rows that may be unreadable before the run stops with status 65 at its next checkpoint; each is named.", minimum=0)
     num_proc: int | None = key(None, "Processes that read and tokenize while preparing; default all cores, but no more than one for 16 MB of a source's files and for 2 GiB of free memory. A number that is given holds for the smallest source too. Without one of their own, threads of the tokenizer. Any number makes the same bytes.", minimum=1, maximum=4096)
     shards_from: str | None = key(None, "Where shards were published that are taken, verified, instead of being prepared: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://datasets/NAMESPACE/NAME (also with @REVISION and /FOLDER). What is missing or damaged there is prepared here. Default: nowhere.")

@@ -107,9 +107,7 @@ def open_rows(
 
             watchlist = save_watchlist(benchmarks, cache=cache)
         here = run.directory.path
-        started.append(
-            start_preparation(recipe, tokenizer, sources=sources, from_step=run.step, watchlist=watchlist, run=here)
-        )
+        started.append(start_preparation(recipe, tokenizer, sources=sources, watchlist=watchlist, run=here))
         for line in unchecked_lines(started[0].plan, run):
             print(line, flush=True)
         return started[0].description()

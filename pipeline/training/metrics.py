@@ -508,19 +508,17 @@ class LogRow:
         return max((published for published in self._published[1] if published <= step), default=0)
 
 
-def data_numbers(consumed: dict[str, Consumed | None], *, row_tokens: int) -> dict[str, float]:
-    """Return data/* of what each source gave; the sums only where all of them are known."""
-    known = {name: source for name, source in consumed.items() if source is not None}
-    sources, numbers = list(known.values()), dict[str, float]()
-    if len(known) == len(consumed):
-        positions = row_tokens * sum(source.samples for source in sources)
-        numbers["data/bad_rows"] = sum(source.bad_rows for source in sources)
-        numbers["data/pad_frac"] = sum(source.padded for source in sources) / max(positions, 1)
-        documents = [source.documents for source in sources if source.documents is not None]
-        if len(documents) == len(sources):
-            numbers["data/documents"] = sum(documents)
+def data_numbers(consumed: dict[str, Consumed], *, row_tokens: int) -> dict[str, float]:
+    """Return data/* of what each source gave; documents only where all sources count them."""
+    sources, numbers = list(consumed.values()), dict[str, float]()
+    positions = row_tokens * sum(source.samples for source in sources)
+    numbers["data/bad_rows"] = sum(source.bad_rows for source in sources)
+    numbers["data/pad_frac"] = sum(source.padded for source in sources) / max(positions, 1)
+    documents = [source.documents for source in sources if source.documents is not None]
+    if len(documents) == len(sources):
+        numbers["data/documents"] = sum(documents)
     if len(consumed) > 1:
-        for name, source in known.items():
+        for name, source in consumed.items():
             numbers[f"data/source/{name}/tokens"] = source.tokens
             numbers[f"data/source/{name}/samples"] = source.samples
             if source.documents is not None:

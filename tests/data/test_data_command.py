@@ -10,7 +10,6 @@ import yaml
 
 from pipeline.data.__main__ import main
 from pipeline.data.preparation import folders_of, start_preparation
-from pipeline.process.errors import RecipeError
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,8 +131,3 @@ def test_a_training_notes_its_run_directory_beside_the_shards_once(bench, tmp_pa
         preparation.close()
     for folder in folders_of(preparation.plan):
         assert (folder / "users").read_text() == json.dumps(str(tmp_path / "a run")) + "\n"
-
-
-def test_shards_that_come_and_go_with_the_reader_are_not_published(recipe_file, command, tmp_path):
-    with pytest.raises(RecipeError, match=r"data\.keep_shards: is 2, so shards that a run has read are gone"):
-        command(recipe_file, "data.keep_shards=2", "--publish", "s3://bucket/shards")

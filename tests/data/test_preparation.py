@@ -152,31 +152,6 @@ def test_training_starts_before_all_of_it_is_prepared(bench):
     preparation.close()
 
 
-def test_kept_shards_slide_with_the_reader_and_come_back_for_the_next_epoch(bench):
-    files = [Source(files=str(bench.text_files[0]))]
-    how = {"sources": files, "train": {"max_steps": 280}, "shard_rows": 64}
-    expected = batches(bench.prepared(bench.recipe(**how)), steps=280)
-    recipe = bench.recipe(**how, keep_shards=2, cache="sliding")
-    preparation = started(bench, recipe)
-    rows = TrainingRows.open(preparation=preparation)
-    sequence = rows.stream.sequences[0]
-    most = 0
-    for step in range(280):
-        found = rows.micro_batch(step, 0, rank=0, world_size=1, rows=8)
-        assert (found["input_ids"] == expected[step]["input_ids"]).all(), step
-        most = max(most, len(list(sequence.folder.glob("shard-*.safetensors"))))
-    assert sequence.end is not None
-    assert sequence.rows * 1.5 < 280 * 8  # well into a second epoch
-    assert most <= 2 + 1 + 2 + 1 < len(sequence.seals)
-    preparation.close()
-    again = started(bench, recipe, from_step=20)
-    rows = TrainingRows.open(preparation=again)
-    for step in range(20, 40):
-        found = rows.micro_batch(step, 0, rank=0, world_size=1, rows=8)
-        assert (found["input_ids"] == expected[step]["input_ids"]).all()
-    again.close()
-
-
 def test_rows_of_one_text_each_have_keys_of_their_own_and_packed_ones_keep_theirs(bench):
     recipe = bench.recipe(stage="sft")
     sources = bench.sources(recipe)

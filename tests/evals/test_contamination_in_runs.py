@@ -173,20 +173,6 @@ def test_text_that_was_prepared_before_is_counted_and_can_be_looked_at_later(run
     assert_told(entries_of(again.directory)[-1], flags, 8)
 
 
-def test_a_run_whose_used_shards_are_deleted_tells_the_same(runner):
-    recipe, flags = recipe_of(runner, "sliding", every_steps=40)
-    content = yaml.safe_load(recipe.read_text())
-    content["data"] |= {"keep_shards": 2, "shard_rows": 16}
-    content["train"]["max_steps"] = 40
-    recipe.write_text(yaml.safe_dump(content))
-    run = runner.train(recipe)
-    seen = list(runner.cache.rglob("seen-*"))
-    kept = [shard for folder in {path.parent for path in seen} for shard in folder.glob("shard-*.safetensors")]
-    assert len(seen) > len(kept)
-    assert findings_of(run)["tasks"]["core/copa"]["unchecked"] == 0
-    assert_told(entries_of(run.directory)[-1], flags, 8)
-
-
 def test_an_sft_run_tells_which_chat_items_stand_in_its_conversations(runner, capsys):
     trained = [json.loads(line)["messages"] for line in runner.chat_files[0].read_text().splitlines()]
     known = [talk for talk in trained if len(talk) == 2 and len(talk[1]["content"].split()) >= 14][:6]

@@ -205,7 +205,6 @@ WRONG = {
     "a weight below nothing": (in_source("weight: -1"), ["8: data.sources.0.weight: is -1; it must be greater than 0"]),
     "a source seen never": (in_source("epochs: 0"), ["8: data.sources.0.epochs: is 0; it must be greater than 0"]),
     "bad rows below nothing": (in_data("max_bad_rows: -1"), ["10: data.max_bad_rows: is -1; it must be at least 0"]),
-    "one shard kept": (in_data("keep_shards: 1"), ["10: data.keep_shards: is 1; it must be at least 2"]),
     "more decay than run": (in_schedule("decay_fraction: 1.5"), ["16: optimizer.schedule.decay_fraction: is 1.5; it must be at least 0 and at most 1."]),
     "more momentum than all": (changed("type: muon_adamw", "type: muon_adamw\n  groups: {matrices: {momentum: 1.5}}"), ["16: optimizer.groups.matrices.momentum: is 1.5"]),
     "a scale of nothing": (changed("type: muon_adamw", "type: muon_adamw\n  rate_scale: 0"), ["16: optimizer.rate_scale: is 0; it must be greater than 0"]),
