@@ -4,10 +4,10 @@
 # Guess: skip_first_batches(loader, 3) leaves out what 3 steps read, whichever process reads: 12 rows on two ranks.
 # Seen: 24 rows, batches of 2, two ranks, dispatch_batches=True (rank 0 reads and hands out): 3 batches of rank 0's
 #   inner loader are left out, 6 rows, so that rows 6 to 11 come again; the loader's length is 5 instead of 3 steps.
-#   With dispatch_batches=False, with split_batches=True, and on one rank the same call is exact. On N ranks only one
-#   Nth is skipped. 2026-11-27, Python 3.11, Linux, CPU, gloo.
-# Costs: a resume in the middle of an epoch trains rows twice, (N - 1) / N of all that were done, and the epoch has
-#   more steps than its uninterrupted run; transformers' Trainer resumes with this function.
+#   With dispatch_batches=False, with split_batches=True, and on one rank the same call is exact.
+#   2026-11-27, Python 3.11, Linux, CPU, gloo.
+# Costs: a resume in the middle of an epoch trains half of the rows that were done twice, and the epoch has more steps
+#   than its uninterrupted run.
 # Tandem: resumes by its own position of rows, without skip_first_batches; dispatch_batches is False by default there.
 set -euo pipefail
 folder=$(mktemp -d)

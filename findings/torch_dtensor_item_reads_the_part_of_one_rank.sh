@@ -3,7 +3,7 @@
 # Packages: torch==2.13.0 numpy==2.4.6
 # Guess: a parameter's norm under FSDP2 is a DTensor of the whole, and .item() is its value, the same on every rank.
 # Seen: p.grad.norm().item() and p.norm().item() are each rank's own part, without collective or warning; a norm over
-#   the model made of them is 0.18 on one rank and 0.32 on the other where the true one is 0.36 (sum, mean and max
+#   the model made of them is 0.18 on one rank and 0.32 on the other where the true one is 0.36 (sum
 #   alike). A comparison of the tensor itself gathers first: bool(norm > x) is right where float(norm) > x is not.
 #   clip_grad_norm_(...).item() and full_tensor().item() are right.
 #   2026-11-27, Python 3.11, Linux, CPU, gloo.

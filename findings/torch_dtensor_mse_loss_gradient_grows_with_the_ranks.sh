@@ -2,7 +2,7 @@
 # Title: F.mse_loss of sharded DTensors has the right value and a gradient as many times too large as there are ranks.
 # Packages: torch==2.13.0 numpy==2.4.6
 # Guess: a loss of DTensors is that of the whole tensors, value and gradient, or the operator is refused.
-# Seen: mse_loss, huber_loss, smooth_l1_loss and soft_margin_loss of 4 rows on two ranks: the value is right and the
+# Seen: mse_loss, huber_loss and smooth_l1_loss of 4 rows on two ranks: the value is right and the
 #   gradient is twice that of one process. With 5 rows (3 and 2) the value is wrong too, as a mean of the two means
 #   (0.680 for 0.582), and rows count 5/3 and 5/2 times. l1_loss and (a - b).square().mean() are right in both cases.
 #   2026-11-27, Python 3.11, Linux, CPU, gloo.

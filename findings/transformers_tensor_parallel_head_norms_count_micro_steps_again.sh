@@ -6,8 +6,8 @@
 #   again: each further one doubles them (on N ranks: times N). Qwen3, two ranks: the norm of q_norm's gradient is 1,
 #   1.3, 3 and 30 times that of one process at 1, 2, 4 and 8 micro-steps; every other gradient is equal to 1e-5.
 #   Calling zero_grad and stepping after each backward pass is exact. 2026-11-27, Python 3.11, Linux, CPU, gloo.
-# Costs: with 8 ranks and 8 micro-steps the first counts 8**7 times: head norms of Qwen3, Gemma 3, OLMo 2 and others
-#   dominate the gradient norm, clipping then shrinks all other updates; a test with one micro-step passes.
+# Costs: head norms dominate the gradient norm, and clipping then shrinks all other updates; a test with one micro-step
+#   passes.
 # Tandem: pipeline/training/sharding.py takes these norms out of the plan and sums the gradient of each backward pass.
 set -euo pipefail
 folder=$(mktemp -d)
