@@ -3,20 +3,21 @@
 # Packages: xllamacpp==2026.10.11549 gguf==0.19.0 transformers==5.23.0 jinja2==3.1.6 numpy==2.4.6 httpx==0.28.1
 # Guess: llama.cpp runs the template that the file carries, so the prompt is that of transformers, letter by letter;
 #   a construct that its engine does not know would be an error.
-# Seen: Jinja2 forgets a plain {% set %} at the end of each iteration (hence namespace()). llama.cpp keeps one scope for
-#   the whole loop: a note set at the system message stays for every later turn, a line set at the first turn is
+# Seen: Jinja2 forgets a plain {% set %} at the end of each iteration (hence namespace()). llama.cpp keeps one scope
+#   for the whole loop: a note set at the system message stays for every later turn, a line set at the first turn is
 #   repeated at each, and a counter counts. A macro sees the loop's variables of its caller. Nothing is logged;
 #   namespace() is alike in both. 2026-11-27, Python 3.11, Linux, CPU.
 # Costs: a model is tuned with one prompt and served with another one. The first turn is often alike in both, so that a
 #   short test passes.
 # Tandem: its built-in template (pipeline/tokenizer/chat_template.jinja) keeps such values in namespace(), and
-#   tests/engines/test_llama_cpp.py compares conversations in both. A foreign tokenizer's template is not looked through.
+#   tests/engines/test_llama_cpp.py compares conversations in both. A foreign tokenizer's
+#   template is not looked through.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet xllamacpp==2026.10.11549 gguf==0.19.0 transformers==5.23.0 jinja2==3.1.6 \
-    numpy==2.4.6 httpx==0.28.1 2>"$folder/pip" || { cat "$folder/pip" >&2; exit 3; }
+"$folder/venv/bin/pip" install --quiet --no-compile xllamacpp==2026.10.11549 gguf==0.19.0 transformers==5.23.0 \
+    jinja2==3.1.6 numpy==2.4.6 httpx==0.28.1 2>"$folder/pip" || { cat "$folder/pip" >&2; exit 3; }
 cd "$folder"
 HF_HUB_OFFLINE=1 venv/bin/python - 2>log <<'PROGRAM' || { tail -n 20 log >&2; exit 1; }
 import gguf
@@ -34,7 +35,8 @@ MESSAGES = [
 TEMPLATES = {
     # A note for the turn that has it.
     "note": "{% set note = '' %}{% for m in messages %}"
-    "{% if m.role == 'system' %}{% set note = ' (rules)' %}{% endif %}[{{ m.role }}{{ note }}] {{ m.content }} {% endfor %}",
+    "{% if m.role == 'system' %}{% set note = ' (rules)' %}{% endif %}"
+    "[{{ m.role }}{{ note }}] {{ m.content }} {% endfor %}",
     # A line set at the first turn.
     "header": "{% for m in messages %}{% if loop.first %}{% set header = 'CHAT ' %}{% endif %}"
     "{% if header is defined %}{{ header }}{% endif %}[{{ m.role }}] {{ m.content }} {% endfor %}",
