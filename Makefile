@@ -1,7 +1,7 @@
 # `make` alone is the check before a commit. PYTHON: one with the dev extra; `bash run_tests.sh` makes .venv with it.
 PYTHON ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)/bin/python
 
-.PHONY: check quick lint test bench docs site faults ladder
+.PHONY: check quick lint test bench docs site faults findings ladder
 
 check: lint test
 
@@ -41,6 +41,7 @@ docs:
 	$(PYTHON) -m pipeline.recipe
 	$(PYTHON) -m pipeline.metrics
 	$(PYTHON) -m pipeline.report.diagnosis
+	$(PYTHON) findings --page
 
 # docs/ as a site, in build/site; `mkdocs serve` shows it while you write.
 site:
@@ -53,6 +54,10 @@ faults:
 	$(PYTHON) -m faults all --times $(N) --page
 	$(PYTHON) -m faults.services
 	$(PYTHON) -m faults.wrong_inputs
+
+# Each script of findings/, one after another: which still hold. Some minutes each; installs released packages from PyPI.
+findings:
+	$(PYTHON) findings
 
 # One family of runs at three depths and the power law through them, for the plans of the next depth (report/curves.py).
 # SET='run.tokens_per_param=0.2' changes all of them.
