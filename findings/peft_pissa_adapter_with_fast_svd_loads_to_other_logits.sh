@@ -5,9 +5,9 @@
 #   each init_lora_weights: the adapter file holds its A and B.
 # Seen: PiSSA takes the principal part out of the base weights; the file holds A and B but not what is left of the
 #   base, which loading computes again. With pissa that is exact (0.0). With pissa_niter_4, the fast variant, the
-#   decomposition is drawn at random each time: the loaded model is off by more than training had moved it, also when
-#   it is merged, and with another seed it is another model. Only the seed of the time of training (0.0) brings the
-#   base back. No warning. 2026-11-27, Python 3.11, Linux, CPU.
+#   decomposition is drawn at random each time: the loaded model is off by about as much as training had moved it,
+#   also when it is merged, and with another seed it is another model. Only the seed of the time of training (0.0)
+#   brings the base back. No warning. 2026-11-27, Python 3.11, Linux, CPU.
 # Costs: the checkpoint of the run is not the trained model; a resume, an evaluation of the saved adapter and a
 #   merge begin from other weights. The loss of the run itself looks right.
 # Tandem: docs/build_on.md names LoRA with its default initialization.
