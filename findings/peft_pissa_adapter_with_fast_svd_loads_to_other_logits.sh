@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Title: A PiSSA adapter made with pissa_niter_4, saved and loaded again, gives other logits than it was trained with.
+# Title: A PiSSA adapter made by the fast SVD, saved and loaded again, gives other logits than it was trained with.
 # Packages: transformers==5.23.0 torch==2.13.0 peft==0.21.2 accelerate==1.15.0
 # Guess: save_pretrained and PeftModel.from_pretrained on the same base weights give the model that was saved, for
 #   each init_lora_weights: the adapter file holds its A and B.
 # Seen: PiSSA takes the principal part out of the base weights; the file holds A and B but not what is left of the
-#   base, which loading computes again. With pissa that is exact (0.0). With pissa_niter_4, the fast variant, the
-#   decomposition is drawn at random each time: the loaded model is off by about as much as training had moved it,
-#   also when it is merged, and with another seed it is another model. Only the seed of the time of training (0.0)
-#   brings the base back. No warning. 2026-11-27, Python 3.11, Linux, CPU.
+#   base, which loading computes again. With pissa that is exact (0.0). With pissa_niter_4 and pissa_niter_16, the
+#   fast variant, the decomposition is drawn at random each time: the loaded model is off by about as much as training
+#   had moved it, also when it is merged, and with another seed it is another model. Only the seed of the time of
+#   training (0.0) brings the base back. No warning. (Random weights here, whose singular values lie close together;
+#   the closer they lie, the larger it is.) 2026-11-27, Python 3.11, Linux, CPU.
 # Costs: the checkpoint of the run is not the trained model; a resume, an evaluation of the saved adapter and a
 #   merge begin from other weights. The loss of the run itself looks right.
 # Tandem: docs/build_on.md names LoRA with its default initialization.
@@ -50,7 +51,7 @@ def loaded(folder, seed):
 
 
 seen = {}
-for kind in (True, "pissa", "pissa_niter_4"):
+for kind in (True, "pissa", "pissa_niter_4", "pissa_niter_16"):
     model = base()
     torch.manual_seed(5)
     model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"], init_lora_weights=kind))
@@ -74,8 +75,8 @@ for kind in (True, "pissa", "pissa_niter_4"):
 
 for kind in (True, "pissa"):
     assert seen[kind]["loaded"] < 1e-3 and seen[kind]["loaded and merged"] < 1e-3, "a control is off"
-fast = seen["pissa_niter_4"]
-assert fast["loaded"] > 0.5 * fast["moved by training"] > 0.1, "no longer holds: the loaded adapter is the trained one"
-assert fast["loaded and merged"] > 0.5 * fast["moved by training"]
-assert fast["loaded with the seed of the training"] < 1e-3
+for kind in ("pissa_niter_4", "pissa_niter_16"):
+    fast = seen[kind]
+    assert fast["loaded"] > 0.3 and fast["loaded and merged"] > 0.3, "no longer holds: the trained model is loaded"
+    assert fast["loaded with the seed of the training"] < 1e-3
 PROGRAM
