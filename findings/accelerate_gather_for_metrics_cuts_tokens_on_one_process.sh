@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Title: accelerate's gather_for_metrics drops token values of the last batch on one process, too.
-# Packages: accelerate==1.15.0 torch==2.13.0 numpy
+# Packages: accelerate==1.15.0 torch==2.13.0 numpy==2.4.6
 # Guess: it drops the rows that other processes repeat, so on one process it gives back what it gets.
 # Seen: in a last batch that is not full it keeps as many entries as the batch has rows, whatever the entries are: of
 #   10 rows of 6 tokens in batches of 4, flattened token losses come back as 50 of 60 (2 of the last 12). With 12 rows,
@@ -12,7 +12,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet accelerate==1.15.0 torch==2.13.0 numpy \
+"$folder/venv/bin/pip" install --quiet accelerate==1.15.0 torch==2.13.0 numpy==2.4.6 \
   2>"$folder/pip" || { cat "$folder/pip" >&2; exit 3; }
 cd "$folder"
 HF_HUB_OFFLINE=1 venv/bin/python - <<'PROGRAM'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Title: accelerate divides an epoch's last, incomplete accumulation by the full number of micro-batches.
-# Packages: accelerate==1.15.0 torch==2.13.0 numpy
+# Packages: accelerate==1.15.0 torch==2.13.0 numpy==2.4.6
 # Guess: accumulate() steps at the end of the loader, so it averages over the micro-batches that the step has.
 # Seen: it does step there, but backward() has divided each loss by gradient_accumulation_steps: with 10 micro-batches
 #   and 4 a step, SGD moves by 1, 1 and 0.5 for a gradient that is always 1, in each epoch. A clip at 0.6 cuts the
@@ -13,7 +13,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet accelerate==1.15.0 torch==2.13.0 numpy \
+"$folder/venv/bin/pip" install --quiet accelerate==1.15.0 torch==2.13.0 numpy==2.4.6 \
   2>"$folder/pip" || { cat "$folder/pip" >&2; exit 3; }
 cd "$folder"
 HF_HUB_OFFLINE=1 venv/bin/python - <<'PROGRAM'

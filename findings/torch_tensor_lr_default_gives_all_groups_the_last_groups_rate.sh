@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Title: With a tensor lr, groups that take the default share one tensor: all get the last group's rate.
-# Packages: torch==2.13.0 numpy
+# Packages: torch==2.13.0 numpy==2.4.6
 # Guess: lr=torch.tensor(0.1) behaves as lr=0.1, each group keeps a rate of its own (tensors are advised for compile).
 # Seen: a group without an lr of its own holds the very tensor that was passed, and schedulers write into it in place.
 #   LambdaLR with a factor per group (1, 0.1) gives both groups 0.01 instead of 0.1 and 0.01; OneCycleLR with a peak
@@ -14,7 +14,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet torch==2.13.0 numpy \
+"$folder/venv/bin/pip" install --quiet torch==2.13.0 numpy==2.4.6 \
   2>"$folder/pip" || { cat "$folder/pip" >&2; exit 3; }
 cd "$folder"
 venv/bin/python - <<'PROGRAM'
