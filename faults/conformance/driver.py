@@ -254,7 +254,7 @@ def _message(text: str, folder: Path) -> str:
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
     message = (errors or lines or ["no message"])[-1]
     message = message.replace(str(folder), "FOLDER")
-    return re.sub(r"0x[0-9a-f]+|\b\d{5,}\b", "N", message)[:300]
+    return re.sub(r"0x[0-9a-f]+|\b\d{5,}\b", "N", message)[:200]
 
 
 def _free_port() -> int:

@@ -11,8 +11,8 @@ import os
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from faults.conformance.subject import Journal, arguments, row_ids
-from faults.conformance.torch_subject import TrainerJournal, tiny_model
+from faults.conformance.subject import Journal, arguments
+from faults.conformance.torch_subject import TrainerJournal, number_rows, tiny_model
 
 
 def main() -> None:
@@ -32,10 +32,7 @@ def main() -> None:
         disable_tqdm=True,
         use_cpu=True,
     )
-    rows = []
-    for row in range(given.rows):
-        rows.append({"input_ids": row_ids(row), "labels": row_ids(row)})
-    trainer = Trainer(tiny_model(), training, train_dataset=rows)
+    trainer = Trainer(tiny_model(), training, train_dataset=number_rows(given.rows))
     TrainerJournal(trainer, Journal(given.folder))
     last = get_last_checkpoint(str(output)) if output.exists() else None
     trainer.train(resume_from_checkpoint=last)
