@@ -58,23 +58,24 @@ def head(path: Path) -> tuple[str, dict[str, str]]:
 
 
 def versions(subject: Subject) -> tuple[list[str], list[str]]:
-    """Return name==version of the adapter's packages as the subject's interpreter has them, and those that are missing."""
+    """Return Python and name==version of the packages as the subject's interpreter has them, and those that are missing."""
     names = [re.split(r"[=<>\[ @]", package)[0] for package in subject.packages]
     program = (
         "import json, sys; from importlib import metadata as m\n"
         "found = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in m.distributions() if d.metadata['Name']}\n"
-        "print(json.dumps([found.get(n.lower().replace('_', '-')) for n in sys.argv[1:]]))"
+        "print(json.dumps([sys.version.split()[0], *[found.get(n.lower().replace('_', '-')) for n in sys.argv[1:]]]))"
     )
     read = subprocess.run([subject.python, "-c", program, *names], capture_output=True, text=True, check=True)
-    found = dict(zip(names, json.loads(read.stdout), strict=True))
-    present = [f"{name}=={version}" for name, version in found.items() if version]
+    python, *numbers = json.loads(read.stdout)
+    found = dict(zip(names, numbers, strict=True))
+    present = [f"Python {python}"] + [f"{name}=={version}" for name, version in found.items() if version]
     return present, [name for name, version in found.items() if not version]
 
 
 def installed_python(subject: Subject, cache: Path) -> str:
     """Return the interpreter of an environment with the adapter's packages, made when it is not there."""
-    key = hashlib.sha256(" ".join([sys.version, *subject.packages]).encode()).hexdigest()[:12]
-    folder = cache / f"{subject.name}-{key}"
+    key = hashlib.sha256(" ".join([sys.version, *sorted(subject.packages)]).encode()).hexdigest()[:12]
+    folder = cache / key  # shared by subjects with the same packages
     python = folder / "bin" / "python"
     complete = folder / "complete"
     if not complete.exists():
