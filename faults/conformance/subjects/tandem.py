@@ -58,6 +58,7 @@ def main() -> None:
     global given  # for the callback, which the run makes
     given = arguments()
     os.environ["ACCELERATE_USE_CPU"] = "true"
+    os.environ.setdefault("LOCAL_WORLD_SIZE", "2")  # one thread: two that meet on a busy core wait for each other
     os.environ["TANDEM_CACHE"] = str(given.folder.parent / "cache")  # prepared once for all trainings
     texts = given.folder.parent / "texts"
     write_documents(texts, given.rows)
@@ -83,6 +84,8 @@ def main() -> None:
         "model.n_head=2",
         "optimizer.type=adamw",
         "evals.bpb.at_start=false",
+        "evals.bpb.tokens=1024",
+        "evals.bpb.document_bytes=1000",
         "samples.every_steps=0",
         "monitor.trackers=[]",
     ]
