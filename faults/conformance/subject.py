@@ -100,6 +100,7 @@ class Journal:
                 largest = max(largest, path.stat().st_size)
         if largest // 2 < SMALLEST_LIMIT:
             return
+        self._write({"limit": largest // 2})
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest // 2, largest // 2))
