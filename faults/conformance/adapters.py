@@ -10,7 +10,7 @@ import sys
 import venv
 from pathlib import Path
 
-from faults.conformance.driver import Subject
+from faults.conformance.driver import ROOT, Subject
 
 FOLDER = Path(__file__).with_name("subjects")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "conformance"
@@ -31,7 +31,7 @@ def subject(name: str) -> Subject:
         path.stem,
         adapter=path.resolve(),
         what=what,
-        packages=settings.get("packages", "").split(),
+        packages=settings.get("packages", "").replace("REPOSITORY", ROOT.as_uri()).split(),
         offers=set(settings.get("offers", "").replace(",", " ").split()),
         docs=settings.get("docs", "").split(),
         notes=settings.get("notes", ""),

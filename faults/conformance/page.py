@@ -32,8 +32,8 @@ WORDS = """## How to read it
 | weights | only the final weights differ |
 | steps +n, -n | more or fewer steps than the uncut training |
 | restarted | training began anew although a checkpoint had been written |
-| refused | the trainer ended with a sentence, before a step |
-| error | the trainer ended with an exception, before a step |
+| refused | the next start ended with a sentence |
+| error | the next start ended with an exception |
 | not offered | the trainer, or this adapter, has no loader workers or several processes |
 
 A step that is made again because its checkpoint came before it is no repetition. An `error` costs time; a wrong row costs nothing
@@ -156,19 +156,33 @@ def page(results: dict[str, dict], *, rows: int, epochs: int, batch: int) -> str
 
 
 def _paragraph(name: str, result: dict) -> str:
+    links = ", ".join(f"<{link}>" for link in result["docs"])
     lines = [f"### {name}", "", result["what"], ""]
-    if result["docs"]:
-        lines[2] += " As in " + ", ".join(f"<{link}>" for link in result["docs"]) + "."
-    deviating = {cut: cell for cut, cell in result["cells"].items() if cell["word"] not in EXACT}
-    for cut in [cut.name for cut in CUTS if cut.name in deviating]:
-        lines.append(f"- {cut}: {deviating[cut]['word']}. {_plain(sentence(deviating[cut]))}.")
-    if not deviating:
+    if links:
+        lines += [f"Driven as in {links}.", ""]
+    groups: dict[str, list[str]] = {}
+    for cut in CUTS:
+        cell = result["cells"].get(cut.name)
+        if cell is not None and cell["word"] not in EXACT:
+            groups.setdefault(_brief(cell), []).append(cut.name)
+    lines += [f"- {', '.join(cuts)}: {text}" for text, cuts in groups.items()]
+    if not groups:
         lines.append("Exact in every cut it offers.")
     if result["notes"]:
         lines += ["", result["notes"]]
     return "\n".join([*lines, ""])
 
 
-def _plain(text: str) -> str:
-    """Return the text without what Markdown would take for markup."""
-    return "".join(f"\\{letter}" if letter in "_*<>[]`|" else letter for letter in text)
+def _brief(cell: dict) -> str:
+    """Return what a reader of the page wants to know of a cell; the rest is in the file of --json."""
+    parts = []
+    for epoch, (repeated, missing) in cell.get("by_epoch", {}).items():
+        parts.append(f"{repeated} repeated and {missing} missing in epoch {epoch}")
+    if cell.get("message"):
+        sentence = cell["message"].split(". ")[0]
+        parts.append(f"`{sentence.replace('`', '')}`")
+    elif not parts and cell.get("loss_difference"):
+        parts.append(f"the loss by up to {cell['loss_difference']:.1g}")
+    if cell.get("uncut_differs"):
+        parts.append(f"a second uncut training differs as well ({cell['uncut_differs']})")
+    return ": ".join([cell["word"], "; ".join(parts)]) if parts else cell["word"]

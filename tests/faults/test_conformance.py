@@ -104,7 +104,7 @@ def test_an_adapter_says_what_it_is_its_versions_and_the_pages_it_follows(name):
     one = subject(name)
     assert one.what.endswith(".")
     assert one.packages
-    assert all(re.fullmatch(r"[\w.-]+==[\w.+]+|[\w.-]+ @ \S+", package) for package in one.packages), one.packages
+    assert all(re.fullmatch(r"[\w.-]+==[\w.+]+|[\w.-]+@file://\S+", package) for package in one.packages), one.packages
     assert name == "tandem" or (all(link.startswith("https://") for link in one.docs) and one.docs)
     assert one.offers <= {"workers", "ranks"}
     assert "def main() -> None:" in (FOLDER / f"{name}.py").read_text()

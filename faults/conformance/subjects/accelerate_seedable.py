@@ -5,6 +5,9 @@ offers: workers, ranks
 docs: https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/checkpoint
     https://huggingface.co/docs/accelerate/v1.15.0/concept_guides/internal_mechanism
     https://huggingface.co/docs/accelerate/v1.15.0/package_reference/utilities#accelerate.utils.DataLoaderConfiguration
+notes: The rows are right. The losses are not, inside an epoch, because making the loader's iterator draws a seed
+    from the generator that load_state has just brought back: dropout differs from there on. A folder that was
+    being written is the newest one, and cannot be loaded.
 """
 
 from faults.conformance.accelerate_loop import train

@@ -2,7 +2,7 @@
 
 GPT-2 with dropout, AdamW, documents that carry their number. Tandem has no loader workers: rows are a function of the step.
 
-packages: torch==2.13.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
+packages: tandem-llm@REPOSITORY torch==2.13.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
 offers: ranks
 """
 

@@ -4,6 +4,9 @@ packages: torchdata==0.11.0 transformers==5.23.0 torch==2.13.0
 offers: workers
 docs: https://docs.pytorch.org/data/0.11/stateful_dataloader_tutorial.html
     https://github.com/meta-pytorch/data/blob/v0.11.0/torchdata/stateful_dataloader/README.md
+notes: A state of a loader without workers cannot be loaded by one with workers. That the losses are exact takes a
+    line that no page has: the iterator is made before torch's random state is put back, as making it draws a seed.
+    The loop writes checkpoints to another name and renames them; nothing in a save can hurt it.
 """
 
 from torchdata.stateful_dataloader import StatefulDataLoader

@@ -4,6 +4,8 @@ packages: torchdata==0.11.0 datasets==5.2.0 transformers==5.23.0 torch==2.13.0
 offers: workers
 docs: https://huggingface.co/docs/datasets/stream#save-a-dataset-checkpoint-and-resume-iteration
     https://docs.pytorch.org/data/0.11/stateful_dataloader_tutorial.html
+notes: Without a shuffle, of which the page of datasets says that a resume loses the rows of its buffer. Otherwise
+    as torchdata_map.
 """
 
 from datasets import Dataset

@@ -4,6 +4,8 @@ packages: transformers==5.23.0 accelerate==1.15.0 torch==2.13.0
 offers: workers, ranks
 docs: https://huggingface.co/docs/transformers/trainer
     https://github.com/huggingface/transformers/blob/main/examples/pytorch/language-modeling/run_clm.py
+notes: get_last_checkpoint takes the newest folder, whole or not: after a kill in a save the next start fails until
+    somebody deletes the folder.
 """
 
 import os

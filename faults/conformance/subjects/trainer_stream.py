@@ -4,6 +4,10 @@ packages: transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0 torch==2.13.0
 offers: workers, ranks
 docs: https://huggingface.co/docs/transformers/trainer#checkpoints
     https://huggingface.co/docs/datasets/stream#shuffle
+notes: In an epoch after the first the Trainer takes all steps so far for steps of the first epoch, skips beyond
+    its end, and begins the epoch again. max_steps is looked at after a step, so a finished training that is
+    started again makes one more. The order of a stream depends on the number of loader workers, and the steps that
+    are skipped are counted in the new order. After a kill in a save see trainer_map.
 """
 
 import os

@@ -6,6 +6,8 @@ packages: trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0 to
 offers: workers, ranks
 docs: https://huggingface.co/docs/trl/sft_trainer#packing
     https://huggingface.co/docs/transformers/trainer#checkpoints
+notes: Rows are packed before the training, so it continues as the Trainer does on rows in memory. After a kill in
+    a save see trainer_map.
 """
 
 import os
