@@ -15,7 +15,8 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet accelerate==1.15.0 torch==2.13.0 2>"$folder/pip" || { cat "$folder/pip" >&2; exit 3; }
+"$folder/venv/bin/pip" install --quiet accelerate==1.15.0 torch==2.13.0 2>"$folder/pip" ||
+    { cat "$folder/pip" >&2; exit 3; }
 cd "$folder"
 CUDA_VISIBLE_DEVICES="" venv/bin/python - <<'PROGRAM'
 import os
@@ -69,7 +70,7 @@ def train(*, dropout=0.5, save_at=None, resume_at=None, put_back=False):
 
 
 def compare(name, resume_at, **how):
-    """Return how many of the resumed steps have other rows, and how many another loss, than in the uninterrupted run."""
+    """Return how many resumed steps have other rows, and how many another loss, than in the uninterrupted run."""
     dropout = {"dropout": how.pop("dropout", 0.5)}
     uncut = train(**dropout, save_at=resume_at)[resume_at:]
     resumed = train(**dropout, resume_at=resume_at, **how)

@@ -3,19 +3,20 @@
 # Packages: accelerate==1.15.0 torch==2.13.0
 # Guess: whether load_state and skip_first_batches find the place again does not depend on the number of processes or
 #   on the epoch; a test of a resume on two processes in the first epoch says how it is.
-# Seen: with default settings and shuffle=True. One process: the order is drawn anew inside every epoch, 9 or 10 of the
+# Seen: with default settings and shuffle=True. One process: the order is drawn anew inside every epoch, 9 of the
 #   40 rows repeat. Two processes: prepare() gives the sampler a generator of its own, seeded by the script's
 #   set_seed, so the first epoch is exact; its state is not saved, and a resume inside the second epoch goes on in the
 #   order of the FIRST: rows repeat and others never come. With use_seedable_sampler=True and set_epoch the rows are
 #   exact in both epochs; 2026-11-28, Python 3.11, Linux, CPU.
 # Costs: a resume that was tried in the first epoch of a run on several processes, and found right, repeats and loses
 #   rows in every later one, without a word.
-# Tandem: rows are a function of the step for any number of processes (docs/conformance.md, cuts "ranks", "other_ranks").
+# Tandem: rows are a function of the step for any number of processes (docs/conformance.md, ranks, other_ranks).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet accelerate==1.15.0 torch==2.13.0 2>"$folder/pip" || { cat "$folder/pip" >&2; exit 3; }
+"$folder/venv/bin/pip" install --quiet accelerate==1.15.0 torch==2.13.0 2>"$folder/pip" ||
+    { cat "$folder/pip" >&2; exit 3; }
 cd "$folder"
 cat > training.py <<'PROGRAM'
 import json

@@ -1,6 +1,7 @@
-"""Drive trainers on rows that carry their number, kill them, start them again, and say whether they went on where they stopped.
+"""Drive trainers on rows that carry their number, kill them, start them again, and say whether they continue exactly.
 
-SUBJECT: the name of an adapter of faults/conformance/subjects, or the path of your own (docs/conformance.md says how to write one).
+SUBJECT: the name of an adapter of faults/conformance/subjects, or the path of your own; docs/conformance.md says how
+to write one.
 """
 
 import argparse
@@ -23,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "subject", nargs="*", help=f"of {', '.join(adapters.names())}, or a path; all when none is given"
     )
-    parser.add_argument("--cut", action="append", choices=BY_NAME, metavar="NAME", help=f"of {', '.join(BY_NAME)}; all")
+    parser.add_argument("--cut", action="append", choices=BY_NAME, metavar="NAME", help=f"of {', '.join(BY_NAME)}")
     parser.add_argument("--command", help="a command that takes the arguments of an adapter, as the one subject")
     parser.add_argument("--offers", nargs="*", default=[], choices=["workers", "ranks"], help="what --command can do")
     where = parser.add_mutually_exclusive_group()

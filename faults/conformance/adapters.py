@@ -1,4 +1,4 @@
-"""The adapters: what stands in their heads, their packages, an environment of their own."""
+"""The adapters: the settings in their heads, their packages, an environment of their own."""
 
 import ast
 import hashlib
@@ -58,11 +58,13 @@ def head(path: Path) -> tuple[str, dict[str, str]]:
 
 
 def versions(subject: Subject) -> tuple[list[str], list[str]]:
-    """Return Python and name==version of the packages as the subject's interpreter has them, and those that are missing."""
+    """Return Python and name==version of the packages that the subject's interpreter has, and the missing ones."""
     names = [re.split(r"[=<>\[ @]", package)[0] for package in subject.packages]
     program = (
         "import json, sys; from importlib import metadata as m\n"
-        "found = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in m.distributions() if d.metadata['Name']}\n"
+        "found = {}\n"
+        "for d in m.distributions():\n"
+        "    found[(d.metadata['Name'] or '').lower().replace('_', '-')] = d.version\n"
         "print(json.dumps([sys.version.split()[0], *[found.get(n.lower().replace('_', '-')) for n in sys.argv[1:]]]))"
     )
     read = subprocess.run([subject.python, "-c", program, *names], capture_output=True, text=True, check=True)

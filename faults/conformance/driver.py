@@ -243,7 +243,7 @@ def _last_step(path: Path, offset: int) -> int:
 
 
 def _cut_file(folder: Path, records: list[dict]) -> str:
-    """Return the name of the file in which the kernel ended the subject: the one that is as large as it was allowed to be."""
+    """Return the name of the file in which the kernel ended the subject: the one as large as the limit."""
     limits = [record["limit"] for record in records if "limit" in record]
     cut = [path for path in folder.rglob("*") if limits and path.is_file() and path.stat().st_size == limits[-1]]
     return cut[0].relative_to(folder).as_posix() if cut else ""

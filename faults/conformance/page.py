@@ -7,11 +7,12 @@ EXACT = ("exact", "rows exact", "not offered")
 
 HEAD = """# Does a trainer really continue where it stopped?
 
-This page is written by `python -m faults.conformance --page docs/conformance.md`. The program trains a tiny model on {rows} rows
-that carry their number, {epochs} epochs of {per_epoch} steps with a checkpoint every {save_every}, with dropout, AdamW and a schedule; it kills the
-trainer (SIGKILL to all its processes), starts the same command again, and compares with a training that was not cut: the rows of
-each step, the loss of each step, the final weights, the number of steps. A cut falls at a step, not at a time, so the same versions give the
-same table. Every trainer is driven as its own documentation says; the adapters name the pages. Tandem is one of the subjects.
+This page is written by `python -m faults.conformance --page docs/conformance.md`. The program trains a tiny model on
+{rows} rows that carry their number, {epochs} epochs of {per_epoch} steps with a checkpoint every {save_every}, with
+dropout, AdamW and a schedule; it kills the trainer (SIGKILL to all its processes), starts the same command again, and
+compares with a training that was not cut: the rows of each step, the loss of each step, the final weights, the number
+of steps. A cut falls at a step, not at a time, so the same versions give the same table. Every trainer is driven as
+its own documentation says; the adapters name the pages. Tandem is one of the subjects.
 
     python -m faults.conformance                           all subjects whose packages are installed
     python -m faults.conformance --install                 an environment for each, with the versions below
@@ -25,10 +26,10 @@ WORDS = """## How to read it
 | word | meaning |
 |---|---|
 | exact | rows, losses and weights are those of the uncut training, to the last bit |
-| rows exact | the rows are; bits are not compared, as the number of processes changed or two uncut trainings differ |
+| rows exact | the rows are; bits are not compared: other processes, or two uncut trainings differ |
 | rows +r -m | r rows were trained that are not due in this epoch, or once more; m rows were not trained |
 | order | the rows of each epoch, at other steps |
-| losses from step s | the rows at their steps; the loss differs, so optimizer, schedule or random state are not those of the uncut training |
+| losses from step s | the rows are right; the loss differs: optimizer, schedule or random state are others |
 | weights | only the final weights differ |
 | steps +n, -n | more or fewer steps than the uncut training |
 | restarted | training began anew although a checkpoint had been written |
@@ -36,14 +37,15 @@ WORDS = """## How to read it
 | error | the next start ended with an exception |
 | not offered | the trainer, or this adapter, has no loader workers or several processes |
 
-A step that is made again because its checkpoint came before it is no repetition. An `error` costs time; a wrong row costs nothing
-that anybody sees.
+A step that is made again because its checkpoint came before it is no repetition. An `error` costs time; a wrong row
+costs nothing that anybody sees.
 """
 
 ADAPTER = """## Your own trainer
 
-An adapter is a file of about thirty lines: it trains in `main()`, continues by itself from what lies below `given.folder`, and writes a
-journal. `faults/conformance/subject.py` needs the standard library only and may be copied.
+An adapter is a file of about thirty lines: it trains in `main()`, continues by itself from what lies below
+`given.folder`, and writes a journal. `faults/conformance/subject.py` needs the standard library only and may be
+copied.
 
 ```python
 \"\"\"My trainer, which saves every few steps and continues from the newest checkpoint.
@@ -74,16 +76,18 @@ if __name__ == "__main__":
     main()
 ```
 
-`python -m faults.conformance my_adapter.py` runs it; imports stand at the top of the file, as they are made once and each start is a
-fork (`--cold` starts programs, which takes longer). In the head, `packages:` are those of `--install`, `offers:` says whether it can have
-loader workers and several processes (`RANK`, `WORLD_SIZE` and so on are set), `cold: yes` that an import of it cannot be forked, `notes:` what
-this page says about it. A program in another language takes part by `--command`: it gets `--folder DIR --rows 64 --epochs 2 --batch 4
---save-every 5 --workers 0`, appends the lines `{{"start": 0}}`, `{{"step": 1, "rows": [3, 8, 5, 1], "loss": 4.2}}` and
-`{{"end": 32, "weights": "a hash"}}` to `DIR/steps.RANK.jsonl`, and waits behind a step that is not below the one in `DIR/hold`.
+`python -m faults.conformance my_adapter.py` runs it; imports stand at the top of the file, as they are made once and
+each start is a fork (`--cold` starts programs, which takes longer). In the head, `packages:` are those of
+`--install`, `offers:` says whether it can have loader workers and several processes (`RANK`, `WORLD_SIZE` and so on
+are set), `cold: yes` that an import of it cannot be forked, `notes:` what this page says about it. A program in
+another language takes part by `--command`: it gets `--folder DIR --rows 64 --epochs 2 --batch 4 --save-every 5
+--workers 0`, appends the lines `{{"start": 0}}`, `{{"step": 1, "rows": [3, 8, 5, 1], "loss": 4.2}}` and `{{"end": 32,
+"weights": "a hash"}}` to `DIR/steps.RANK.jsonl`, and waits behind a step that is not below the one in `DIR/hold`.
 
-Limits. The models are tiny, the machine is a CPU, and the rows are few: what is exact here can still fail elsewhere; what repeats rows
-here does so anywhere. The process ends at half the size of the largest file in `in_a_save` (by a limit of the kernel, so at the same byte
-each time); a trainer that renames a finished file or folder is not hit by that.
+Limits. The models are tiny, the machine is a CPU, and the rows are few: what is exact here can still fail elsewhere;
+what repeats rows here does so anywhere. The process ends at half the size of the largest file in `in_a_save` (by a
+limit of the kernel, so at the same byte each time); a trainer that renames a finished file or folder is not hit by
+that.
 """
 
 

@@ -1,4 +1,4 @@
-"""What the adapters over torch share: a tiny GPT-2, its rows, journals of a model or of transformers' Trainer, a plain loop."""
+"""What the adapters over torch share: a tiny GPT-2, its rows, the journal of a model or a Trainer, a plain loop."""
 
 import argparse
 import os
@@ -87,9 +87,9 @@ class TrainerJournal(TrainerCallback):
 
 
 class PlainTraining:
-    """What a loop of torch's own keeps: model, AdamW, a schedule, torch's random state; a checkpoint is one file, renamed when whole.
+    """What a plain loop keeps: model, AdamW, a schedule, torch's random state. A checkpoint is renamed when whole.
 
-    It does all that PyTorch's page on checkpoints has, and the random state too: what is not exact comes from the loader.
+    It does all that PyTorch's page on checkpoints has, and the random state too: what is not exact is the loader's.
     https://docs.pytorch.org/tutorials/recipes/recipes/saving_and_loading_a_general_checkpoint.html
     """
 
@@ -103,7 +103,7 @@ class PlainTraining:
         self.random_state: torch.Tensor | None = None  # of the checkpoint, until an iterator has been made
 
     def batches_of(self, loader: Iterable) -> Iterator:
-        """Return an iterator of the loader; the first one after load() leaves the random state as the checkpoint has it."""
+        """Return an iterator; the first one after load() leaves the random state as the checkpoint has it."""
         rows = iter(loader)  # a DataLoader draws a seed for its workers here, from torch's global generator
         if self.random_state is not None:
             torch.set_rng_state(self.random_state)
@@ -127,7 +127,7 @@ class PlainTraining:
         os.rename(f"{path}.part", path)
 
     def load(self) -> dict | None:
-        """Load the newest checkpoint; return what save() was given beside, None when there is no checkpoint."""
+        """Load the newest checkpoint; return it, or None when there is none."""
         paths = [path for path in self.given.folder.glob("step_*") if path.suffix != ".part"]
         if not paths:
             return None

@@ -1,4 +1,4 @@
-"""The conformance program names what is wrong with a trainer that resumes wrongly on purpose, and nothing of one that is right."""
+"""The conformance program names what a trainer does wrong on purpose, and nothing of one that resumes rightly."""
 
 import ast
 import json
@@ -33,7 +33,7 @@ def words(tmp_path, monkeypatch):
     return judged
 
 
-def test_a_trainer_that_goes_on_where_it_stopped_is_exact_in_every_cut(words):
+def test_a_trainer_that_continues_where_it_stopped_is_exact_in_every_cut(words):
     assert words("", *BY_NAME) == {**dict.fromkeys(BY_NAME, "exact"), "other_ranks": "rows exact"}
 
 
@@ -110,7 +110,7 @@ def test_an_adapter_says_what_it_is_its_versions_and_the_pages_it_follows(name):
     assert "def main() -> None:" in (FOLDER / f"{name}.py").read_text()
 
 
-def test_the_page_is_that_of_the_results_beside_it(tmp_path):
+def test_the_page_is_the_one_of_its_results(tmp_path):
     assert main(["--show", "--json", str(DOCS / "conformance.json"), "--page", str(tmp_path / "page.md")]) == 0
     assert (tmp_path / "page.md").read_text() == (DOCS / "conformance.md").read_text()
 

@@ -1,4 +1,4 @@
-"""accelerate's loop with skip_first_batches, use_seedable_sampler=True and set_epoch: its most careful settings for this way.
+"""accelerate's loop with skip_first_batches, use_seedable_sampler=True and set_epoch: the most careful settings of it.
 
 packages: accelerate==1.15.0 transformers==5.23.0 torch==2.13.0
 offers: workers, ranks

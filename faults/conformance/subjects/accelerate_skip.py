@@ -1,4 +1,4 @@
-"""accelerate's loop with save_state, load_state and skip_first_batches, as its checkpointing page has it; all defaults.
+"""accelerate's loop with save_state, load_state and skip_first_batches, as its checkpointing page has it; defaults.
 
 packages: accelerate==1.15.0 transformers==5.23.0 torch==2.13.0
 offers: workers, ranks

@@ -1,6 +1,7 @@
 """Tandem's pretraining by its own command, which continues by itself; a row is the hash of its ids.
 
-GPT-2 with dropout, AdamW, documents that carry their number. Tandem has no loader workers: rows are a function of the step.
+GPT-2 with dropout, AdamW, documents that carry their number. There are no loader workers: rows are a function of the
+step.
 
 packages: tandem-llm@REPOSITORY torch==2.13.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
 offers: ranks

@@ -1,4 +1,4 @@
-"""A plain loop over torchdata's StatefulDataLoader and rows in memory, shuffled; its state_dict lies in the checkpoint.
+"""A plain loop over torchdata's StatefulDataLoader and rows in memory, shuffled; the checkpoint has its state_dict.
 
 packages: torchdata==0.11.0 transformers==5.23.0 torch==2.13.0
 offers: workers

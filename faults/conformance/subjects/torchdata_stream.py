@@ -1,4 +1,4 @@
-"""A plain loop over torchdata's StatefulDataLoader and a stream of datasets, not shuffled, as the page of datasets has it.
+"""A plain loop over torchdata's StatefulDataLoader and a stream of datasets, not shuffled, as on datasets' page.
 
 packages: torchdata==0.11.0 datasets==5.2.0 transformers==5.23.0 torch==2.13.0
 offers: workers

@@ -1,11 +1,10 @@
-"""transformers' Trainer over rows that are all in memory, by epochs, continued from get_last_checkpoint as its examples do.
+"""transformers' Trainer over rows that are all in memory, by epochs, continued as resume_from_checkpoint=True does.
 
 packages: transformers==5.23.0 accelerate==1.15.0 torch==2.13.0
 offers: workers, ranks
-docs: https://huggingface.co/docs/transformers/trainer
-    https://github.com/huggingface/transformers/blob/main/examples/pytorch/language-modeling/run_clm.py
-notes: get_last_checkpoint takes the newest folder, whole or not: after a kill in a save the next start fails until
-    somebody deletes the folder.
+docs: https://huggingface.co/docs/transformers/trainer#checkpoints
+notes: resume_from_checkpoint=True takes the newest folder, whole or not: after a kill in a save the next start
+    fails until somebody deletes that folder.
 """
 
 import os

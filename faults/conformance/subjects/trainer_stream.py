@@ -1,4 +1,4 @@
-"""transformers' Trainer over a shuffled stream of datasets, to a number of steps, continued from get_last_checkpoint.
+"""transformers' Trainer over a shuffled stream, to a number of steps, continued as by resume_from_checkpoint=True.
 
 packages: transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0 torch==2.13.0
 offers: workers, ranks

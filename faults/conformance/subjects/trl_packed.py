@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer with packing=True over texts that are already ids, by epochs, continued from get_last_checkpoint.
+"""TRL's SFTTrainer with packing=True over tokenized texts, by epochs, continued as by resume_from_checkpoint=True.
 
 A row is the numbers of the four texts that were packed into it.
 
@@ -50,7 +50,8 @@ def main() -> None:
     texts = []
     for text in range(num_texts):
         length = LENGTHS[text % len(LENGTHS)]
-        texts.append({"input_ids": [FILLERS + text, *((text * 7 + place * 3) % FILLERS for place in range(1, length))]})
+        fillers = [(text * 7 + place * 3) % FILLERS for place in range(1, length)]
+        texts.append({"input_ids": [FILLERS + text, *fillers]})
     words = {f"word{number}": number for number in range(FILLERS + num_texts)}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words)), eos_token="word0", pad_token="word0"
@@ -63,7 +64,7 @@ def main() -> None:
 
 
 def packed_rows(batch: dict) -> list[str]:
-    """Return each row's texts; the rows of a batch may lie in one line behind each other."""
+    """Return each row's texts; the rows of a batch may be one line, one behind the other."""
     rows = []
     for row in batch["input_ids"].reshape(-1, ROW_TOKENS).tolist():
         rows.append("+".join(str(number - FILLERS) for number in row if number >= FILLERS))
