@@ -1,1 +1,1 @@
-"""A test of trainers: does one that was killed really go on where it stopped? `python -m faults.conformance --help`."""
+"""A test of trainers: does a killed one really continue where it stopped? `python -m faults.conformance --help`."""

@@ -1,9 +1,11 @@
-"""Drive trainers on rows that carry their number, kill them, start them again, and say whether they went on where they stopped.
+"""Drive trainers on rows that carry their number, kill them, start them again, and say whether they continue exactly.
 
-SUBJECT: the name of an adapter of faults/conformance/subjects, or the path of your own (docs/conformance.md says how to write one).
+SUBJECT: the name of an adapter of faults/conformance/subjects, or the path of your own; docs/conformance.md says how
+to write one.
 """
 
 import argparse
+import datetime
 import json
 import shlex
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 
 from faults.conformance import adapters, page
 from faults.conformance.cuts import BY_NAME, CUTS
-from faults.conformance.driver import NotStarted, Subject, Trainings
+from faults.conformance.driver import BATCH, EPOCHS, ROWS, NotStarted, Subject, Trainings
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "subject", nargs="*", help=f"of {', '.join(adapters.names())}, or a path; all when none is given"
     )
-    parser.add_argument("--cut", action="append", choices=BY_NAME, metavar="NAME", help=f"of {', '.join(BY_NAME)}; all")
+    parser.add_argument("--cut", action="append", choices=BY_NAME, metavar="NAME", help=f"of {', '.join(BY_NAME)}")
     parser.add_argument("--command", help="a command that takes the arguments of an adapter, as the one subject")
     parser.add_argument("--offers", nargs="*", default=[], choices=["workers", "ranks"], help="what --command can do")
     where = parser.add_mutually_exclusive_group()
@@ -33,6 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="keep the trainings here (a temporary folder)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the details; other subjects in it are kept")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of the docs")
+    parser.add_argument(
+        "--compare", type=Path, metavar="FILE", help="name the cells that differ from an earlier --json"
+    )
     parser.add_argument("--show", action="store_true", help="run nothing: table and page of what --json holds")
     given = parser.parse_args(argv)
     if given.show and given.json is None:
@@ -54,8 +59,12 @@ def main(argv: list[str] | None = None) -> int:
     print()
     print(page.table({name: results[name] for name in sorted(shown)}, list(BY_NAME)))
     if given.page is not None:
-        given.page.write_text(page.page(results))
-    return 0
+        given.page.write_text(page.page(results, rows=ROWS, epochs=EPOCHS, batch=BATCH))
+    if given.compare is None:
+        return 0
+    different = page.differences(results, json.loads(given.compare.read_text()))
+    print("\n".join(["", *different]) if different else f"\nthe same as in {given.compare}")
+    return int(bool(different))
 
 
 def chosen(given: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Subject]:
@@ -78,6 +87,7 @@ def judged(subject: Subject, given: argparse.Namespace, folder: Path, before: di
         subject.python = adapters.installed_python(subject, given.cache)
     versions, missing = adapters.versions(subject)
     result = {"what": subject.what, "docs": subject.docs, "notes": subject.notes, "versions": versions, "cells": {}}
+    result["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
     if missing:
         print(f"{subject.name}: not installed: {', '.join(missing)}", flush=True)
         return {**result, "not_installed": missing}
@@ -94,7 +104,7 @@ def judged(subject: Subject, given: argparse.Namespace, folder: Path, before: di
             verdict = trainings.verdict(cut)
             result["cells"][cut.name] = verdict.as_json()
             detail = page.sentence(verdict.as_json())
-            print(f"{subject.name} {cut.name}: {verdict.word}" + (f" ({detail})" if detail else ""), flush=True)
+            print(f"{subject.name} {cut.name}: {verdict.word} ({detail})", flush=True)
     finally:
         trainings.close()
     return result

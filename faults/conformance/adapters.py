@@ -1,4 +1,4 @@
-"""The adapters: what stands in their heads, their packages, an environment of their own."""
+"""The adapters: the settings in their heads, their packages, an environment of their own."""
 
 import ast
 import hashlib
@@ -10,7 +10,7 @@ import sys
 import venv
 from pathlib import Path
 
-from faults.conformance.driver import Subject
+from faults.conformance.driver import ROOT, Subject
 
 FOLDER = Path(__file__).with_name("subjects")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "conformance"
@@ -31,7 +31,7 @@ def subject(name: str) -> Subject:
         path.stem,
         adapter=path.resolve(),
         what=what,
-        packages=settings.get("packages", "").split(),
+        packages=settings.get("packages", "").replace("REPOSITORY", ROOT.as_uri()).split(),
         offers=set(settings.get("offers", "").replace(",", " ").split()),
         docs=settings.get("docs", "").split(),
         notes=settings.get("notes", ""),
@@ -58,23 +58,26 @@ def head(path: Path) -> tuple[str, dict[str, str]]:
 
 
 def versions(subject: Subject) -> tuple[list[str], list[str]]:
-    """Return name==version of the adapter's packages as the subject's interpreter has them, and those that are missing."""
+    """Return Python and name==version of the packages that the subject's interpreter has, and the missing ones."""
     names = [re.split(r"[=<>\[ @]", package)[0] for package in subject.packages]
     program = (
         "import json, sys; from importlib import metadata as m\n"
-        "found = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in m.distributions() if d.metadata['Name']}\n"
-        "print(json.dumps([found.get(n.lower().replace('_', '-')) for n in sys.argv[1:]]))"
+        "found = {}\n"
+        "for d in m.distributions():\n"
+        "    found[(d.metadata['Name'] or '').lower().replace('_', '-')] = d.version\n"
+        "print(json.dumps([sys.version.split()[0], *[found.get(n.lower().replace('_', '-')) for n in sys.argv[1:]]]))"
     )
     read = subprocess.run([subject.python, "-c", program, *names], capture_output=True, text=True, check=True)
-    found = dict(zip(names, json.loads(read.stdout), strict=True))
-    present = [f"{name}=={version}" for name, version in found.items() if version]
+    python, *numbers = json.loads(read.stdout)
+    found = dict(zip(names, numbers, strict=True))
+    present = [f"Python {python}"] + [f"{name}=={version}" for name, version in found.items() if version]
     return present, [name for name, version in found.items() if not version]
 
 
 def installed_python(subject: Subject, cache: Path) -> str:
     """Return the interpreter of an environment with the adapter's packages, made when it is not there."""
-    key = hashlib.sha256(" ".join([sys.version, *subject.packages]).encode()).hexdigest()[:12]
-    folder = cache / f"{subject.name}-{key}"
+    key = hashlib.sha256(" ".join([sys.version, *sorted(subject.packages)]).encode()).hexdigest()[:12]
+    folder = cache / key  # shared by subjects with the same packages
     python = folder / "bin" / "python"
     complete = folder / "complete"
     if not complete.exists():

@@ -65,7 +65,7 @@ CUTS = (
         "killed at step 8, continued with two loader workers, not none",
         killed(8, then=Start(workers=2)),
     ),
-    Cut("ranks", "two processes throughout, killed at step 8", killed(8, ranks=2), ranks=2),
+    Cut("ranks", "two processes throughout, killed at steps 8 and 24", killed(8, 24, ranks=2), ranks=2),
     Cut(
         "other_ranks",
         "killed at step 8, continued by two processes with the same batch",

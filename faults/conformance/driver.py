@@ -110,7 +110,9 @@ class Trainings:
         self.starter.order(command, folder=folder, log=log, ranks=start.ranks)
         killed, late = self._until_the_cut_or_the_end(start, journals, seen)
         records = [_records(path, offset) for path, offset in zip(journals, seen, strict=True)]
-        attempt = Attempt(records=records, killed=killed, cut_file=_cut_file(folder, self.starter.statuses))
+        attempt = Attempt(records=records, killed=killed)
+        if self.starter.died_in_a_file():
+            attempt.cut_file = _cut_file(folder, records[0])
         if late:
             attempt.message = f"no end after {LIMIT_S} s"
         elif not killed and any(self.starter.statuses):
@@ -240,12 +242,11 @@ def _last_step(path: Path, offset: int) -> int:
     return steps[-1] if steps else 0
 
 
-def _cut_file(folder: Path, statuses: list[int | None]) -> str:
-    """Return the newest file's name where the kernel ended the subject in it."""
-    if -signal.SIGXFSZ not in statuses:
-        return ""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return max(files, key=lambda path: path.stat().st_mtime_ns).relative_to(folder).as_posix()
+def _cut_file(folder: Path, records: list[dict]) -> str:
+    """Return the name of the file in which the kernel ended the subject: the one as large as the limit."""
+    limits = [record["limit"] for record in records if "limit" in record]
+    cut = [path for path in folder.rglob("*") if limits and path.is_file() and path.stat().st_size == limits[-1]]
+    return cut[0].relative_to(folder).as_posix() if cut else ""
 
 
 def _message(text: str, folder: Path) -> str:
@@ -254,7 +255,7 @@ def _message(text: str, folder: Path) -> str:
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
     message = (errors or lines or ["no message"])[-1]
     message = message.replace(str(folder), "FOLDER")
-    return re.sub(r"0x[0-9a-f]+|\b\d{5,}\b", "N", message)[:300]
+    return re.sub(r"0x[0-9a-f]+|\b\d{5,}\b", "N", message)[:200]
 
 
 def _free_port() -> int:

@@ -1,6 +1,6 @@
 """Start the processes of a subject for the driver, which gives orders line by line: `PYTHON starter.py [ADAPTER]`.
 
-With an adapter its module is imported once, and each process is a fork of this one: torch and transformers take seconds.
+With an adapter its module is imported once, and each process is a fork of this one: importing torch takes seconds.
 Without one, each process is the program that the order names. A status is reported as each process ends.
 """
 

@@ -1,6 +1,6 @@
-"""What a subject shares with the driver: its arguments, the journal of its steps, and the place where it waits to be killed.
+"""What a subject shares with the driver: arguments, the journal of its steps, the place where it waits for the kill.
 
-Standard library only, and nothing else of this repository is imported, so a trainer elsewhere may take this one file along.
+Standard library only, and nothing else of this repository is imported: a trainer elsewhere may copy this one file.
 """
 
 import argparse
@@ -23,8 +23,8 @@ SMALLEST_LIMIT = 32 * 1024  # bytes; the journal and the log of a short training
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Return what the driver says: folder, rows, epochs, batch, save_every, workers, and what follows from them.
 
-    batch is that of all ranks together. rank, ranks and rank_batch come from RANK and WORLD_SIZE. steps are those of whole
-    epochs, max_steps ends two steps earlier: for a trainer that is given a number of steps, which need not end an epoch.
+    batch is that of all ranks together. rank, ranks and rank_batch come from RANK and WORLD_SIZE. steps are those of
+    whole epochs; max_steps ends two steps earlier, for a trainer that is given a number of steps.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument(
@@ -60,11 +60,11 @@ class Journal:
         self.hold = json.loads(hold.read_text()) if hold.exists() else {}
 
     def start(self, step: int) -> None:
-        """Note the step that this start continues from: 0 for a new training, k where a checkpoint of step k was loaded."""
+        """Note the step that this start continues from: 0 for a new training, k when checkpoint k was loaded."""
         self._write({"start": step})
 
     def step(self, step: int, rows: Iterable[int | str], loss: float | None = None) -> None:
-        """Note a step that was made, counted from 1, with this rank's rows and loss; wait here if it is where the cut falls.
+        """Note a step, counted from 1, with this rank's rows and loss; wait here if it is where the cut falls.
 
         Call it after the optimizer's step and before the checkpoint of that step, in the process of the trainer.
         """
@@ -75,7 +75,7 @@ class Journal:
             self._wait_to_be_killed()
 
     def end(self, step: int, weights: Any) -> None:
-        """Note the regular end and the final weights: a model with a state_dict, or any nesting of tensors and numbers."""
+        """Note the regular end and the final weights: a model with a state_dict, or nested tensors and numbers."""
         self._write({"end": step, "weights": digest(weights)})
 
     def _write(self, entry: dict) -> None:
@@ -100,6 +100,7 @@ class Journal:
                 largest = max(largest, path.stat().st_size)
         if largest // 2 < SMALLEST_LIMIT:
             return
+        self._write({"limit": largest // 2})
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest // 2, largest // 2))

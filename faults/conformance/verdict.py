@@ -17,7 +17,7 @@ class Attempt:
 
     @property
     def start(self) -> int | None:
-        """Return the step it went on from; None when it did not come so far."""
+        """Return the step that it resumed from; None when it did not come so far."""
         return next((record["start"] for record in self.records[0] if "start" in record), None)
 
     @property
@@ -47,7 +47,7 @@ class Verdict:
     """A cell of the table: the word, and what it rests on."""
 
     word: str
-    starts: list[int | None] = field(default_factory=list)  # the step that each start went on from
+    starts: list[int | None] = field(default_factory=list)  # the step that each start resumed from
     repeated: int = 0
     missing: int = 0
     rows_repeated: list = field(default_factory=list)  # some of them
@@ -72,7 +72,7 @@ SHOWN = 12  # rows that the details name
 
 
 def effective_steps(attempts: list[Attempt]) -> dict[int, Step]:
-    """Return the steps that count: a start that goes on from step k throws away what was made behind it."""
+    """Return the steps that count: one that resumes from step k throws away those behind it."""
     steps: dict[int, Step] = {}
     for attempt in attempts:
         if attempt.start is not None:
@@ -84,7 +84,8 @@ def effective_steps(attempts: list[Attempt]) -> dict[int, Step]:
 def compare(attempts: list[Attempt], uncut: Attempt, *, rows: int, order: bool = True, bits: bool = True) -> Verdict:
     """Judge a training that was cut by the uncut one.
 
-    rows: of an epoch. order and bits say what is compared beside the rows of each epoch: their order, losses and weights.
+    rows: of an epoch. order and bits say what is compared as well as the rows of each epoch: their order, losses and
+    weights.
     """
     verdict = Verdict("", starts=[attempt.start for attempt in attempts], only_rows=not bits)
     verdict.cut_file = next((attempt.cut_file for attempt in attempts if attempt.cut_file), "")
@@ -109,7 +110,7 @@ def compare(attempts: list[Attempt], uncut: Attempt, *, rows: int, order: bool =
 
 
 def _compare_rows(verdict: Verdict, trained: dict[int, Step], expected: dict[int, Step], rows: int) -> None:
-    """Count the rows per epoch of the uncut training. Steps behind its end have rows of no epoch, and are counted as steps."""
+    """Count the rows per epoch of the uncut training. Steps behind its end are of no epoch, and counted as steps."""
     epochs: dict[int, int] = {}  # step -> epoch
     num_read = 0
     for number in sorted(expected):
@@ -147,7 +148,7 @@ def _compare_bits(verdict: Verdict, trained: dict[int, Step], expected: dict[int
 
 
 def word_of(verdict: Verdict) -> str:
-    """Return the cell: rows before order before losses before weights, as each of them brings those behind it along."""
+    """Return the cell: rows before order before losses before weights, as each brings those behind it along."""
     words = []
     if verdict.restarted:
         words.append("restarted")

@@ -1,4 +1,4 @@
-"""A trainer of the standard library that goes on where it stopped, or does not: WRONG in the environment names the way.
+"""A trainer of the standard library that continues where it stopped, or does not: WRONG in the environment says how.
 
 offers: workers, ranks
 """

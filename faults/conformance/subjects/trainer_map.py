@@ -1,9 +1,10 @@
-"""transformers' Trainer over rows that are all in memory, by epochs, continued from get_last_checkpoint as its examples do.
+"""transformers' Trainer over rows that are all in memory, by epochs, continued as resume_from_checkpoint=True does.
 
 packages: transformers==5.23.0 accelerate==1.15.0 torch==2.13.0
 offers: workers, ranks
-docs: https://huggingface.co/docs/transformers/trainer
-    https://github.com/huggingface/transformers/blob/main/examples/pytorch/language-modeling/run_clm.py
+docs: https://huggingface.co/docs/transformers/trainer#checkpoints
+notes: resume_from_checkpoint=True takes the newest folder, whole or not: after a kill in a save the next start
+    fails until somebody deletes that folder.
 """
 
 import os
@@ -11,8 +12,8 @@ import os
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from faults.conformance.subject import Journal, arguments, row_ids
-from faults.conformance.torch_subject import TrainerJournal, tiny_model
+from faults.conformance.subject import Journal, arguments
+from faults.conformance.torch_subject import TrainerJournal, number_rows, tiny_model
 
 
 def main() -> None:
@@ -32,10 +33,7 @@ def main() -> None:
         disable_tqdm=True,
         use_cpu=True,
     )
-    rows = []
-    for row in range(given.rows):
-        rows.append({"input_ids": row_ids(row), "labels": row_ids(row)})
-    trainer = Trainer(tiny_model(), training, train_dataset=rows)
+    trainer = Trainer(tiny_model(), training, train_dataset=number_rows(given.rows))
     TrainerJournal(trainer, Journal(given.folder))
     last = get_last_checkpoint(str(output)) if output.exists() else None
     trainer.train(resume_from_checkpoint=last)
