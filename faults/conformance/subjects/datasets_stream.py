@@ -3,6 +3,7 @@
 packages: datasets==5.2.0 torch==2.13.0
 docs: https://huggingface.co/docs/datasets/stream#save-a-dataset-checkpoint-and-resume-iteration
     https://huggingface.co/docs/datasets/stream#reshuffle
+notes: The page says that the rows in a shuffle buffer are lost by a resume, and the buffer is filled with new ones.
 """
 
 from datasets import Dataset

@@ -4,6 +4,8 @@ packages: grain==0.2.18 torch==2.13.0
 offers: workers, ranks
 docs: https://google-grain.readthedocs.io/en/latest/tutorials/dataset_basic_tutorial.html
     https://google-grain.readthedocs.io/en/latest/tutorials/dataset_advanced_tutorial.html
+notes: The state belongs to the pipeline, and the number of workers is a part of it: Grain 0.2.18 does not continue on
+    another one, and says so with a KeyError.
 """
 
 import grain

@@ -1,10 +1,13 @@
-"""Lightning's Trainer over torchdata's StatefulDataLoader, saved in mid-epoch by ModelCheckpoint, continued with ckpt_path="last".
+"""Lightning's Trainer over torchdata's StatefulDataLoader, saved by ModelCheckpoint, continued with ckpt_path="last".
 
 packages: lightning==2.6.6 torchdata==0.11.0 torch==2.13.0
 offers: workers, ranks
 docs: https://lightning.ai/docs/pytorch/stable/common/checkpointing_basic.html
     https://lightning.ai/docs/pytorch/stable/common/checkpointing_intermediate.html
     https://lightning.ai/docs/pytorch/stable/data/alternatives.html
+notes: Rows, weights, optimizer and schedule are continued; the random state is not in Lightning's checkpoint (2.6.6), so
+    dropout draws other numbers from the first step on. From a checkpoint of an epoch's last step the loader is continued behind
+    its end, and Lightning takes the empty pass for the next epoch: with two epochs the training ends at once, half done.
 """
 
 import lightning

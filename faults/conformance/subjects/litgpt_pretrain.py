@@ -1,4 +1,4 @@
-"""litgpt's pretraining command on its LitData module, with --resume auto: a checkpoint in a save_interval, the loader in it.
+"""litgpt's pretraining command on its LitData module, with --resume auto; the loader's state is in its checkpoint.
 
 packages: litgpt==0.5.13 litdata==0.2.76 torch==2.13.0
 offers: workers
