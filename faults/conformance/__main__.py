@@ -8,6 +8,7 @@ import argparse
 import datetime
 import json
 import shlex
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -59,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     print()
     print(page.table({name: results[name] for name in sorted(shown)}, list(BY_NAME)))
     if given.page is not None:
+        for name in {*results} & {*adapters.names()}:
+            results[name] |= described(adapters.subject(name))  # as the heads are now
         given.page.write_text(page.page(results, rows=ROWS, epochs=EPOCHS, batch=BATCH))
     if given.compare is None:
         return 0
@@ -79,18 +82,26 @@ def chosen(given: argparse.Namespace, parser: argparse.ArgumentParser) -> list[S
     return subjects
 
 
+def described(subject: Subject) -> dict:
+    """Return what an adapter's head says of it on the page."""
+    return {"what": subject.what, "docs": subject.docs, "notes": subject.notes}
+
+
 def judged(subject: Subject, given: argparse.Namespace, folder: Path, before: dict) -> dict:
     """Return what is known of a subject: versions and a cell for each cut. before: cells that are not made now."""
     subject.cold = subject.cold or given.cold
     subject.python = given.python
     if given.install and subject.packages:
-        subject.python = adapters.installed_python(subject, given.cache)
+        try:
+            subject.python = adapters.installed_python(subject, given.cache)
+        except subprocess.CalledProcessError:  # pip has said why; what is missing is named below
+            print(f"{subject.name}: pip could not install it", flush=True)
     versions, missing = adapters.versions(subject)
-    result = {"what": subject.what, "docs": subject.docs, "notes": subject.notes, "versions": versions, "cells": {}}
-    result["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    result = {**described(subject), "versions": versions, "date": today, "cells": {}}
     if missing:
         print(f"{subject.name}: not installed: {', '.join(missing)}", flush=True)
-        return {**result, "not_installed": missing}
+        return before or {**result, "not_installed": missing}
     result["cells"] = dict(before.get("cells", {}))
     wanted = [cut for cut in CUTS if cut.name in (given.cut or BY_NAME)]
     try:
