@@ -15,7 +15,7 @@ from pathlib import Path
 
 from faults.conformance import adapters, page
 from faults.conformance.cuts import BY_NAME, CUTS
-from faults.conformance.driver import BATCH, EPOCHS, ROWS, NotStarted, Subject, Trainings
+from faults.conformance.driver import BATCH, EPOCHS, LIMIT_S, ROWS, NotStarted, Subject, Trainings
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     where.add_argument("--install", action="store_true", help="make an environment for each subject, with pip")
     parser.add_argument("--cache", type=Path, default=adapters.CACHE, help="where --install makes them (%(default)s)")
     parser.add_argument("--cold", action="store_true", help="start a program each time instead of forking one")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="of one start (%(default)s)")
     parser.add_argument("--folder", type=Path, help="keep the trainings here (a temporary folder)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the details; other subjects in it are kept")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of the docs")
@@ -91,6 +92,7 @@ def judged(subject: Subject, given: argparse.Namespace, folder: Path, before: di
     """Return what is known of a subject: versions and a cell for each cut. before: cells that are not made now."""
     subject.cold = subject.cold or given.cold
     subject.python = given.python
+    subject.limit_s = given.limit
     if given.install and subject.packages:
         try:
             subject.python = adapters.installed_python(subject, given.cache)

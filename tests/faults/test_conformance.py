@@ -89,6 +89,16 @@ def test_what_a_version_changes_is_named_by_compare(tmp_path, capsys, monkeypatc
     assert (len(cell["rows_repeated"]), len(cell["rows_missing"]), cell["first_other_order"]) == (4, 4, 6)
 
 
+def test_a_start_that_never_ends_is_given_up_and_the_next_cut_is_made(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("WRONG", "never ends after a resume")
+    how = [str(TRAINER), "--cut", "once", "--cut", "ranks", "--cut", "after_the_end", "--folder", str(tmp_path)]
+    assert main([*how, "--limit", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "counted_trainer once: error (no end after 8.0 s; started from steps 0, 5)" in said
+    assert "counted_trainer ranks: error (no end after 8.0 s; started from steps 0, 5)" in said
+    assert "counted_trainer after_the_end: exact" in said
+
+
 def test_an_adapter_whose_packages_or_imports_are_missing_is_named(tmp_path, capsys):
     adapter = tmp_path / "absent.py"
     adapter.write_text('"""A trainer.\n\npackages: no-such-package==1.0\n"""\n')
