@@ -13,6 +13,7 @@ from faults.conformance.__main__ import main
 from faults.conformance.adapters import FOLDER, names, subject
 from faults.conformance.cuts import BY_NAME
 from faults.conformance.driver import Trainings
+from faults.conformance.verdict import Attempt, compare
 
 TRAINER = Path(__file__).with_name("counted_trainer.py")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -62,6 +63,15 @@ def test_a_trainer_that_continues_where_it_stopped_is_exact_in_every_cut(words):
 )
 def test_what_a_trainer_does_wrong_is_named(words, wrong, cut, word):
     assert words(wrong, cut) == {cut: word}
+
+
+def test_steps_behind_the_checkpoint_count_only_when_they_are_made_again():
+    def attempt(start: int, end: int) -> Attempt:
+        steps = [{"step": step, "rows": [step], "loss": 1.0} for step in range(start + 1, end + 1)]
+        return Attempt([[{"start": start}, *steps, {"end": end, "weights": "w"}]])
+
+    verdict = compare([attempt(0, 8), attempt(5, 7)], attempt(0, 8), rows=4)
+    assert (verdict.word, verdict.rows_missing, verdict.starts) == ("rows +0 -1, steps -1", [8], [0, 5])
 
 
 def test_a_program_of_its_own_is_judged_as_a_fork_is(tmp_path, capsys):
