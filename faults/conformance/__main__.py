@@ -8,13 +8,14 @@ import argparse
 import datetime
 import json
 import shlex
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from faults.conformance import adapters, page
 from faults.conformance.cuts import BY_NAME, CUTS
-from faults.conformance.driver import BATCH, EPOCHS, ROWS, NotStarted, Subject, Trainings
+from faults.conformance.driver import BATCH, EPOCHS, LIMIT_S, ROWS, NotStarted, Subject, Trainings
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     where.add_argument("--install", action="store_true", help="make an environment for each subject, with pip")
     parser.add_argument("--cache", type=Path, default=adapters.CACHE, help="where --install makes them (%(default)s)")
     parser.add_argument("--cold", action="store_true", help="start a program each time instead of forking one")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="of one start (%(default)s)")
     parser.add_argument("--folder", type=Path, help="keep the trainings here (a temporary folder)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the details; other subjects in it are kept")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of the docs")
@@ -59,6 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     print()
     print(page.table({name: results[name] for name in sorted(shown)}, list(BY_NAME)))
     if given.page is not None:
+        for name in {*results} & {*adapters.names()}:
+            results[name] |= described(adapters.subject(name))  # as the heads are now
         given.page.write_text(page.page(results, rows=ROWS, epochs=EPOCHS, batch=BATCH))
     if given.compare is None:
         return 0
@@ -79,18 +83,27 @@ def chosen(given: argparse.Namespace, parser: argparse.ArgumentParser) -> list[S
     return subjects
 
 
+def described(subject: Subject) -> dict:
+    """Return what an adapter's head says of it on the page."""
+    return {"what": subject.what, "docs": subject.docs, "notes": subject.notes}
+
+
 def judged(subject: Subject, given: argparse.Namespace, folder: Path, before: dict) -> dict:
     """Return what is known of a subject: versions and a cell for each cut. before: cells that are not made now."""
     subject.cold = subject.cold or given.cold
     subject.python = given.python
+    subject.limit_s = given.limit
     if given.install and subject.packages:
-        subject.python = adapters.installed_python(subject, given.cache)
+        try:
+            subject.python = adapters.installed_python(subject, given.cache)
+        except subprocess.CalledProcessError:  # pip has said why; what is missing is named below
+            print(f"{subject.name}: pip could not install it", flush=True)
     versions, missing = adapters.versions(subject)
-    result = {"what": subject.what, "docs": subject.docs, "notes": subject.notes, "versions": versions, "cells": {}}
-    result["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    result = {**described(subject), "versions": versions, "date": today, "cells": {}}
     if missing:
         print(f"{subject.name}: not installed: {', '.join(missing)}", flush=True)
-        return {**result, "not_installed": missing}
+        return before or {**result, "not_installed": missing}
     result["cells"] = dict(before.get("cells", {}))
     wanted = [cut for cut in CUTS if cut.name in (given.cut or BY_NAME)]
     try:

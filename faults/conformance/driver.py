@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROWS = 64
 EPOCHS = 2
 BATCH = 4
-LIMIT_S = 300  # one start of a subject; an import of torch on a busy machine takes a minute
+LIMIT_S = 600  # of one start of a subject; an import of torch on a busy machine takes a minute
 
 
 @dataclass
@@ -33,6 +33,7 @@ class Subject:
     adapter: Path | None = None
     command: list[str] = field(default_factory=list)
     python: str = sys.executable
+    limit_s: float = LIMIT_S
     cold: bool = False  # no forks: each start is a program of its own
     what: str = ""  # the docstring without the settings below
     packages: list[str] = field(default_factory=list)  # name==version
@@ -114,7 +115,7 @@ class Trainings:
         if self.starter.died_in_a_file():
             attempt.cut_file = _cut_file(folder, records[0])
         if late:
-            attempt.message = f"no end after {LIMIT_S} s"
+            attempt.message = f"no end after {self.subject.limit_s} s"
         elif not killed and any(self.starter.statuses):
             text = log.read_text(errors="replace")
             attempt.message = _message(text, folder)
@@ -130,20 +131,19 @@ class Trainings:
 
     def _until_the_cut_or_the_end(self, start: Start, journals: list[Path], seen: list[int]) -> tuple[bool, bool]:
         """Return whether the processes were killed, and whether that was for their taking too long."""
-        ends = time.monotonic() + LIMIT_S
+        ends = time.monotonic() + self.subject.limit_s
         killed = False
+        late = False
         while self.starter.running():
-            if time.monotonic() > ends:
-                self.starter.kill()
-                return True, True
+            late = late or time.monotonic() > ends
             if start.kill_at is not None and not killed:
-                reached = [
-                    _last_step(path, offset) >= start.kill_at for path, offset in zip(journals, seen, strict=True)
-                ]
+                reached = []
+                for path, offset in zip(journals, seen, strict=True):
+                    reached.append(_last_step(path, offset) >= start.kill_at)
                 killed = all(reached) or self.starter.died_in_a_file()
-            if killed or any(self.starter.statuses):  # what one rank left behind would wait for it
+            if killed or late or any(self.starter.statuses):  # what one rank left behind would wait for it
                 self.starter.kill()
-        return killed or self.starter.died_in_a_file(), False
+        return killed or self.starter.died_in_a_file(), late
 
 
 class Starter:

@@ -13,6 +13,7 @@ from faults.conformance.__main__ import main
 from faults.conformance.adapters import FOLDER, names, subject
 from faults.conformance.cuts import BY_NAME
 from faults.conformance.driver import Trainings
+from faults.conformance.verdict import Attempt, compare
 
 TRAINER = Path(__file__).with_name("counted_trainer.py")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -64,6 +65,15 @@ def test_what_a_trainer_does_wrong_is_named(words, wrong, cut, word):
     assert words(wrong, cut) == {cut: word}
 
 
+def test_steps_behind_the_checkpoint_count_only_when_they_are_made_again():
+    def attempt(start: int, end: int) -> Attempt:
+        steps = [{"step": step, "rows": [step], "loss": 1.0} for step in range(start + 1, end + 1)]
+        return Attempt([[{"start": start}, *steps, {"end": end, "weights": "w"}]])
+
+    verdict = compare([attempt(0, 8), attempt(5, 7)], attempt(0, 8), rows=4)
+    assert (verdict.word, verdict.rows_missing, verdict.starts) == ("rows +0 -1, steps -1", [8], [0, 5])
+
+
 def test_a_program_of_its_own_is_judged_as_a_fork_is(tmp_path, capsys):
     command = f"{sys.executable} {TRAINER}"
     assert main(["--command", command, "--cut", "twice", "--cut", "ranks", "--folder", str(tmp_path)]) == 0
@@ -89,11 +99,25 @@ def test_what_a_version_changes_is_named_by_compare(tmp_path, capsys, monkeypatc
     assert (len(cell["rows_repeated"]), len(cell["rows_missing"]), cell["first_other_order"]) == (4, 4, 6)
 
 
+def test_a_start_that_never_ends_is_given_up_and_the_next_cut_is_made(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("WRONG", "never ends after a resume")
+    how = [str(TRAINER), "--cut", "once", "--cut", "ranks", "--cut", "after_the_end", "--folder", str(tmp_path)]
+    assert main([*how, "--limit", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "counted_trainer once: error (no end after 8.0 s; started from steps 0, 5)" in said
+    assert "counted_trainer ranks: error (no end after 8.0 s; started from steps 0, 5)" in said
+    assert "counted_trainer after_the_end: exact" in said
+
+
 def test_an_adapter_whose_packages_or_imports_are_missing_is_named(tmp_path, capsys):
     adapter = tmp_path / "absent.py"
     adapter.write_text('"""A trainer.\n\npackages: no-such-package==1.0\n"""\n')
-    assert main([str(adapter), "--cut", "once"]) == 0
-    assert "absent: not installed: no-such-package" in capsys.readouterr().out
+    kept = tmp_path / "results.json"
+    kept.write_text('{"absent": {"cells": {"once": {"word": "exact"}}}}')
+    assert main([str(adapter), "--cut", "once", "--json", str(kept)]) == 0
+    said = capsys.readouterr().out
+    assert "absent: not installed: no-such-package" in said
+    assert "| absent | exact |" in said  # what an earlier call found, where it was installed
     adapter.write_text('"""A trainer."""\nimport no_such_module\n')
     assert main([str(adapter), "--cut", "once"]) == 0
     assert "absent: error: ModuleNotFoundError: No module named 'no_such_module'" in capsys.readouterr().out
