@@ -2,11 +2,11 @@
 # Title: Lightning, resumed from an epoch's last step with a StatefulDataLoader, leaves out the whole next epoch.
 # Packages: lightning==2.6.6 torchdata==0.11.0 torch==2.13.0
 # Guess: a resume from the last step of epoch 1 is the easiest one: the loader begins epoch 2, and it is trained.
-# Seen: ModelCheckpoint(every_n_train_steps=8), 16 steps in an epoch, 2 epochs. Resumed from step 8 the training ends at
-#   step 32; resumed from step 16 it ends at once, at step 16: fit returns with "max_epochs=2 reached", and 64 of the 128
-#   rows were never trained. The loader is given its state of a finished epoch, so its first pass is empty, and Lightning
-#   takes that pass for epoch 2. With torch's DataLoader, which has no state, the same resume trains all of epoch 2.
-#   2026-11-28, Python 3.11, Linux, CPU.
+# Seen: ModelCheckpoint(every_n_train_steps=8), 16 steps in an epoch, 2 epochs. Resumed from step 8 the training
+#   ends at step 32; resumed from step 16 it ends at once, at step 16: fit returns with "max_epochs=2 reached", and
+#   64 of the 128 rows were never trained. The loader is given its state of a finished epoch, so its first pass is
+#   empty, and Lightning takes that pass for epoch 2. With torch's DataLoader, which has no state, the same resume
+#   trains all of epoch 2. 2026-11-28, Python 3.11, Linux, CPU.
 # Costs: an epoch of the training, without a word, if the interval of the checkpoints divides the steps of an epoch.
 # Tandem: Does not use Lightning; the conformance program cuts Tandem at an epoch's last step as well (epoch_end).
 set -euo pipefail

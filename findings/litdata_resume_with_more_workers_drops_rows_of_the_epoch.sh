@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Title: litdata, resumed with two workers in place of none, leaves out rows that both uncut epochs hold (drop_last).
+# Title: litdata, resumed with two workers in place of none, leaves out rows that both uncut epochs hold
+#   (drop_last).
 # Packages: litdata==0.2.76 torch==2.13.0
-# Guess: 64 rows in batches of 4 divide by one worker and by two, so the 44 rows behind the checkpoint come in 11 batches.
+# Guess: 64 rows in batches of 4 divide by one worker and by two, so the 44 rows behind the checkpoint come in 11
+#   batches.
 # Seen: 10 batches: 4 rows never come in this epoch, and every later step is one too early. The rows behind the
-#   checkpoint are dealt to the workers anew, and drop_last cuts them to a multiple of workers x batch, 40. Uncut with no
-#   worker or with two, and resumed with the same number, all 64 rows come; so do they with drop_last=False, also in 16
-#   batches. The log says "using elastic resume (no duplicates)". 2026-11-28, Python 3.11, Linux, CPU.
-# Costs: up to workers x batch - 1 rows of the epoch at each such resume (511 with 8 workers and batches of 64), and the
-#   number of steps in the epoch that a schedule was made for.
+#   checkpoint are dealt to the workers anew, and drop_last cuts them to a multiple of workers x batch, 40. Uncut
+#   with no worker or with two, and resumed with the same number, all 64 rows come; so do they with drop_last=False,
+#   also in 16 batches. The log says "using elastic resume (no duplicates)". 2026-11-28, Python 3.11, Linux, CPU.
+# Costs: up to workers x batch - 1 rows of the epoch at each such resume (511 with 8 workers and batches of 64), and
+#   the number of steps in the epoch that a schedule was made for.
 # Tandem: Does not use litdata; rows are read by their number, without loader workers (docs/recipes.md).
 set -euo pipefail
 folder=$(mktemp -d)

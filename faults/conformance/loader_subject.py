@@ -15,8 +15,8 @@ WARMUP_STEPS = 5
 class LoaderTraining:
     """A training whose own part of a resume is exact, so that what differs is the loader's.
 
-    Model, optimizer, schedule and the loader's state lie in one file that is replaced as a whole. The dropout of a step is drawn
-    from the step's number: torch's loaders draw a number from the global state with every pass.
+    Model, optimizer, schedule and the loader's state lie in one file that is replaced as a whole. The dropout of a step
+    is drawn from the step's number: torch's loaders draw a number from the global state with every pass.
     """
 
     def __init__(self, given):
@@ -47,8 +47,8 @@ class LoaderTraining:
     def train(self, loader: Any, *, state_of: Any = None, set_epoch: Any = None) -> None:
         """Make passes over the loader until all steps are made.
 
-        state_of: returns the loader's state, its state_dict if not given. set_epoch: is called before each pass with the epoch,
-        counted from 0; after a resume with the epoch of the last step. Raises RuntimeError when two passes in a row give no batch.
+        state_of: returns the loader's state, its state_dict if not given. set_epoch: is called before each pass with
+        the epoch, from 0; after a resume with that of the last step. Raises RuntimeError when two passes give no batch.
         """
         state_of = state_of or loader.state_dict
         epoch = max(self.step - 1, 0) * self.given.batch // self.given.rows

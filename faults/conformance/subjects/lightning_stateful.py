@@ -5,9 +5,10 @@ offers: workers, ranks
 docs: https://lightning.ai/docs/pytorch/stable/common/checkpointing_basic.html
     https://lightning.ai/docs/pytorch/stable/common/checkpointing_intermediate.html
     https://lightning.ai/docs/pytorch/stable/data/alternatives.html
-notes: Rows, weights, optimizer and schedule are continued; the random state is not in Lightning's checkpoint (2.6.6), so
-    dropout draws other numbers from the first step on. From a checkpoint of an epoch's last step the loader is continued behind
-    its end, and Lightning takes the empty pass for the next epoch: with two epochs the training ends at once, half done.
+notes: Rows, weights, optimizer and schedule are continued; the random state is not in Lightning's checkpoint
+    (2.6.6), so dropout draws other numbers from the first step on. From a checkpoint of an epoch's last step the
+    loader is continued behind its end, and Lightning takes the empty pass for the next epoch: with two epochs the
+    training ends at once, half done.
 """
 
 import lightning

@@ -4,8 +4,10 @@ packages: litdata==0.2.76 torch==2.13.0
 offers: workers, ranks
 docs: https://github.com/Lightning-AI/litData#pause-resume
     https://github.com/Lightning-AI/litData#shuffle
-notes: On another number of workers litdata 0.2.76 deals the rest of the epoch anew and, with the drop_last that its page
-    asks for, cuts it to a multiple of workers x batch: 4 rows of the epoch are left out, and what follows comes a step early.
+notes: On another number of workers litdata 0.2.76 deals the rest of the epoch anew and, with the drop_last that its
+    page asks for, cuts it to a multiple of workers x batch: 4 rows of the epoch are left out, and what follows
+    comes a step early.
+    Continued by two processes the next epoch is in the order of two.
 """
 
 from litdata import StreamingDataLoader, StreamingDataset, optimize

@@ -36,7 +36,8 @@ def main() -> None:
     model = (
         f"--model_config.name tiny --model_config.block_size {TOKENS} --model_config.n_layer 1 --model_config.n_head 2"
     )
-    model += f" --model_config.n_embd 64 --model_config.vocab_size {VOCABULARY} --model_config.padded_vocab_size {VOCABULARY}"
+    model += f" --model_config.n_embd 64 --model_config.vocab_size {VOCABULARY}"
+    model += f" --model_config.padded_vocab_size {VOCABULARY}"
     train = f"--train.global_batch_size {given.batch} --train.micro_batch_size {given.batch} --train.lr_warmup_steps 5"
     train += f" --train.max_tokens {given.max_steps * given.batch * TOKENS} --train.save_interval {given.save_every}"
     where = (

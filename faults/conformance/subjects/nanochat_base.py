@@ -4,13 +4,15 @@ A document is a row of the model, and numbered. The buffer of 1,000 documents, r
 1,024, is made smaller together with the rows: 8, read 1 at a time from row groups of 8. The variable NANOCHAT names a
 checkout of https://github.com/karpathy/nanochat (seen at commit 92d63d4e).
 
-packages: torch==2.13.0 pyarrow==25.0.0 rustbpe==0.1.0 tiktoken==0.14.0 wandb==0.31.0 filelock psutil requests jinja2 pyyaml
+packages: torch==2.13.0 pyarrow==25.0.0 rustbpe==0.1.0 tiktoken==0.14.0 wandb==0.31.0 filelock psutil requests
+    jinja2 pyyaml
 docs: https://github.com/karpathy/nanochat/blob/master/scripts/base_train.py
     https://github.com/karpathy/nanochat/blob/master/nanochat/dataloader.py
-notes: Its loader says "approximate resume" (commit 92d63d4e, 2026-07-03). The state is that of the batch that was read ahead,
-    and names a row group; the documents in the buffer and the rest of the row group are not read again. Nothing repeats within
-    an epoch until the shards begin again; as steps are counted, what is left out at each resume is made up for by rows of a later epoch.
-    A checkpoint is written under its final name, and a torn one is the newest for find_last_step.
+notes: Its loader says "approximate resume" (commit 92d63d4e, 2026-07-03). The state is that of the batch that was
+    read ahead, and names a row group; the documents in the buffer and the rest of the row group are not read again.
+    Nothing repeats within an epoch until the shards begin again; as steps are counted, what is left out at each
+    resume is made up for by rows of a later epoch. A checkpoint is written under its final name, and a torn one is
+    the newest for find_last_step.
 """
 
 import functools
