@@ -8,7 +8,9 @@ docs: https://lightning.ai/docs/pytorch/stable/common/checkpointing_basic.html
 notes: Rows, weights, optimizer and schedule are continued; the random state is not in Lightning's checkpoint
     (2.6.6), so dropout draws other numbers from the first step on. From a checkpoint of an epoch's last step the
     loader is continued behind its end, and Lightning takes the empty pass for the next epoch: with two epochs the
-    training ends at once, half done.
+    training ends at once, half done. With several processes Lightning deals out the order of the loader's own
+    sampler, which is drawn anew at a resume. On another number of workers the loader's state does not fit, and
+    Lightning's error hides the loader's.
 """
 
 import lightning
