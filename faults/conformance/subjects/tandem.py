@@ -5,6 +5,9 @@ step.
 
 packages: tandem-llm@REPOSITORY torch==2.13.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
 offers: ranks
+notes: A process of its own writes the checkpoints. In in_a_save that process meets the limit as an error of the disk,
+    and the trainer is killed a step later; the next start takes the checkpoint before. The subject waits for the
+    newest checkpoint at each step, as its steps take no time, and writes no report.
 """
 
 import hashlib
