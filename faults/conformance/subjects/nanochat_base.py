@@ -4,8 +4,8 @@ A document is a row of the model, and numbered. The buffer of 1,000 documents, r
 1,024, is made smaller together with the rows: 8, read 1 at a time from row groups of 8. The variable NANOCHAT names a
 checkout of https://github.com/karpathy/nanochat (seen at commit 92d63d4e).
 
-packages: torch==2.13.0 pyarrow==25.0.0 rustbpe==0.1.0 tiktoken==0.14.0 wandb==0.31.0 filelock psutil requests
-    jinja2 pyyaml
+packages: torch==2.13.0 pyarrow==25.0.0 rustbpe==0.1.0 tiktoken==0.14.0 wandb==0.31.0 filelock==4.3.1
+    psutil==7.2.2 requests==2.34.2 jinja2==3.1.6 pyyaml==6.0.4
 docs: https://github.com/karpathy/nanochat/blob/master/scripts/base_train.py
     https://github.com/karpathy/nanochat/blob/master/nanochat/dataloader.py
 notes: Its loader says "approximate resume" (commit 92d63d4e, 2026-07-03). The state is that of the batch that was
