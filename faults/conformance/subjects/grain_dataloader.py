@@ -28,7 +28,10 @@ def main() -> None:
     )
     batches = iter(loader)
     if training.loader_state is not None:
-        batches.set_state(training.loader_state)
+        try:
+            batches.set_state(training.loader_state)
+        except ValueError as error:  # "Worker count in checkpoint does not match ..."
+            raise SystemExit(str(error)) from error
     training.train(batches, state_of=batches.get_state)
 
 
