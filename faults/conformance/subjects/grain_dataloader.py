@@ -1,8 +1,10 @@
 """Grain's DataLoader with an IndexSampler, shuffled, in a plain loop that keeps the iterator's get_state.
 
 packages: grain==0.2.18 torch==2.13.0
-offers: workers, ranks
+offers: workers
 docs: https://google-grain.readthedocs.io/en/latest/tutorials/data_loader_tutorial.html
+notes: Continued on another number of workers it is refused. Its state belongs to one process, and this adapter keeps one
+    state for all, so several processes are not offered.
 """
 
 import grain
