@@ -1,7 +1,7 @@
 # `make` alone is the check before a commit. PYTHON: one with the dev extra; `bash run_tests.sh` makes .venv with it.
 PYTHON ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)/bin/python
 
-.PHONY: check quick lint test bench docs site faults findings ladder
+.PHONY: check quick lint test bench docs site faults findings conformance ladder
 
 check: lint test
 
@@ -58,6 +58,10 @@ faults:
 # Each script of findings/, one after another: which still hold. Some minutes each; installs released packages from PyPI.
 findings:
 	$(PYTHON) findings
+
+# Trainers of others and Tandem, killed and started again: docs/conformance.md. Each in an environment of its own; half an hour.
+conformance:
+	$(PYTHON) -m faults.conformance --install --json docs/conformance.json --page docs/conformance.md
 
 # One family of runs at three depths and the power law through them, for the plans of the next depth (report/curves.py).
 # SET='run.tokens_per_param=0.2' changes all of them.

@@ -44,6 +44,7 @@ KEPT = {
     "evals/test_sandbox.py": ("test_a_user_without_privileges_gets_the_same_walls", "test_where_the_walls_do_not_suffice_execution_is_refused_unless_unsafe_exec", "test_nothing_survives_when_the_evaluation_is_killed"),
     "faults/test_campaigns.py": (),
     "faults/test_cluster_page.py": (),
+    "faults/test_conformance.py": ("test_a_trainer_that_continues_where_it_stopped_is_exact_in_every_cut",),
     "faults/test_environments.py": (),
     "faults/test_hangs.py": ("test_a_rank_that_sleeps_is_named_with_its_stage_and_every_stack_is_written[data-0-1]",),
     "faults/test_leaks.py": (),
