@@ -1,7 +1,7 @@
 """Run the findings and write their pages: `python findings [NAME ...]`, `python findings --page`.
 
-A finding is a script of this folder, `NAME.sh`, whose head says what surprises (README.md has the form). Only the standard
-library is needed: each script installs what it shows into a folder of its own.
+A finding is a script of this folder, `NAME.sh`, whose head says what surprises (README.md has the form). Only the
+standard library is needed: each script installs what it shows into a folder of its own.
 """
 
 import argparse
@@ -23,11 +23,11 @@ LIMIT_S = 1800
 INTRODUCTION = """\
 # What this stack does that you would not expect
 
-Each entry is behaviour of a public library, tool or format, or of two that meet, that somebody who knows them would guess wrong.
-None is a fault of Tandem, and each was seen by running the named script of
-[`findings/`](../findings/README.md), which installs the named versions in a temporary folder and fails if the behaviour is
-another: `bash findings/NAME.sh`, or `make findings` for all. Other versions may behave otherwise. This page is written from
-the heads of the scripts by `python findings --page`.
+Each entry is behaviour of a public library, tool or format, or of two that meet, that somebody who knows them would guess
+wrong. None is a fault of Tandem, and each was seen by running the named script of [`findings/`](../findings/README.md),
+which installs the named versions in a temporary folder and fails if the behaviour is another: `bash findings/NAME.sh`, or
+`make findings` for all. Other versions may behave otherwise. This page is written from the heads of the scripts by
+`python findings --page`.
 
 Whether a trainer continues where it stopped is measured by a program of its own: [conformance](conformance.md).
 """
@@ -80,7 +80,12 @@ def run(name: str) -> tuple[str, float, str]:
     began = time.monotonic()
     try:
         done = subprocess.run(
-            ["bash", f"{name}.sh"], cwd=FOLDER, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S
+            ["bash", f"{name}.sh"],
+            cwd=FOLDER,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT_S,
         )
     except subprocess.TimeoutExpired as late:
         return "over the time", time.monotonic() - began, str(late.output or "")
@@ -105,7 +110,13 @@ def table(findings: list[Finding]) -> str:
     """Return the README's table."""
     rows = ["| finding | packages | what happens | what it costs | Tandem |", "|---|---|---|---|---|"]
     for finding in findings:
-        cells = [f"[{finding.name}]({finding.name}.sh)", finding.packages, finding.title, finding.costs, finding.tandem]
+        cells = [
+            f"[{finding.name}]({finding.name}.sh)",
+            finding.packages,
+            finding.title,
+            finding.costs,
+            finding.tandem,
+        ]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
 

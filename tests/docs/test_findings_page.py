@@ -35,7 +35,8 @@ def test_the_page_and_the_table_are_those_of_the_heads():
 def test_a_finding_pins_its_packages_and_is_valid_bash(script):
     head = findings.read_head(script)
     assert all("==" in package for package in head.packages.split()), head.packages
-    assert len(head.title) <= 120 and head.title.endswith("."), head.title
+    assert len(head.title) <= 120, head.title
+    assert head.title.endswith("."), head.title
     subprocess.run(["bash", "-n", script], check=True)
 
 
