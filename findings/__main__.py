@@ -23,11 +23,11 @@ LIMIT_S = 1800
 INTRODUCTION = """\
 # What this stack does that you would not expect
 
-Each entry is behaviour of a public library, tool or format, or of two that meet, that somebody who knows them would guess
-wrong. None is a fault of Tandem, and each was seen by running the named script of [`findings/`](../findings/README.md),
-which installs the named versions in a temporary folder and fails if the behaviour is another: `bash findings/NAME.sh`, or
-`make findings` for all. Other versions may behave otherwise. This page is written from the heads of the scripts by
-`python findings --page`.
+Each entry is behaviour of a public library, tool or format, or of two that meet, that somebody who knows them would
+guess wrong. None is a fault of Tandem, and each was seen by running the named script of
+[`findings/`](../findings/README.md), which installs the named versions in a temporary folder and fails if the behaviour
+is another: `bash findings/NAME.sh`, or `make findings` for all. Other versions may behave otherwise. This page is
+written from the heads of the scripts by `python findings --page`.
 
 Whether a trainer continues where it stopped is measured by a program of its own: [conformance](conformance.md).
 """
