@@ -19,6 +19,7 @@ from pipeline.recipe.counted_sizes import chosen_sizes
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.reader import check_halvings
 from pipeline.recipe.resolve import micro_batch, run_folder, step_rows
+from pipeline.recipe.schema import OPTIM_ARGS
 from pipeline.recipe.sizes import Sizes
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -40,7 +41,7 @@ def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
 def find_notes(plan: Plan) -> list[str]:
     """Return what works and still deserves a sentence."""
     recipe = plan.recipe
-    notes = [*recipe.notes, *_chosen_sizes(recipe)]
+    notes = [*recipe.notes, *_chosen_sizes(recipe), *_unused_optim_args(recipe)]
     if plan.padding_share > WASTE_WORTH_A_NOTE:
         notes.append(
             f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} "
@@ -65,6 +66,27 @@ def find_notes(plan: Plan) -> list[str]:
             "Set data.cache_dir to a larger disk."
         )
     return notes
+
+
+def _unused_optim_args(recipe: Recipe) -> list[str]:
+    """Return what transformers does not use of train.optim_args as it is written (findings/trainer_optim_args*.sh)."""
+    given, optimizer = recipe.train.get("optim_args"), recipe.train.get("optim", "adamw_torch_fused")
+    if not given or optimizer not in OPTIM_ARGS:
+        return []
+    unused = []
+    for pair in given.split(","):
+        name, _, value = pair.strip().partition("=")
+        # bool("False") is True there.
+        taken_for_true = optimizer == "stable_adamw" and value.strip().lower() in ("false", "0", "no")
+        if name not in OPTIM_ARGS[optimizer] or taken_for_true:
+            unused.append(pair.strip())
+    if not unused:
+        return []
+    instead = " Decay is train.weight_decay." if "weight_decay" in given else ""
+    return [
+        f"{recipe.where('train.optim_args')}: transformers does not use {', '.join(unused)} for {optimizer}. "
+        f"Remove it.{instead}"
+    ]
 
 
 def _chosen_sizes(recipe: Recipe) -> list[str]:

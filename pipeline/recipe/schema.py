@@ -444,6 +444,15 @@ REFUSED_OPTIMIZERS = {  # by their names in transformers: why, and what to take 
     "schedule_free_radam": (SCHEDULE_FREE, "optim: adamw_torch_fused with lr_scheduler_type: constant_with_warmup"),
     "schedule_free_sgd": (SCHEDULE_FREE, "optim: sgd with lr_scheduler_type: constant_with_warmup"),
 }
+# The names that transformers 5.23 reads from optim_args; of an optimizer that is not here it reads none or passes all on.
+OPTIM_ARGS = {
+    "adagrad": ("lr_decay", "eps"),
+    "adamw_torch": (),
+    "adamw_torch_fused": (),
+    "rmsprop": ("momentum", "alpha", "eps", "centered"),
+    "sgd": ("momentum", "dampening", "nesterov"),
+    "stable_adamw": ("max_lr", "kahan_sum", "decouple_lr"),
+}
 # Of torch.compile: what trains, of the backends that accelerate passes on.
 COMPILERS = Literal["inductor", "eager", "aot_eager", "cudagraphs"]
 COMPILER_MODES = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]

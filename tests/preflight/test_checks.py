@@ -81,6 +81,26 @@ def test_smaller_first_steps_that_save_no_time_or_are_compiled_again_are_noted(q
     assert "at each of the 2 doublings" in again
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "given", "unused"),
+    [
+        ("sgd", "momentum=0.9, weight_decay=0.1", "weight_decay=0.1 for sgd. Remove it. Decay is train.weight_decay."),
+        ("adamw_torch_fused", "amsgrad=True", "amsgrad=True for adamw_torch_fused."),
+        ("stable_adamw", "kahan_sum=False,max_lr=0.1", "kahan_sum=False for stable_adamw."),
+        ("rmsprop", "alpha=0.9,centered=True", None),
+    ],
+)
+def test_arguments_of_an_optimizer_that_transformers_ignores_are_noted(optimizer, given, unused):
+    recipe = [str(RECIPES / "gpt2_124m.yaml"), f"train.optim={optimizer}", f"train.optim_args='{given}'"]
+    plan = make_plan(read_recipe(recipe), CPU, processes=1)
+    notes = [note for note in find_notes(plan) if "optim_args" in note]
+    if unused is None:
+        assert notes == []
+    else:
+        (note,) = notes
+        assert f"transformers does not use {unused}" in note
+
+
 def test_a_folder_that_cannot_be_written_is_found_before_it_is_needed(quickstart, tmp_path):
     (tmp_path / "runs").write_text("a file where the folder should be")
     found = problems_here(quickstart())
