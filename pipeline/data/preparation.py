@@ -379,7 +379,10 @@ class Preparation:
             # ends.
             with open(self.folder / "log.txt", "wb") as log:
                 self.child = commands.start(
-                    *("-m", "pipeline.data", "--ahead", self.folder),
+                    "-m",
+                    "pipeline.data",
+                    "--ahead",
+                    self.folder,
                     log=log,
                     stdin=subprocess.PIPE,
                     env=commands.environment(TOKENIZERS_PARALLELISM="true"),

@@ -346,7 +346,7 @@ class WorkerPool:
         environment = commands.environment(TOKENIZERS_PARALLELISM="false", **commands.ONE_THREAD)
         # Its errors go where this process's go: the log of the preparation, or the terminal.
         process = commands.start(
-            *("-m", "pipeline.data", "--worker"), env=environment, stdout=subprocess.PIPE, stderr=None
+            "-m", "pipeline.data", "--worker", env=environment, stdout=subprocess.PIPE, stderr=None
         )
         self.thread_local.process = process
         self.started.append(process)

@@ -112,20 +112,15 @@ def stream_together(
     longest = max(map(len, prompts))
     if limit is not None and longest > limit:
         raise ValueError(f"{longest} ids are more than the model's {limit} positions")
-
-    def new_calls() -> "ToolCalls | None":
-        if not calculator:
-            return None
+    if calculator:
         from pipeline.generation.tools import ToolCalls
-
-        return ToolCalls(tokenizer)
 
     rows = [
         _Row(
             place=place,
             room=max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids)),
             generator=generator_of(seed),
-            calls=new_calls(),
+            calls=ToolCalls(tokenizer) if calculator else None,
         )
         for place, (ids, seed) in enumerate(zip(prompts, seeds, strict=True))
     ]

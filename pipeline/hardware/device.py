@@ -19,8 +19,7 @@ def device_info() -> DeviceInfo:
         # Not current_device(): until a rank has chosen its device that is 0 for all of them.
         rank = int(os.environ.get("LOCAL_RANK", 0))
         properties = torch.cuda.get_device_properties(rank if rank < torch.cuda.device_count() else 0)
-        given = (properties.name, torch.cuda.device_count(), properties.total_memory / 2**30)
-        return device_of_driver(*given)
+        return device_of_driver(properties.name, torch.cuda.device_count(), properties.total_memory / 2**30)
     kind: Kind = "mps" if torch.backends.mps.is_available() and not use_cpu else "cpu"
     return DeviceInfo(kind, cpu_name(), 1, memory_bytes() / 2**30)
 

@@ -152,25 +152,9 @@ def keep_freed_memory() -> None:
 
 # What torch computes on a CPU with MKL's vector functions.
 _VECTOR_FUNCTIONS = (
-    *(
-        "acos",
-        "asin",
-        "atan",
-        "cos",
-        "erf",
-        "erfc",
-        "erfinv",
-        "exp",
-        "expm1",
-        "log",
-        "log10",
-        "log1p",
-        "log2",
-        "sin",
-        "sinh",
-    ),
-    *("cosh", "sqrt", "tan", "tanh"),
-)
+    "acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "sin",
+    "sinh", "cosh", "sqrt", "tan", "tanh",
+)  # fmt: skip
 
 
 def use_deterministic_kernels() -> None:

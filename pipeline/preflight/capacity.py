@@ -1,6 +1,6 @@
 """Findings on a plan: whether its devices, their layout and the disk can take the run, and what it would waste.
 
-check_before_training looks them up by name; what this machine lacks beside, preflight/checks.py finds.
+check_before_training imports it; what this machine lacks beside, preflight/checks.py finds.
 """
 
 import os

@@ -490,15 +490,10 @@ def read_train(item: Item, convert: Converter) -> dict[str, Any]:
     for name, child in item.value.items():
         path, place = f"train.{name}", f"{child.where}: train.{name}"
         argument = ARGUMENTS.get(name)
-        if argument is None:
-            from pipeline.recipe.mistakes import unknown_key
+        if argument is None or not argument.accepted:
+            from pipeline.recipe.mistakes import unknown_key, why_not_accepted
 
-            convert.problems.add(place, unknown_key(path))
-            continue
-        if not argument.accepted:
-            from pipeline.recipe.mistakes import why_not_accepted
-
-            convert.problems.add(place, why_not_accepted(name))
+            convert.problems.add(place, why_not_accepted(name) if argument else unknown_key(path))
             continue
         convert.places[path] = child.where
         if child.value is None and name in DERIVED:

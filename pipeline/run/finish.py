@@ -231,11 +231,10 @@ def record_plan(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
 
 
 def plan_of(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Any:
-    args = trainer.args
-    shape = {"micro_batch": args.per_device_train_batch_size, "processes": args.world_size}
     from pipeline.preflight.plan import plan_of_run
 
-    return plan_of_run(recipe, run.directory, **shape)
+    args = trainer.args
+    return plan_of_run(recipe, run.directory, micro_batch=args.per_device_train_batch_size, processes=args.world_size)
 
 
 def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing: Any) -> None:

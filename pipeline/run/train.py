@@ -3,7 +3,6 @@
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback
 
@@ -48,18 +47,14 @@ def train(recipe: Recipe, signals: Signals) -> int:
     recipe = resolve_open_values(recipe, processes)
     recipe = check_before_training(recipe, processes=processes)
     run = open_run(recipe)
-    mirror = None
+    drain = None
     if recipe.run.mirror:
         from pipeline.run.mirror import Mirroring
 
-        mirror = Mirroring(recipe, run.directory)
-
-    def drain() -> None:
-        if mirror is not None:
-            mirror.drain()
-
+        drain = Mirroring(recipe, run.directory).drain
     if run.finished:
-        drain()
+        if drain:
+            drain()
         return 0
 
     recipe = keep_inputs(recipe, run)
@@ -100,7 +95,8 @@ def train(recipe: Recipe, signals: Signals) -> int:
     trainer.resume(run.checkpoint)
     signals.raise_if_stopped(step=trainer.state.global_step, first=drain)
     finish_run(recipe, run, trainer, publishing)
-    drain()
+    if drain:
+        drain()
     return 0
 
 
@@ -108,12 +104,14 @@ def add_callbacks(
     trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, stop: StopSignals
 ) -> None:
     """Add everything that watches the run, in the order in which it acts; what writes files acts on rank 0 only."""
-    trackers: list[Any] = []
+    trackers = []
     if recipe.monitor.trackers:
         from pipeline.callbacks.trackers import trackers_of
 
-        trackers = trackers_of(recipe, run, attempt=attempt, start_step=start_step, tokens_at=trainer.meter.tokens_at)
-    profiler: list[TrainerCallback] = []
+        trackers.extend(
+            trackers_of(recipe, run, attempt=attempt, start_step=start_step, tokens_at=trainer.meter.tokens_at)
+        )
+    profiler = []
     if profile := recipe.monitor.profile_steps:
         from pipeline.callbacks.profiler import ProfileSteps
 
@@ -121,7 +119,7 @@ def add_callbacks(
     wanted = benchmarks_of(recipe)
     for benchmark in wanted:
         benchmark.require_ready(trainer.processing_class)
-    benchmarks: list[TrainerCallback] = []
+    benchmarks = []
     if wanted:
         from pipeline.callbacks.benchmarks import Benchmarks
 

@@ -260,7 +260,12 @@ class Publishing:
             self.queue.path.mkdir(parents=True, exist_ok=True)
             with open(self.queue.log, "ab") as log:
                 self.process = commands.start(
-                    *("-m", "pipeline.hub", "beside", self.run.path, "--trainer", str(os.getpid())),
+                    "-m",
+                    "pipeline.hub",
+                    "beside",
+                    self.run.path,
+                    "--trainer",
+                    str(os.getpid()),
                     log=log,
                     env=environment,
                 )

@@ -1,6 +1,5 @@
 """Files of a source: globs resolved to a sorted list, with labels that do not depend on where the folder is."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +7,6 @@ from typing import Any, Literal
 
 from pipeline.process.errors import RecipeError
 from pipeline.sources.raw_rows import kind_of
-
-LOG = logging.getLogger(__name__)
 
 # `datasets` does not read these of a folder unless they are named; a README.md is the card.
 IGNORED = (

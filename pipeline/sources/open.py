@@ -516,13 +516,11 @@ class _Opening:
         if given and self.kind == "text" and source.files[0].path is None:
             return form, name  # It need not be fetched for this.
         where = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
-        from pipeline.sources.recognition import looked_at_rows
+        from pipeline.sources.recognition import looked_at_rows, recognise
 
         rows = looked_at_rows(source.files)
         found: Recognised | None = None
         if not given:
-            from pipeline.sources.recognition import recognise
-
             found = recognise(rows, kind=self.kind)
         if found and not found.format:
             self.problems.append(DataError(f"{where} {found.refusal}"))
