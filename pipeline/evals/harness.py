@@ -5,6 +5,7 @@ import difflib
 import importlib.metadata
 import importlib.util
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,12 @@ def harness_scores(
         for name, task in loaded["tasks"].items():
             _check(name, task, lm)
             _set_fewshot(task, num_fewshot)
+            if lm.rank == 0 and _draws_the_question(task):
+                print(
+                    f"{PREFIX}:{name}: its examples are drawn from the rows that are scored, and may hold the question "
+                    "with its answer. Name that split as test_split and as fewshot_split.",
+                    file=sys.stderr,
+                )
         found = evaluate(
             lm,
             task_dict=loaded,
@@ -179,6 +186,18 @@ def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
     if own is None or (num_fewshot is not None and own != 0):
         task.set_config(key="num_fewshot", value=num_fewshot or 0)
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+
+
+def _draws_the_question(task: Any) -> bool:
+    """Return whether the harness (0.4.13) may show a question with its answer as an example of itself: it leaves the
+    question out only where fewshot_split and test_split are one."""
+    config, fewshot = task.config, getattr(task, "fewshot_cfg", None)
+    if fewshot is None or not task.get_config("num_fewshot") or fewshot.split == config.test_split:
+        return False
+    if fewshot.split is None and fewshot.samples is not None:
+        return False
+    drawn = fewshot.split or config.training_split or config.validation_split or config.test_split
+    return drawn == (config.test_split or config.validation_split)
 
 
 def _rows(

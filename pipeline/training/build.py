@@ -41,7 +41,7 @@ from pipeline.training.distributed import on_rank_0
 from pipeline.training.guard import refuse_nonfinite
 from pipeline.training.metrics import StepMeter
 from pipeline.training.optimizer import look_for_lomo_once
-from pipeline.training.trainer import TandemTrainer
+from pipeline.training.trainer import TandemTrainer, balancing_loss
 
 NUM_IDS = 8  # of the row that a model of another class is tried with
 
@@ -64,7 +64,7 @@ def probed(model: Any) -> Iterator[torch.Tensor]:
 
 def divides_by_num_items(model: Any) -> bool:
     """Return whether the loss is the cross-entropy of the model's own logits with shift_labels, summed, over
-    num_items_in_batch.
+    num_items_in_batch, apart from a loss that balances experts.
 
     As transformers' causal LMs have it. A model that ignores the number gives the mean of its own micro-batch:
     gradients of micro-batches and ranks would not add up to the mean over a step's tokens. One that ignores
@@ -78,7 +78,10 @@ def divides_by_num_items(model: Any) -> bool:
         except TypeError:
             return False
     expected = torch.nn.functional.cross_entropy(output.logits[0].float(), labels[0], reduction="sum") / 2
-    return bool((output.loss - expected).abs() <= 1e-3 * expected)
+    added = balancing_loss(model, output)
+    if added is not None:
+        expected = expected + added
+    return bool((output.loss - expected).abs() <= 1e-4 * expected)
 
 
 class KeepEnds(TrainerCallback):
@@ -157,6 +160,9 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     _check_planned(recipe, model, tokenizer)
     if not isinstance(model, TandemForCausalLM):
         _check_foreign(recipe, model, tokenizer)
+        from pipeline.model.load import rope_notes
+
+        on_rank_0(lambda: [print(line) for line in rope_notes(model.config, recipe.data.row_tokens)])
     if recipe.stage == "sft":
         _stop_at(end_of_turn(tokenizer), "the end of a turn", model, tokenizer)
     elif recipe.model.start_from:

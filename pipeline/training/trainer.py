@@ -44,6 +44,7 @@ from pipeline.training.schedules import StepSchedule
 
 LOST_PART_S = 30.0  # that a rank whose training failed waits for the parts of others, which may be gone
 CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1
+BALANCE_FACTORS = ("router_aux_loss_coef", "aux_loss_coef")  # as the mixtures of experts of transformers call it
 
 
 class StepCallback(TrainerCallback):
@@ -51,6 +52,20 @@ class StepCallback(TrainerCallback):
 
     def on_step_done(self, args: Any, state: Any, control: Any) -> None:
         """Act after a step is logged, saved and evaluated. Every rank calls it."""
+
+
+def balancing_loss(model: Any, outputs: Any) -> torch.Tensor | None:
+    """Return what the model added to its loss to balance its experts, None where it added nothing.
+
+    transformers adds it undivided by the micro-batches and ranks of a step: the loss is then not of the text alone.
+    """
+    if getattr(outputs, "aux_loss", None) is None:
+        return None
+    for holder in (model, model.config.get_text_config()):
+        for name in BALANCE_FACTORS:
+            if hasattr(holder, name):
+                return getattr(holder, name) * outputs.aux_loss
+    return None
 
 
 class TandemTrainer(Trainer):
@@ -94,6 +109,7 @@ class TandemTrainer(Trainer):
         self.guard = StepGuard(run, recipe.monitor)
         self.recorded_evaluations: set[int] = set()
         self.averaged_step = 0
+        self.balancing: torch.Tensor | None = None  # of the micro-batch that is on its way
         keep, every = args.save_total_limit, recipe.run.keep_every_steps
         saver = CheckpointSaver
         if self.is_sharded:
@@ -178,13 +194,17 @@ class TandemTrainer(Trainer):
     def forward_backward(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
-        """Run forward and backward of one micro-batch that is on the device; the loss is this micro-batch's share of
-        the global token mean."""
+        """Run forward and backward of one micro-batch that is on the device; return this micro-batch's share of the
+        global token mean, of the text alone."""
         if not self.model.training:  # model.train() walks every module: not per micro-batch
             model.train()
         with self.compute_loss_context_manager():
             loss: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         value = loss.detach()
+        if self.balancing is not None:
+            # Gradients of ranks are averaged and those of micro-steps summed: the factor is that of their mean.
+            loss = loss + self.balancing / self.args.gradient_accumulation_steps
+            self.balancing = None
         self.own_time.before_backward(loss)
         # 1, or NaN where the loss is not finite: its gradients then say so on every rank, and nobody has to ask.
         self.accelerator.backward(loss, gradient=1 + (value - value))
@@ -193,6 +213,9 @@ class TandemTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         special = inputs.pop("special_targets", None)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        self.balancing = balancing_loss(self.model, outputs)
+        if self.balancing is not None:
+            loss = loss - self.balancing * self.batch_ranks  # by which Trainer multiplied the model's loss
         if special is not None:  # a batch of the training: the mean of the ranks' losses is that of the step
             nats = loss.detach() * num_items_in_batch / self.batch_ranks
             self.text.add(nats, outputs, inputs["shift_labels"], special)

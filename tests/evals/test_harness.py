@@ -332,6 +332,41 @@ def test_rows_tell_filter_items_version_shots_and_protocol_and_groups_come_last(
     assert re.fullmatch(r"texts \w+ against \w+; items 2 against 3", difference)
 
 
+def shows_a_question_itself(name, folder):
+    """Whether the harness's prompts of a task hold a question among the examples before it."""
+    from lm_eval.tasks import TaskManager
+
+    (task,) = TaskManager(include_path=str(folder), include_defaults=False).load([name])["tasks"].values()
+    task.set_fewshot_seed(seed=1)
+    task.build_all_requests(limit=None, rank=0, world_size=1)
+    parts = [request.args[0].split("\n\n") for request in task.instances]
+    return any(example.startswith(part[-1]) for part in parts for example in part[:-1])
+
+
+@needs_harness
+@pytest.mark.parametrize(
+    "splits",
+    [
+        {"test_split": "test", "fewshot_split": "test"},
+        {"test_split": "test"},
+        {"test_split": None, "validation_split": "test"},
+        {"test_split": None, "validation_split": "test", "fewshot_split": "test"},
+        {
+            "test_split": "test",
+            "fewshot_config": {"sampler": "first_n", "samples": [ITEMS[0] | {"question": "Who"}] * 2},
+        },
+    ],
+)
+def test_a_task_whose_examples_hold_the_question_is_named(folder, capsys, splits):
+    write_task(folder, "own", num_fewshot=2, metric_list=[{"metric": "acc"}], **splits)
+    harness_scores(["own"], make_model(n_positions=256), TOKENIZER, include_path=folder)
+    named = "lm_eval:own: its examples are drawn from the rows that are scored" in capsys.readouterr().err
+    assert named == shows_a_question_itself("own", folder)
+    write_task(folder, "none", num_fewshot=0, metric_list=[{"metric": "acc"}], **splits)
+    harness_scores(["none"], make_model(n_positions=256), TOKENIZER, include_path=folder)
+    assert "its examples" not in capsys.readouterr().err
+
+
 @needs_harness
 def test_shots_are_the_tasks_own_unless_a_number_is_asked_for_and_a_fixed_zero_stays(folder, sent):
     for name, fields in {"two": {"num_fewshot": 2}, "zero": {"num_fewshot": 0}, "open": {}}.items():

@@ -293,3 +293,22 @@ def test_a_model_that_sees_what_comes_is_found_out():
     config = tf.PaliGemmaConfig(text_config=text, vision_config=CLIP | {"projection_dim": 32}, image_token_index=100)
     assert try_isolation(tf.PaliGemmaForConditionalGeneration(config)) == "looks_ahead"
     assert try_isolation(tf.LlamaForCausalLM(tf.LlamaConfig(**TEXT))) == "isolates"
+
+
+@pytest.mark.parametrize(
+    "rope", [{"rope_theta": 7e3}, {"rope_parameters": {"rope_type": "default", "rope_theta": 7e3}}]
+)
+def test_a_base_of_rotary_positions_is_read_where_either_version_of_transformers_writes_it(rope, tmp_path):
+    torch.manual_seed(0)
+    own = {"rope_parameters": {"rope_type": "default", "rope_theta": 7e3}}
+    stock = tf.LlamaForCausalLM(tf.LlamaConfig(**TEXT, **own, initializer_range=0.5)).eval()
+    stock.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model/config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in config.items() if not k.startswith("rope_")} | rope))
+    model = load_model(tmp_path / "model").eval()
+    assert model.config.rope_parameters["rope_theta"] == 7e3
+    assert (model(input_ids=IDS).logits - stock(input_ids=IDS).logits).abs().max() <= 1e-4
+    save_model(model, tmp_path / "saved")
+    written = json.loads((tmp_path / "saved/config.json").read_text())
+    assert written["rope_theta"] == written["rope_parameters"]["rope_theta"] == 7e3
