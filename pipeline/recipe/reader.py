@@ -391,36 +391,8 @@ def _model(recipe: Recipe, problems: Problems) -> None:
         )
 
 
-# Of its optim_args transformers 5.23 gives these optimizers the named ones alone, and drops others without a word.
-OPTIM_ARGS = {
-    "adamw_torch": (),
-    "adamw_torch_fused": (),
-    "adafactor": (),
-    "sgd": ("momentum", "dampening", "nesterov"),
-    "adagrad": ("lr_decay", "eps"),
-    "rmsprop": ("momentum", "alpha", "eps", "centered"),
-}
-
-
-def _optim_args(recipe: Recipe, problems: Problems) -> None:
-    """Check that each further argument of Trainer's optimizer has the effect that it names."""
-    optim = recipe.train.get("optim") or ARGUMENTS["optim"].default
-    given = recipe.train.get("optim_args") or ""
-    where = recipe.where("train.optim_args")
-    for name, _, value in (pair.partition("=") for pair in given.replace(" ", "").split(",")):
-        known = OPTIM_ARGS.get(optim)
-        if name == "weight_decay":  # each group has a decay of its own, which goes first
-            problems.add(where, "its weight_decay would have no effect. Write train.weight_decay.")
-        elif optim == "stable_adamw" and name in ("decouple_lr", "kahan_sum") and value.lower() != "true":
-            problems.add(where, f"{name}={value} would be read as true, as any text is. Leave it out.")
-        elif value and known is not None and name not in known:
-            takes = f"it takes {', '.join(known)}" if known else "it takes none; see train.adam_beta1 and others"
-            problems.add(where, f"its {name} would have no effect with optim: {optim}. Leave it out: {takes}.")
-
-
 def _train(recipe: Recipe, problems: Problems) -> None:
     train = recipe.train
-    _optim_args(recipe, problems)
     if train.get("bf16") is True and train.get("fp16"):
         problems.add(recipe.where("train.fp16"), "stands beside train.bf16. Keep one of the two.")
     if train.get("fp8") and (train.get("fp16") or not train.get("bf16")):
