@@ -141,6 +141,29 @@ def keep_own_head(model: PreTrainedModel) -> bool:
     return True
 
 
+def rope_notes(config: PreTrainedConfig, row_tokens: int) -> list[str]:
+    """Return a line where rows are long enough that transformers chooses rotary frequencies by what it has seen.
+
+    It takes those of longrope by the longest text of a batch, and dynamic ones keep those of the longest so far.
+    """
+    text = config.get_text_config()
+    ropes = getattr(text, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):  # one for all layers, or one for each of their types
+        kind = rope.get("rope_type") if isinstance(rope, dict) else None
+        if kind == "longrope":
+            limit, seen = rope["original_max_position_embeddings"], "the longest text of a batch"
+        elif kind == "dynamic":
+            limit, seen = text.max_position_embeddings, "the longest text so far"
+        else:
+            continue
+        if row_tokens > limit:
+            return [
+                f"model: beyond {limit} tokens its {kind} positions depend on {seen}, and so do losses and val/bpb. "
+                f"With data.row_tokens: {limit} they do not."
+            ]
+    return []
+
+
 def load_model(
     path,
     *,

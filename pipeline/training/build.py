@@ -84,29 +84,6 @@ def divides_by_num_items(model: Any) -> bool:
     return bool((output.loss - expected).abs() <= 1e-4 * expected)
 
 
-def rope_notes(config: Any, row_tokens: int) -> list[str]:
-    """Return a line where rows are long enough that transformers chooses rotary frequencies by what it has seen.
-
-    It takes those of longrope by the longest text of a batch, and dynamic ones keep those of the longest so far.
-    """
-    text = config.get_text_config()
-    ropes = getattr(text, "rope_parameters", None) or {}
-    for rope in (ropes, *ropes.values()):  # one for all layers, or one for each of their types
-        kind = rope.get("rope_type") if isinstance(rope, dict) else None
-        if kind == "longrope":
-            limit, seen = rope["original_max_position_embeddings"], "the longest text of a batch"
-        elif kind == "dynamic":
-            limit, seen = text.max_position_embeddings, "the longest text so far"
-        else:
-            continue
-        if row_tokens > limit:
-            return [
-                f"model: beyond {limit} tokens its {kind} positions depend on {seen}, and so do losses and val/bpb. "
-                f"With data.row_tokens: {limit} they do not."
-            ]
-    return []
-
-
 class KeepEnds(TrainerCallback):
     """Keeps the ids that end a generation: Trainer adds the tokenizer's eos, which may be a new token that no text
     has."""
@@ -183,6 +160,8 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     _check_planned(recipe, model, tokenizer)
     if not isinstance(model, TandemForCausalLM):
         _check_foreign(recipe, model, tokenizer)
+        from pipeline.model.load import rope_notes
+
         on_rank_0(lambda: [print(line) for line in rope_notes(model.config, recipe.data.row_tokens)])
     if recipe.stage == "sft":
         _stop_at(end_of_turn(tokenizer), "the end of a turn", model, tokenizer)

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.evals.bpb import per_token_nll
-from pipeline.training.build import rope_notes
+from pipeline.model.load import rope_notes
 from tests.training.test_isolation import CONFIGS, opened, recipe_for
 
 LIMIT = 64
