@@ -9,7 +9,7 @@
 #   2026-11-28, Python 3.11, Linux, CPU.
 # Costs: dtype="auto" is the default, so a checkpoint saved in bfloat16 meets this without a setting. Tasks with long
 #   answers lean towards the first choice; perplexities of near checkpoints jump by steps or do not move at all.
-# Tandem: hands the harness a model class of its own that takes log-probabilities in float32.
+# Tandem: opens checkpoints in float32 (pipeline/evals/subject.py), so sums are of float32.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

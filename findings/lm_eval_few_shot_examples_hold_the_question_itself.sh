@@ -8,7 +8,7 @@
 #   fewshot_split both named, or with validation_split alone, never does; 2026-11-28, Python 3.11, Linux, CPU.
 # Costs: the fewer rows and the more shots, the higher the score: small private task files (one split of own questions)
 #   measure copying, and a comparison of 0 and 5 shots shows a gain that is not there. No warning in the first case.
-# Tandem: its CORE draws from the other items (shots_of); task files of one's own (--include-path) meet this.
+# Tandem: its own CORE leaves the item out; `lm_eval:` names such a task (pipeline/evals/harness.py).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -10,8 +10,8 @@
 #   2026-11-27, Python 3.11, Linux, CPU.
 # Costs: which model was trained depends on the way it is read back; an export by merge_and_unload ships one that
 #   nobody evaluated.
-# Tandem: docs/build_on.md gives the one way that is exact for the gpt2 form (load, then merge) and says what the
-#   others are off by.
+# Tandem: docs/build_on.md: the gpt2 form is merged with the flag, a tied Llama or Qwen is not merged at all
+#   (tests/build_on).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

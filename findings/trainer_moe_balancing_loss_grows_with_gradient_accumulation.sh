@@ -10,8 +10,8 @@
 #   3.11, Linux, CPU.
 # Costs: the strength of the balancing depends on how a batch is cut: a run moved to smaller cards with more
 #   accumulation balances its experts more strongly, and its loss curve is higher, with no word.
-# Tandem: before step 1 it tries that a loss is the summed cross-entropy over num_items_in_batch, to 1e-3 of it
-#   (divides_by_num_items in pipeline/training/build.py): a large coefficient is refused, a small one passes.
+# Tandem: takes that loss off and adds its mean over the step's micro-batches and ranks (pipeline/training/trainer.py,
+#   tests/contracts/test_experts.py).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
