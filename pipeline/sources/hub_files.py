@@ -35,6 +35,7 @@ from pipeline.sources.files import (
     is_saved,
     labelled,
     looked_in,
+    refuse_tables,
     refuse_unreadable,
     shown,
 )
@@ -442,4 +443,5 @@ def local_dataset(spec: Any, *, where: str, folder: str | None) -> list[SourceFi
     else:
         paths = split_files(root, config=spec.config, split=spec.split, name=spec.id, where=where)
     refuse_unreadable([str(path) for path in paths], of=f"{spec.id} has ", where=where)
+    refuse_tables([path.resolve() for path in paths], where=where)
     return labelled(paths)
