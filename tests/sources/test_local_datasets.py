@@ -181,7 +181,7 @@ def test_archives_are_refused_by_name(folder, key):
         opened(folder, **{key: path})
 
 
-# The files of a table of two writes, the second of which overwrote the first: as deltalake 1.6, pyiceberg 0.12 and Lance 14 name them.
+# Files of a table whose second write overwrote the first, as deltalake 1.6, pyiceberg 0.12 and Lance 14 name them.
 TABLES = {
     "Delta": ("_delta_log/00000000000000000000.json", "_delta_log/00000000000000000001.json"),
     "Iceberg": ("metadata/00001-6f2c.metadata.json", "metadata/snap-58-0-6f2c.avro"),
