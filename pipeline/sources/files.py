@@ -40,29 +40,6 @@ def refuse_archives(paths: list[str], *, of: str, where: str) -> None:
         )
 
 
-def refuse_tables(paths: list[Path], *, where: str) -> None:
-    """Raise RecipeError where a file is part of a Delta, Iceberg or Lance table: rows that the table no longer has stay in its files."""
-    for folder in sorted({parent for path in paths for parent in path.parents}):
-        if kind := _table_kind(folder):
-            raise RecipeError(
-                f"{where}: {folder} is a table of {kind}, whose files also hold rows that were overwritten or deleted. "
-                "Write its rows as parquet with a program that reads the table, and name that."
-            )
-
-
-def _table_kind(folder: Path) -> str | None:
-    """Return the format of the table that the folder is, or None."""
-    if (folder / "_delta_log").is_dir():
-        return "Delta"
-    if (folder / "_versions").is_dir() and (folder / "_transactions").is_dir():
-        return "Lance"
-    # A folder "metadata" is nothing special, unless a list of files lies next to the description of the table.
-    metadata = folder / "metadata"
-    if any(metadata.glob("*.metadata.json")) and any(metadata.glob("snap-*.avro")):
-        return "Iceberg"
-    return None
-
-
 def some(paths: list[str]) -> str:
     return ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
 
@@ -142,7 +119,7 @@ def local_files(
     if missing:
         raise InputMissingError("\n".join(f"{where}.files: {reason}" for reason in missing))
     refuse_unreadable([str(path) for path in found.values()], of="", where=f"{where}.files")
-    refuse_tables(list(found), where=where)
+    import_built_in("sources.splits:refuse_tables")(list(found), where=where)
     return labelled(list(found.values()))
 
 

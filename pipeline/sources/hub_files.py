@@ -35,7 +35,6 @@ from pipeline.sources.files import (
     is_saved,
     labelled,
     looked_in,
-    refuse_tables,
     refuse_unreadable,
     shown,
 )
@@ -52,7 +51,7 @@ from pipeline.sources.raw_rows import (
     parse_json_line,
     wrong_ends,
 )
-from pipeline.sources.splits import saved_files, split_files
+from pipeline.sources.splits import refuse_tables, saved_files, split_files
 from pipeline.sources.verify import HEAD_BYTES, NO_ROWS, NO_TEXT, Findings, array_problem, csv_problem, jsonl_problem
 
 # Files of a Hub that are not here yet, by their first and last bytes: an error page among them is reported before step
