@@ -43,7 +43,7 @@ from pipeline.sources.raw_rows import (
     parse_json_line,
     wrong_ends,
 )
-from pipeline.sources.splits import saved_files, split_files
+from pipeline.sources.splits import refuse_tables, saved_files, split_files
 from pipeline.sources.verify import HEAD_BYTES, NO_ROWS, NO_TEXT, Findings, array_problem, csv_problem, jsonl_problem
 
 # Files of a Hub that are not here yet, by their first and last bytes: an error page among them is reported before step
@@ -449,4 +449,5 @@ def local_dataset(spec: Any, *, where: str, folder: str | None) -> list[SourceFi
     else:
         paths = split_files(root, config=spec.config, split=spec.split, name=spec.id, where=where)
     refuse_unreadable([str(path) for path in paths], of=f"{spec.id} has ", where=where)
+    refuse_tables([path.resolve() for path in paths], where=where)
     return labelled(paths)

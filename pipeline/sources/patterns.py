@@ -58,6 +58,9 @@ def local_files(
     if missing:
         raise InputMissingError("\n".join(f"{where}.files: {reason}" for reason in missing))
     refuse_unreadable([str(path) for path in found.values()], of="", where=f"{where}.files")
+    from pipeline.sources.splits import refuse_tables
+
+    refuse_tables(list(found), where=where)
     return labelled(list(found.values()))
 
 

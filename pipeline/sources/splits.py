@@ -184,3 +184,26 @@ def _quiet() -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return first_line(error).partition(" with any supported extension ")[0][:200]  # It lists 200 of them.
+
+
+def refuse_tables(paths: list[Path], *, where: str) -> None:
+    """Raise RecipeError where a file is part of a Delta, Iceberg or Lance table: rows that the table no longer has stay in its files."""
+    for folder in sorted({parent for path in paths for parent in path.parents}):
+        if kind := _table_kind(folder):
+            raise RecipeError(
+                f"{where}: {folder} is a table of {kind}, whose files also hold rows that were overwritten or deleted. "
+                "Write its rows as parquet with a program that reads the table, and name that."
+            )
+
+
+def _table_kind(folder: Path) -> str | None:
+    """Return the format of the table that the folder is, or None."""
+    if (folder / "_delta_log").is_dir():
+        return "Delta"
+    if (folder / "_versions").is_dir() and (folder / "_transactions").is_dir():
+        return "Lance"
+    # A folder "metadata" is nothing special, unless a list of files lies next to the description of the table.
+    metadata = folder / "metadata"
+    if any(metadata.glob("*.metadata.json")) and any(metadata.glob("snap-*.avro")):
+        return "Iceberg"
+    return None

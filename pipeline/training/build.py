@@ -25,7 +25,7 @@ from pipeline.hardware.device import (
 from pipeline.model.build import ModelOptionsError, build_model, save_model
 from pipeline.model.groups import store_embeddings
 from pipeline.model.modeling_tandem import TandemForCausalLM
-from pipeline.process.errors import InputMissingError, RecipeError, first_line
+from pipeline.process.errors import DataError, InputMissingError, RecipeError, first_line
 from pipeline.process.storage import read_json, remove_folder
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
@@ -237,6 +237,16 @@ def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
         )
 
 
+def _refuse_quantized(model: Any, where: str) -> None:
+    """Raise DataError where transformers keeps weights of the model quantized, and not as floats that it quantizes in each step (BitNet's)."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    if getattr(model, "is_quantized", False) and not getattr(quantizer, "is_qat_trainable", False):
+        method = getattr(model.config.quantization_config, "quant_method", "unknown method")
+        raise DataError(
+            f"{where}: its weights are quantized ({getattr(method, 'value', method)}), which no step can change. Start from the same model in bf16 or fp32."
+        )
+
+
 def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     start, attention = recipe.model.start_from, recipe.model.chosen_attention or recipe.model.attn_implementation
     seed = int(recipe.train.get("seed", 42))
@@ -261,6 +271,7 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         on_rank_0(lambda: [print(line) for line in model.notes])  # one call: ranks may have other notes
         check_sizes(recipe, model.config)
         where = f"{recipe.where('model.start_from')}: {start}"
+        _refuse_quantized(model, where)
         refuse_nonfinite(model.state_dict(), where=where, instead="Start from other weights.")
         return _with_rows_for(tokenizer, model, seed)
     fields = model_fields(

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.model.build import ModelOptionsError, load_weights, read_tensors, save_model
 from pipeline.model.load import load_model
+from pipeline.process.errors import DataError
+from pipeline.recipe.schema import Recipe
+from pipeline.training import build
 from pipeline.training.checkpoint import ModelFiles
 from pipeline.training.isolation import try_isolation
 
@@ -269,6 +273,22 @@ def test_a_head_of_its_own_stays_beside_a_config_that_ties_it(name, tmp_path):
     other.resize_token_embeddings(128)
     load_weights(other, tmp_path / "saved")
     assert (other(input_ids=IDS).logits - model(input_ids=IDS).logits).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize(("mode", "is_refused"), [("offline", True), ("online", False)])
+def test_a_training_does_not_start_from_quantized_weights(mode, is_refused, tmp_path):
+    write_llama(tmp_path)
+    quantized = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": mode}
+    change_config(tmp_path, quantization_config=quantized)
+    tensors = load_file(tmp_path / "model.safetensors")
+    if is_refused:
+        tensors |= {f"{name}_scale": torch.ones(1) for name in tensors if name.endswith("_proj.weight")}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    recipe = Recipe(path="recipe.yaml")
+    recipe.model.start_from = str(tmp_path)
+    said = r"its weights are quantized \(bitnet\), which no step can change. Start from the same model in bf16 or fp32"
+    with pytest.raises(DataError, match=said) if is_refused else nullcontext():
+        build._build(recipe, range(TEXT["vocab_size"]))  # of the tokenizer only its length is looked at
 
 
 def change_config(folder, **changes):

@@ -181,6 +181,38 @@ def test_archives_are_refused_by_name(folder, key):
         opened(folder, **{key: path})
 
 
+# Files of a table whose second write overwrote the first, as deltalake 1.6, pyiceberg 0.12 and Lance 14 name them.
+TABLES = {
+    "Delta": ("_delta_log/00000000000000000000.json", "_delta_log/00000000000000000001.json"),
+    "Iceberg": ("metadata/00001-6f2c.metadata.json", "metadata/snap-58-0-6f2c.avro"),
+    "Lance": ("_versions/2.manifest", "_transactions/1-6f2c.txn"),
+}
+
+
+@pytest.mark.parametrize("source", [{"files": "table"}, {"files": "table/data/*/*.parquet"}, {"id": "table"}])
+@pytest.mark.parametrize("kind", TABLES)
+def test_files_of_a_table_are_refused_as_they_hold_rows_that_the_table_no_longer_has(kind, source, tmp_path):
+    for name in TABLES[kind]:
+        (tmp_path / "table" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "table" / name).write_text("{}")
+    for name in ("overwritten", "current"):
+        file = tmp_path / "table" / "data" / "language=en" / f"{name}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        rows(name).to_parquet(file)
+    with pytest.raises(
+        RecipeError, match=f"table is a table of {kind}, whose files also hold rows that were overwritten"
+    ):
+        opened(tmp_path, **source)
+
+
+def test_a_folder_of_metadata_beside_the_files_is_no_table(tmp_path):
+    rows("one").to_parquet(tmp_path / "data.parquet")
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / "own.metadata.json").write_text("{}")
+    train, validation = opened(tmp_path, files="data.parquet")
+    assert texts(*train, *validation) == sorted(rows("one")["text"])
+
+
 def test_the_saved_recipe_names_a_local_dataset_as_a_path(folder, monkeypatch):
     (folder / "recipes").mkdir()
     (folder / "own").rename(folder / "recipes" / "own")
