@@ -41,7 +41,11 @@ def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
 def find_notes(plan: Plan) -> list[str]:
     """Return what works and still deserves a sentence."""
     recipe = plan.recipe
-    notes = [*recipe.notes, *_chosen_sizes(recipe), *_unused_optim_args(recipe)]
+    notes = [
+        *recipe.notes,
+        *_chosen_sizes(recipe),
+        *_unused_optim_args(recipe.train, recipe.where("train.optim_args")),
+    ]
     if plan.padding_share > WASTE_WORTH_A_NOTE:
         notes.append(
             f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} "
@@ -68,9 +72,9 @@ def find_notes(plan: Plan) -> list[str]:
     return notes
 
 
-def _unused_optim_args(recipe: Recipe) -> list[str]:
+def _unused_optim_args(train: dict, where: str) -> list[str]:
     """Return what transformers does not use of train.optim_args as it is written (findings/trainer_optim_args*.sh)."""
-    given, optimizer = recipe.train.get("optim_args"), recipe.train.get("optim", "adamw_torch_fused")
+    given, optimizer = train.get("optim_args"), train.get("optim", "adamw_torch_fused")
     if not given or optimizer not in OPTIM_ARGS:
         return []
     unused = []
@@ -83,10 +87,7 @@ def _unused_optim_args(recipe: Recipe) -> list[str]:
     if not unused:
         return []
     instead = " Decay is train.weight_decay." if "weight_decay" in given else ""
-    return [
-        f"{recipe.where('train.optim_args')}: transformers does not use {', '.join(unused)} for {optimizer}. "
-        f"Remove it.{instead}"
-    ]
+    return [f"{where}: transformers does not use {', '.join(unused)} for {optimizer}. Remove it.{instead}"]
 
 
 def _chosen_sizes(recipe: Recipe) -> list[str]:

@@ -187,7 +187,10 @@ def _first_line(error: Exception) -> str:
 
 
 def refuse_tables(paths: list[Path], *, where: str) -> None:
-    """Raise RecipeError where a file is part of a Delta, Iceberg or Lance table: rows that the table no longer has stay in its files."""
+    """Raise RecipeError where a file is part of a Delta, Iceberg or Lance table.
+
+    Rows that the table no longer has stay in its files.
+    """
     for folder in sorted({parent for path in paths for parent in path.parents}):
         if kind := _table_kind(folder):
             raise RecipeError(

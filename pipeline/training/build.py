@@ -238,12 +238,16 @@ def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
 
 
 def _refuse_quantized(model: Any, where: str) -> None:
-    """Raise DataError where transformers keeps weights of the model quantized, and not as floats that it quantizes in each step (BitNet's)."""
+    """Raise DataError where transformers keeps weights of the model quantized.
+
+    Floats that it quantizes in each step (BitNet's) can be trained.
+    """
     quantizer = getattr(model, "hf_quantizer", None)
     if getattr(model, "is_quantized", False) and not getattr(quantizer, "is_qat_trainable", False):
         method = getattr(model.config.quantization_config, "quant_method", "unknown method")
         raise DataError(
-            f"{where}: its weights are quantized ({getattr(method, 'value', method)}), which no step can change. Start from the same model in bf16 or fp32."
+            f"{where}: its weights are quantized ({getattr(method, 'value', method)}), which no step can change. "
+            "Start from the same model in bf16 or fp32."
         )
 
 
