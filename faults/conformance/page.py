@@ -1,6 +1,7 @@
 """The table of verdicts, what a cell rests on in words, and the page of the docs."""
 
 from faults.conformance.cuts import CUTS, SAVE_EVERY
+from faults.conformance.verdict import ALL_EPOCHS
 
 KILLS = ("once", "twice", "three_times", "epoch_end", "second_epoch", "across_epochs", "in_a_save")
 EXACT = ("exact", "rows exact", "not offered")
@@ -114,7 +115,7 @@ def sentence(cell: dict) -> str:
     if cell.get("message"):
         parts.append(cell["message"])
     for epoch, (repeated, missing) in cell.get("by_epoch", {}).items():
-        parts.append(f"epoch {epoch}: {repeated} repeated, {missing} missing")
+        parts.append(f"{_place(epoch)}: {repeated} repeated, {missing} missing")
     if cell.get("first_other_order"):
         parts.append(f"other rows from step {cell['first_other_order']}")
     if cell.get("loss_difference"):
@@ -127,6 +128,11 @@ def sentence(cell: dict) -> str:
         steps = ["none" if step is None else str(step) for step in cell["starts"]]
         parts.append(f"started from steps {', '.join(steps)}")
     return "; ".join(parts)
+
+
+def _place(epoch: int | str) -> str:
+    """Return the words for an epoch; results that were read from a file have numbers as text."""
+    return "the whole training" if int(epoch) == ALL_EPOCHS else f"epoch {epoch}"
 
 
 def differences(results: dict[str, dict], before: dict[str, dict]) -> list[str]:
@@ -181,7 +187,7 @@ def _brief(cell: dict) -> str:
     """Return what a reader of the page wants to know of a cell; the rest is in the file of --json."""
     parts = []
     for epoch, (repeated, missing) in cell.get("by_epoch", {}).items():
-        parts.append(f"{repeated} repeated and {missing} missing in epoch {epoch}")
+        parts.append(f"{repeated} repeated and {missing} missing in {_place(epoch)}")
     if cell.get("message"):
         sentence = cell["message"].split(". ")[0]
         parts.append(f"`{sentence.replace('`', '')}`")

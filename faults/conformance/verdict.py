@@ -69,6 +69,7 @@ class Verdict:
 
 
 SHOWN = 12  # rows that the details name
+ALL_EPOCHS = 0  # stands for the whole training in by_epoch
 
 
 def effective_steps(attempts: list[Attempt]) -> dict[int, Step]:
@@ -119,7 +120,7 @@ def _compare_rows(verdict: Verdict, trained: dict[int, Step], expected: dict[int
         if number in trained and Counter(map(_key, trained[number].rows)) != Counter(map(_key, expected[number].rows)):
             verdict.first_other_order = min(verdict.first_other_order or number, number)
     if verdict.steps < 0 or (verdict.steps > 0 and verdict.first_other_order is not None):
-        epochs = dict.fromkeys({*trained, *expected}, 1)  # where they begin and end is not the same
+        epochs = dict.fromkeys({*trained, *expected}, ALL_EPOCHS)  # where they begin and end is not the same
     for epoch in sorted(set(epochs.values())):
         wanted: Counter = Counter()
         got: Counter = Counter()

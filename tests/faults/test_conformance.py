@@ -74,6 +74,16 @@ def test_steps_behind_the_checkpoint_count_only_when_they_are_made_again():
     assert (verdict.word, verdict.rows_missing, verdict.starts) == ("rows +0 -1, steps -1", [8], [0, 5])
 
 
+def test_rows_of_a_lost_epoch_are_missing_in_the_whole_training():
+    steps = [{"step": number, "rows": [number], "loss": 1.0} for number in (1, 2, 3, 4)]
+    uncut = Attempt([[*steps, {"end": 4, "weights": "w"}]])
+    half = Attempt([[{"start": 2}, {"end": 2, "weights": "w"}]])
+    verdict = compare([Attempt([steps[:2]], killed=True), half], uncut, rows=2)
+    assert verdict.word == "rows +0 -2, steps -2"
+    cell = json.loads(json.dumps(verdict.as_json()))
+    assert "the whole training: 0 repeated, 2 missing" in page.sentence(cell)
+
+
 def test_a_program_of_its_own_is_judged_as_a_fork_is(tmp_path, capsys):
     command = f"{sys.executable} {TRAINER}"
     assert main(["--command", command, "--cut", "twice", "--cut", "ranks", "--folder", str(tmp_path)]) == 0
