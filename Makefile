@@ -42,6 +42,7 @@ docs:
 	$(PYTHON) -m pipeline.metrics
 	$(PYTHON) -m pipeline.report.diagnosis
 	$(PYTHON) findings --page
+	$(PYTHON) docs/code_page.py
 
 # docs/ as a site, in build/site; `mkdocs serve` shows it while you write.
 site:
