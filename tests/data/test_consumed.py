@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.data.preparation import sequence_folder
-from pipeline.data.rows import Consumed, TrainingRows, bits
+from pipeline.data.rows import TrainingRows, bits
 from pipeline.data.stream import seal_path
 from pipeline.process.storage import read_json, write_json
 from pipeline.recipe.schema import Source
@@ -85,14 +85,3 @@ def test_documents_are_left_out_where_a_shard_does_not_tell_them(bench):
     (consumed,) = TrainingRows.open(preparation=preparation).consumed(2).values()
     assert consumed.documents is None
     assert consumed.samples == 16
-
-
-def test_a_source_whose_shard_is_deleted_is_left_out_until_it_is_back(bench):
-    rows = TrainingRows.open(preparation=bench.prepared(bench.recipe()))
-    sequence = rows.stream.sequences[0]
-    sequence._open.clear()
-    path = sequence.folder / "shard-00000.safetensors"
-    path.rename(path.with_suffix(".away"))
-    assert list(rows.consumed(1).values()) == [None]
-    path.with_suffix(".away").rename(path)
-    assert isinstance(next(iter(rows.consumed(1).values())), Consumed)
