@@ -78,12 +78,12 @@ def _unused_optim_args(train: dict, where: str) -> list[str]:
     if not given or optimizer not in OPTIM_ARGS:
         return []
     unused = []
-    for pair in given.split(","):
-        name, _, value = pair.strip().partition("=")
+    for pair in given.replace(" ", "").split(","):
+        name, _, value = pair.partition("=")
         # bool("False") is True there.
-        taken_for_true = optimizer == "stable_adamw" and value.strip().lower() in ("false", "0", "no")
+        taken_for_true = optimizer == "stable_adamw" and value.lower() in ("false", "0", "no")
         if name not in OPTIM_ARGS[optimizer] or taken_for_true:
-            unused.append(pair.strip())
+            unused.append(pair)
     if not unused:
         return []
     instead = " Decay is train.weight_decay." if "weight_decay" in given else ""

@@ -444,8 +444,9 @@ REFUSED_OPTIMIZERS = {  # by their names in transformers: why, and what to take 
     "schedule_free_radam": (SCHEDULE_FREE, "optim: adamw_torch_fused with lr_scheduler_type: constant_with_warmup"),
     "schedule_free_sgd": (SCHEDULE_FREE, "optim: sgd with lr_scheduler_type: constant_with_warmup"),
 }
-# The names that transformers 5.23 reads from optim_args; of an optimizer that is not here it reads none or passes all on.
+# The names that transformers 5.23 reads from optim_args. One that is not here reads names of its own or takes all.
 OPTIM_ARGS = {
+    "adafactor": (),
     "adagrad": ("lr_decay", "eps"),
     "adamw_torch": (),
     "adamw_torch_fused": (),

@@ -1,6 +1,7 @@
 """findings/ and docs/surprises.md, which is written from the heads of its scripts."""
 
 import importlib.util
+import os
 import subprocess
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def test_a_finding_pins_its_packages_and_is_valid_bash(script):
     assert all("==" in package for package in head.packages.split()), head.packages
     assert len(head.title) <= 120, head.title
     assert head.title.endswith("."), head.title
+    assert os.access(script, os.X_OK), f"chmod +x {script.name}"
     subprocess.run(["bash", "-n", script], check=True)
 
 

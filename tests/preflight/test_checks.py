@@ -86,6 +86,7 @@ def test_smaller_first_steps_that_save_no_time_or_are_compiled_again_are_noted(q
     [
         ("sgd", "momentum=0.9, weight_decay=0.1", "weight_decay=0.1 for sgd. Remove it. Decay is train.weight_decay."),
         ("adamw_torch_fused", "amsgrad=True", "amsgrad=True for adamw_torch_fused."),
+        ("adafactor", "relative_step=True", "relative_step=True for adafactor."),
         ("stable_adamw", "kahan_sum=False,max_lr=0.1", "kahan_sum=False for stable_adamw."),
         ("rmsprop", "alpha=0.9,centered=True", None),
     ],
