@@ -26,12 +26,14 @@ ROOMS = {
     "report": "a report of a run, from its directory alone",
     "hub": "publish, restore, export",
     "preflight": "the plan, and every check that can be made before step 1",
+    "plan": "the plan of a run: parameters, steps, memory, disk, hours",
     "run": "the life of a run, from its command to its last words",
     "chat": "talk to a model: terminal, page, server",
     "launch": "start an entry on one or many processes; the command `tandem`",
     "sweep.py": "what other values do to a recipe",
     "pretrain.py": "the entry of stage 1",
     "sft.py": "the entry of stage 2",
+    "contrib": "what only some runs need; the core imports it where a recipe's key or an option asks",
 }
 HEAD = """# The code, a line for each module
 
@@ -52,6 +54,8 @@ def page() -> str:
     """Return the page."""
     lines = [HEAD]
     for room, what in ROOMS.items():
+        if not (PACKAGE / room).exists():
+            continue
         lines += [f"## {room}", "", f"{what[0].upper()}{what[1:]}.", ""]
         if (PACKAGE / room).is_file():
             continue
