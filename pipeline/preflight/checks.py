@@ -30,7 +30,6 @@ from pipeline.process.user_code import import_attribute
 from pipeline.recipe import Recipe
 from pipeline.recipe.located_yaml import show
 from pipeline.recipe.model_sizes import model_fields
-from pipeline.recipe.reader import warmup_of
 from pipeline.recipe.resolve import (
     becomes_tandem,
     begun_run,
@@ -38,6 +37,7 @@ from pipeline.recipe.resolve import (
     isolates_documents,
     run_folder,
     start_folder,
+    warmup_of,
 )
 from pipeline.recipe.schema import ARGUMENTS, with_values
 from pipeline.recipe.sizes import Sizes

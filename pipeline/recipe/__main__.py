@@ -21,12 +21,10 @@ INTRODUCTION = """\
 
 One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [section.key=value ...]`.
 
-- Overrides have the types of the file: `train.max_steps=100`, `data.sources.0.files=texts/*.parquet`,
-  `data.sources=[{files: x.parquet}]`. A typo is refused with the nearest right name. Where a key holds text, its value is what
+- Overrides have the types of the file: `train.max_steps=100`, `data.sources=[{files: x.parquet}]` (a list is given whole). A typo is refused with the nearest right name. Where a key holds text, its value is what
   was typed, `#`, colons and line breaks included (`'run.note=C# port #3'`), but for quotes around the whole; `null` is no value.
   Other values are read as YAML, and one of which a part would become a comment is refused.
-- Bounds: 1 MiB, 50 levels, 20,000 values with aliases expanded, numbers of 300 digits, 20 recipes that extend each other in a row;
-  text holds no control characters but tabs and line breaks. `null` stands for a key that is not given.
+- A recipe has at most 1 MiB, and its text no control characters but tabs and line breaks. `null` stands for a key that is not given.
 - A recipe is named by its path or by its bare name, with or without `.yaml`: `quickstart_pretrain` is looked for here, in
   `recipes/` and among the shipped ones.
 - `extends: other.yaml` (relative to the file, or a bare name) takes over another recipe; sections are merged key by key, lists replaced.
@@ -35,7 +33,7 @@ One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [s
 - Exactly one horizon is in force: `train.max_steps`, `train.num_train_epochs`, `run.tokens`, `run.tokens_per_param` or
   `run.flops`. One named by an override or an extending recipe replaces the inherited one, and shortens an inherited warm-up that is
   longer than the run: `train.max_steps=20` is a smoke test of any recipe. The same holds for
-  `data.batch_tokens` and `train.gradient_accumulation_steps`, and for a source's `id` and `files` in an override.
+  `data.batch_tokens` and `train.gradient_accumulation_steps`.
 - Scalars are read as YAML 1.2 reads them: `3e-4` is a number; `yes`, `no`, `on` and `off` are text.
 - `module:attr` names an object of a module in `run.code_folder` (by default the recipe's folder).
 - Editors with a YAML language server complete keys, show their meaning and mark mistakes by `recipes/schema.json`, which

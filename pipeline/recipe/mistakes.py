@@ -10,11 +10,10 @@ from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from pipeline.recipe.located_yaml import INSTEAD, SECRET_NAME, Item, show
-from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Recipe, alternatives, keys_of
-from pipeline.recipe.sizes import TANDEM_OPTIONS
-
-# A key that does not exist: the right section, the new name, the nearest name.
+from pipeline.recipe.located_yaml import FLOAT, INSTEAD, SECRET_NAME, Item, show
+from pipeline.recipe.schema import ARGUMENTS, REFUSED_OPTIMIZERS, SECTIONS, Recipe, alternatives, keys_of
+from pipeline.recipe.sizes import NOT_OPTIONS, TANDEM_OPTIONS
+from pipeline.recipe.values import key_at
 
 # Names that recipes elsewhere use, and what they are here: the new key, or a sentence.
 RENAMED = {
@@ -104,6 +103,10 @@ def unknown_key(path: str) -> str:
     section, _, name = path.rpartition(".")
     if SECRET_NAME.search(name):
         return f"a secret never stands in a recipe. {INSTEAD}"
+    if section == "train" and name in ARGUMENTS:
+        return why_not_accepted(name)
+    if section == "model.options" and name in NOT_OPTIONS:
+        return f"is no option. It is set by {NOT_OPTIONS[name]}. Set it there."
     places = all_keys()
     elsewhere = [p for p in places.get(name, []) if p != path]
     if name in SECTIONS and section:
@@ -135,11 +138,10 @@ def siblings(section: str) -> list[str]:
         return [name for name, argument in ARGUMENTS.items() if argument.accepted]
     if not section:
         return [*SECTIONS, "extends"]
-    generic = ".".join("0" if part.isdecimal() else part for part in section.split(".")).replace(
-        "data.validation", "data.sources"
-    )
-    paths = (p for group in all_keys().values() for p in group)
-    return [p[len(generic) + 1 :] for p in paths if p.startswith(generic + ".") and "." not in p[len(generic) + 1 :]]
+    if section.startswith("train."):
+        return list(ARGUMENTS[section.removeprefix("train.")].keys or ())
+    kinds = (option for option in alternatives(key_at(section)[0]) if is_dataclass(option))
+    return [f.name for kind in kinds for f, _ in keys_of(kind)]  # type: ignore[arg-type]
 
 
 def why_not_accepted(name: str) -> str:
@@ -160,9 +162,29 @@ def lookalike(text: str) -> str:
     return f"It holds U+{ord(strange):04X} ({name}). "
 
 
-# A value of another type than its key's.
-
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+# Bounds by pydantic's errors, and by the names of the schema.
+OUT_OF_BOUNDS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
+BOUND_WORDS = {"minimum": "at least", "above": "greater than", "maximum": "at most", "below": "below"}
+
+
+def wrong_value(path: str, item: Item, errors: set[str]) -> str:
+    """Return the sentence about a value that pydantic refuses. errors: by its types of errors."""
+    annotation, limits = key_at(path)
+    if "extra_forbidden" in errors:
+        return unknown_key(path)
+    if path in SECTIONS or any(map(is_dataclass, alternatives(annotation))):
+        return f"holds {describe(item)}; it must be keys with values. Write them below it, indented."
+    if errors & OUT_OF_BOUNDS:
+        bounds = []
+        for name, words in BOUND_WORDS.items():
+            if (limit := limits.get(name)) is not None:
+                bounds.append(f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}")
+        return f"is {show(item.value)}; it must be {' and '.join(bounds)}."
+    if path == "train.optim" and item.value in REFUSED_OPTIMIZERS:
+        why, instead = REFUSED_OPTIMIZERS[item.value]
+        return f"{item.value} is refused: {why}. Write {instead}."
+    return wrong_type(annotation, item)
 
 
 def wrong_type(annotation: Any, item: Item) -> str:
@@ -170,11 +192,6 @@ def wrong_type(annotation: Any, item: Item) -> str:
     if item.value is None:
         return f"is null; it must be {expected(annotation)}. Leave the key out for its default."
     return f"is {describe(item)}; it must be {expected(annotation)}.{advice(alternatives(annotation), item)}"
-
-
-def not_keys(item: Item) -> str:
-    """Return the sentence about a value where a section should be."""
-    return f"holds {describe(item)}; it must be keys with values. Write them below it, indented."
 
 
 def expected(annotation: Any) -> str:
@@ -214,11 +231,11 @@ def advice(options: tuple[Any, ...], item: Item) -> str:
     if isinstance(value, str) and bool in options:
         return " Write true or false without quotes."
     if isinstance(value, str) and (int in options or float in options):
-        return " Write the number without quotes." if item.quoted else " Write a number."
+        return " Write the number without quotes." if FLOAT.fullmatch(value) else " Write a number."
     if isinstance(value, float) and int in options:
         return f" Write {round(value)}." if math.isfinite(value) else " Write a whole number."
     if str in options and not isinstance(value, (dict, list)):
         return " Put it in quotes."
-    if any(get_origin(o) is list for o in options) and not isinstance(value, dict):
-        return " Write it as a list: [a, b]."
+    if any(get_origin(o) is list for o in options):
+        return " Write it as a list: [{key: value}]." if isinstance(value, dict) else " Write it as a list: [a, b]."
     return " Change it."

@@ -18,7 +18,7 @@ def model_fields(
     if model.type not in GPT2_NAMES and ":" not in model.type:
         from pipeline.recipe.counted_sizes import config_fields
 
-        return config_fields(recipe, {"vocab_size": vocab_size, **ids})
+        return config_fields(recipe.model, {"vocab_size": vocab_size, **ids})
     sizes = {name: getattr(model, name) for name in LLAMA_NAMES if getattr(model, name) is not None}
     if model.type == "gpt2":
         sizes.pop("n_kv_head", None)

@@ -36,7 +36,6 @@ from pipeline.recipe.schema import (
     with_values,
 )
 from pipeline.recipe.sizes import LLAMA_NAMES, PORTABLE_PATTERNS, TANDEM_OPTIONS, Sizes, SizesUnknownError, options_of
-from pipeline.recipe.values import REPOSITORY
 from pipeline.run_dir.checkpoints import by_step
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 SIZES = dict.fromkeys(("n_layer", "num_layers", "num_hidden_layers"), 10_000) | {"num_labels": 10**6}
 WIDTHS = ("n_embd", "n_head", "n_positions", "hidden_size", "num_attention_heads", "max_position_embeddings")
 SIZES |= dict.fromkeys((*WIDTHS, "vocab_size"), 2**40)
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9_][\w.\-]*)?", re.ASCII)  # of the Hub
 # Options of a training that say nothing of the weights: a finished model has no padding rows, whatever it was trained
 # with.
 NO_ARCHITECTURE = {"vocab_multiple"}
@@ -505,41 +505,55 @@ def width_of(recipe: Recipe, depth: int) -> int:
 
 
 def fill_batch(recipe: Recipe, fill: Fill) -> None:
-    """data.batch_tokens: 2^19 x (N / N at depth 12)^0.383 to the nearest power of two, then to whole rows.
-
-    nanochat's rule has training tokens D in place of parameters N; both depths have the same tokens per parameter.
-    """
-    ratio = _scaling(sizes_of(recipe)) / _scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
-    batch = 2 ** round(math.log2(REFERENCE_BATCH_TOKENS * ratio**BATCH_EXPONENT))
-    fill("data.batch_tokens", max(1, round(batch / recipe.data.row_tokens)) * recipe.data.row_tokens)
+    """Fill data.batch_tokens under the dial: the batch that suits the model's size, in whole rows."""
+    # 1. The sizes that scale (matrices of the blocks and the head): of this model, and of the one that the reference
+    #    batch was tuned for. nanochat's rule has training tokens D in place of parameters N; both models train on the
+    #    same tokens per parameter, so the ratio is the same.
+    num_parameters = _scaling(sizes_of(recipe))
+    num_reference = _scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
+    # 2. The batch beyond which more tokens a step bring less grows as D^0.383 (Power Lines, arXiv 2505.13738).
+    batch = REFERENCE_BATCH_TOKENS * (num_parameters / num_reference) ** BATCH_EXPONENT
+    # 3. The nearest power of two: devices and micro-batches divide it.
+    batch = 2 ** round(math.log2(batch))
+    # 4. Whole rows, one at least.
+    num_rows = max(1, round(batch / recipe.data.row_tokens))
+    fill("data.batch_tokens", num_rows * recipe.data.row_tokens)
 
 
 def fill_rates(recipe: Recipe, fill: Fill) -> None:
-    """The rates' common factor and every group's settings.
-
-    Under the dial rates follow sqrt(batch / 2^19), the gates' only up to 2^19, those of embeddings and head also
-    (width / 768)^-0.5, and the decay of the matrices 0.28 x sqrt(batch / 2^19) x (D at depth 12 / D). Without it the
-    reference values are taken as they are.
-    """
+    """Fill optimizer.rate_scale and every group's settings: the reference values, under the dial scaled to this
+    model's batch, width and tokens."""
+    groups = {**ADAM_GROUPS, "matrices": MATRIX_GROUP[recipe.optimizer.type]}
+    scales: dict[str, float] = {}
+    batch_scale = 1.0
     dial = recipe.model.depth is not None and recipe.tokenizer.vocab_size is not None
-    batch = recipe.data.batch_tokens if dial else None
-    batch_scale = math.sqrt(batch / REFERENCE_BATCH_TOKENS) if batch else 1.0
+    if dial:
+        sizes = sizes_of(recipe)
+        # 1. Gradients of a larger batch have less noise: all rates follow the square root of the batch.
+        if recipe.data.batch_tokens:
+            batch_scale = math.sqrt(recipe.data.batch_tokens / REFERENCE_BATCH_TOKENS)
+        # 2. Embeddings and head under AdamW: 1 / sqrt(width), from the width at which nanochat tuned them. Muon's
+        #    update has the same norm at every width.
+        for group in WIDTH_SCALED:
+            scales[f"{group}.learning_rate"] = math.sqrt(REFERENCE_WIDTH / sizes.n_embd)
+        # 3. Gates: nanochat keeps 0.2 at every batch, so step 1 is undone. Below the batches it was tuned at, where
+        #    all other rates are smaller, 0.2 drives backout past 1 before the blocks add anything: the last state
+        #    changes its sign (docs/log.md, gates). So it is never undone upwards.
+        scales["gates.learning_rate"] = min(1.0, 1 / batch_scale)
+        # 4. Muon's decay: weights average the updates of batch / (rate x decay) tokens, which should stay the same
+        #    share of the D trained tokens (arXiv 2405.13698). With rates as sqrt(batch), decay follows sqrt(batch) / D,
+        #    and D is the parameters times a constant.
+        if recipe.optimizer.type == "muon_adamw":
+            num_reference = _scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
+            scales["matrices.weight_decay"] = batch_scale * num_reference / _scaling(sizes)
     fill("optimizer.rate_scale", batch_scale, "model.depth" if dial else None)
-    for group, settings in {**ADAM_GROUPS, "matrices": MATRIX_GROUP[recipe.optimizer.type]}.items():
+    for group, settings in groups.items():
         for name, value in settings.items():
-            scale = 1.0
-            if dial and name == "learning_rate" and group in WIDTH_SCALED:
-                scale = math.sqrt(REFERENCE_WIDTH / sizes_of(recipe).n_embd)
-            if dial and name == "learning_rate" and group == "gates":
-                # nanochat keeps 0.2 at every batch. Below those it was tuned at, where all other rates are smaller,
-                # 0.2 drives backout past 1 before the blocks add anything: the last state changes its sign
-                # (docs/log.md, gates).
-                scale = min(1.0, 1 / batch_scale)
-            if dial and name == "weight_decay" and group == "matrices" and recipe.optimizer.type == "muon_adamw":
-                reference = _scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
-                scale = batch_scale * reference / _scaling(sizes_of(recipe))
-            value, cause = (value, None) if scale == 1 else (value * scale, "model.depth")
-            fill(f"optimizer.groups.{group}.{name}", value, cause)
+            scale = scales.get(f"{group}.{name}", 1.0)
+            if scale == 1:
+                fill(f"optimizer.groups.{group}.{name}", value, None)
+            else:
+                fill(f"optimizer.groups.{group}.{name}", value * scale, "model.depth")
 
 
 def group_settings(optimizer_type: str, group: str) -> set[str]:
@@ -646,7 +660,7 @@ def _leave_out_what_portable_has_not(recipe: Recipe) -> None:
     model, tokenizer, pattern = recipe.model, recipe.tokenizer, "tokenizer.split_pattern"
     if model.preset != "portable":
         return
-    for name in TANDEM_OPTIONS.keys() & model.options.keys():
+    for name in [name for name in model.options if name in TANDEM_OPTIONS]:
         option = f"model.options.{name}"
         if _layer(recipe, option) < _layer(recipe, "model.preset"):
             del model.options[name]

@@ -7,7 +7,7 @@ Nothing here imports torch: a wrong recipe is refused within a second.
 import os
 import types
 from collections.abc import Iterator
-from dataclasses import Field, FrozenInstanceError, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, FrozenInstanceError, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -105,7 +105,7 @@ class Source(Section):
     """Where documents or conversations come from: `id` (a data set) or `files` (on this machine)."""
 
     id: str | None = key(None, "A Hub dataset; or a folder on this machine, read as `load_dataset` reads it, or as `save_to_disk` wrote it (relative to the recipe's folder, then to the working folder); or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling. Configurations, splits and data files are those that the `datasets` library finds.")
-    files: str | list[str] | None = key(None, "Local files of parquet, arrow, jsonl, json (also one array), csv, tsv, txt or md, the last six also as .gz or .zst: a path, glob or folder, or a list of them; relative to the recipe's folder, then to the working folder. Of a folder all readable files are taken, but of one that `save_to_disk` wrote, or where `split` is not train, that split's; README.md, config.json, dataset_info.json and hidden files are left out, as `datasets` does. With `id` beside it in one recipe: which files of the dataset. Named by an override or an extending recipe it replaces an inherited `id`.")
+    files: str | list[str] | None = key(None, "Local files of parquet, arrow, jsonl, json (also one array), csv, tsv, txt or md, the last six also as .gz or .zst: a path, glob or folder, or a list of them; relative to the recipe's folder, then to the working folder. Of a folder all readable files are taken, but of one that `save_to_disk` wrote, or where `split` is not train, that split's; README.md, config.json, dataset_info.json and hidden files are left out, as `datasets` does. With `id` beside it in one recipe: which files of the dataset.")
     config: str | None = key(None, "The configuration (subset) of `id`; needed where it has several and none is the default.")
     split: str = key("train", "The split of `id` to read, by any name that it has (train_sft); a wrong one is refused with those that there are.")
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset; resolved to a commit once and kept in the manifest.")
@@ -667,30 +667,6 @@ def training_arguments(
         "run_name": recipe.run.name,
         "ignore_data_skip": True,  # rows are a function of the step
     }
-
-
-# What a key may hold, by its dotted name.
-
-
-def annotation_of(name: str) -> Any:
-    """Return what a dotted key may hold, None for one that is not there. An entry of a list has its number as a part of the name."""
-    section, _, field_name = name.partition(".")
-    if section == "train":
-        argument = ARGUMENTS.get(field_name)
-        return argument.type if argument else None
-    annotation: Any = Recipe
-    for part in name.split("."):
-        options = alternatives(annotation)
-        of_dataclass = next((option for option in options if is_dataclass(option)), None)
-        of_list = next((option for option in options if get_origin(option) is list), None)
-        of_dict = next((option for option in options if get_origin(option) is dict), None)
-        if of_dataclass is not None:
-            annotation = get_type_hints(of_dataclass).get(part)
-        elif of_list is not None and part.isdecimal():
-            annotation = get_args(of_list)[0]
-        else:
-            annotation = get_args(of_dict)[1] if of_dict is not None else None
-    return annotation
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:

@@ -129,7 +129,7 @@ FIRST_WAIT_S = 1.0  # Doubled after each attempt.
 PATHS_A_REQUEST = 500
 ANSWER_S = 10.0  # for the list of files, which a start waits for
 STANDALONE_CARD = ".huggingface.yaml"  # what `datasets` lays over the card
-CARD_VALUES = 1_000_000  # of the configurations of the largest
+CARD_BYTES = 50 << 20  # of the configurations of the largest
 EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
 
 
@@ -294,7 +294,7 @@ def leads_outside(pattern: str) -> bool:
 
 def _standalone_card(file: Path, spec: Any, where: str) -> dict[str, Any]:
     try:
-        return load_mapping(file, most_values=CARD_VALUES)
+        return load_mapping(file, most_bytes=CARD_BYTES)
     except DamagedFileError as error:
         raise DataError(f"{where}: {spec.id}: {error} Or take a revision without {STANDALONE_CARD}.") from None
 
