@@ -31,6 +31,8 @@ from pipeline.tokenizer.encode import byte_lengths
 from tests.conftest import ROOT, docstrings, shared_data
 from tests.families import FAMILIES, tokenizer_of
 
+pytestmark = pytest.mark.full
+
 OLD_KEYS = ("longer", "cut_tokens", "too_long_tokens")  # of a seal's counts, which earlier versions did not write
 
 

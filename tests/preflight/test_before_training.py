@@ -20,6 +20,8 @@ from pipeline.recipe.schema import with_values
 from pipeline.run.data import horizon_lines, resolve_warmup
 from pipeline.sources.open import open_sources
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 NEEDED = {
     "run": {"stage": "pretrain", "name": "mine"},

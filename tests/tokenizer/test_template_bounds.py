@@ -99,6 +99,7 @@ def sandboxes(monkeypatch):
     return lambda text: compiled(text, ImmutableSandboxedEnvironment), lambda text: compiled(text, ours)
 
 
+@pytest.mark.full_except("loops in loops")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_template_that_would_take_all_time_or_memory_ends_in_a_sentence(name, sandboxes, monkeypatch):
     from jinja2.exceptions import TemplateError
@@ -113,6 +114,7 @@ def test_a_template_that_would_take_all_time_or_memory_ends_in_a_sentence(name, 
     assert str(raised.value)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file", sorted(path.name for path in TRL.glob("*.jinja")))
 def test_templates_that_people_have_render_as_in_transformers_own_sandbox(file, sandboxes):
     stock, ours = (compiled((TRL / file).read_text()) for compiled in sandboxes)
@@ -120,6 +122,7 @@ def test_templates_that_people_have_render_as_in_transformers_own_sandbox(file, 
         assert rendered(ours, messages, prompt, tools) == rendered(stock, messages, prompt, tools)
 
 
+@pytest.mark.full
 def test_a_long_conversation_is_rendered_whole(sandboxes):
     _, ours = sandboxes
     template = ours("{% for m in messages %}{% for n in range(40) %}{{ m.content }}{% endfor %}{% endfor %}")

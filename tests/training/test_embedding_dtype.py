@@ -19,6 +19,8 @@ from tests.model.tiny_models import random_ids, tiny
 from tests.preflight.test_memory import QUICKSTART, SMALL
 from tests.runner import WarmRunner
 
+pytestmark = pytest.mark.full
+
 BF16 = "model.embedding_dtype=bfloat16"
 TABLES = {
     "transformer.wte.weight",
