@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pipeline.preflight.__main__ import main as preflight
+from pipeline.plan.__main__ import main as preflight
 from pipeline.report.run_data import read_run
 from pipeline.report.sections import outcome_text
 

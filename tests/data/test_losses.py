@@ -20,7 +20,7 @@ from pipeline.data.preparation import make_plan
 from pipeline.data.prepare import Workshop
 from pipeline.data.rows import TrainingRows, ValidationRows
 from pipeline.data.stream import Fit, Loss, losses_of
-from pipeline.preflight.__main__ import prepared_notes
+from pipeline.plan.__main__ import prepared_notes
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
 from pipeline.process.storage import read_sealed_json

@@ -6,11 +6,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipeline.model.build import ModelOptionsError, build_model
-from pipeline.preflight.checks import named_code_problems
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.model_sizes import model_fields, sizes_of
 from pipeline.recipe.sizes import SizesUnknownError
+from pipeline.run.checks import named_code_problems
 from pipeline.training import build
 
 DENSE = ("apertus", "bert", "bloom", "cohere", "falcon", "gemma2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral", "mpt", "nanochat", "olmo3", "opt", "phi", "phi3", "qwen3", "smollm3", "starcoder2")  # fmt: skip

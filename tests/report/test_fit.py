@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from pipeline.preflight.plan import _sizes
+from pipeline.plan.plan import _sizes
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json, write_text
 from pipeline.recipe import read_recipe

@@ -22,7 +22,7 @@ from pipeline.hardware.accelerators import DeviceInfo
 from pipeline.hardware.device import batch_ranks, device_info, model_shards
 from pipeline.hardware.processor import available_bytes, cpu_can_compile, physical_cores, usable_cores
 from pipeline.hardware.rates import bfloat16_is_faster, product_rates
-from pipeline.preflight.memory import (
+from pipeline.plan.memory import (
     FP32,
     Memory,
     checkpoint_bytes,
