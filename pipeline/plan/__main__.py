@@ -53,7 +53,6 @@ from pipeline.recipe.resolve import (
 )
 from pipeline.recipe.schema import Source
 from pipeline.recipe.sizes import Sizes
-from pipeline.report.curves import FARTHEST
 from pipeline.run.checks import (
     attention_line,
     cadence_notes,
@@ -266,18 +265,6 @@ def probe_line(plan: Plan) -> str:
     )
 
 
-def _expected(plan: Plan) -> str:
-    expected = plan.val_bpb
-    if expected is None:
-        return ""
-    beyond = f", at {expected.beyond:.1f} times the FLOPs of the largest" if expected.beyond > 1 else ""
-    beyond += ", farther than the interval was checked" if expected.beyond > FARTHEST else ""
-    return (
-        f"{expected.value:.3f} (95 %: {expected.low:.3f} to {expected.high:.3f}; {expected.runs} runs in "
-        f"{expected.fit}{beyond})"
-    )
-
-
 # A number that can be unknown is None, and printed as n/a.
 LINES: Lines = [
     ("hardware", _device),
@@ -319,7 +306,6 @@ LINES: Lines = [
     ("  known from", _known(attrgetter("duration"), attrgetter("source"))),
     ("device hours", _range("device_hours", "{:,.1f}")),
     ("energy at rated power, kWh", _range("energy_kwh", "{:,.1f}")),
-    ("final val/bpb, by fitted runs", _expected),
     ("cost (run.gpu_hour_cost)", _range("cost", "{:,.2f}")),
 ]
 

@@ -178,11 +178,6 @@ KEYS = (
     Key("plan.probe.first_step_s", "number", "seconds", PLANNED, RECORD, "the first step, which compiles"),
     Key("plan.probe.peak_bytes", "integer", "bytes", PLANNED, RECORD, "most that the process took of the device; on a CPU its resident memory"),
     Key("plan.probe.time", "number", "seconds since 1970", PLANNED, RECORD, "when it was measured"),
-    Key("plan.val_bpb", "object", "", PLANNED, RECORD, "the last val/bpb as earlier runs let expect it (report/curves.py)"),
-    Key("plan.val_bpb.value", "number", "bits per byte", PLANNED, RECORD, "expected"),
-    Key("plan.val_bpb.low", "number", "bits per byte", PLANNED, RECORD, "lower end of the 95 % prediction interval"),
-    Key("plan.val_bpb.high", "number", "bits per byte", PLANNED, RECORD, "upper end"),
-    Key("plan.val_bpb.fit", "text", "", PLANNED, RECORD, "the file that says so"),
     Key("model", "object", "", SHAPE, RECORD, "the model as it was built"),
     Key("model.class", "text", "", SHAPE, RECORD, "its Python class"),
     Key("model.parameters", "integer", "parameters", SHAPE, RECORD, "counted, shared ones once"),
@@ -506,11 +501,6 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], list[str]]:
     except ValueError as error:
         return {}, [f"it is no JSON as it was written ({error})"]
     return manifest, manifest_problems(manifest)
-
-
-def fit_file(runs: Path, family: str) -> Path:
-    """Return what the runs of a family in that folder were fitted to (report/curves.py)."""
-    return runs / f"fit-{family}.json"
 
 
 def find_run(name: str, runs: str = "runs") -> RunDirectory | None:
