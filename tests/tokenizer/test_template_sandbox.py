@@ -86,6 +86,7 @@ def earlier_peak():
     _ = b"x" * 2**30
 
 
+@pytest.mark.full_except("loops in loops")
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_that_would_take_all_time_or_memory_ends_in_a_sentence(name, earlier_peak, sandboxes, monkeypatch):
     from jinja2.exceptions import TemplateError
@@ -100,6 +101,7 @@ def test_a_template_that_would_take_all_time_or_memory_ends_in_a_sentence(name, 
     assert str(raised.value)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file", sorted(path.name for path in TRL.glob("*.jinja")))
 def test_templates_that_people_have_render_as_in_transformers_own_sandbox(file, sandboxes):
     stock, ours = (compiled((TRL / file).read_text()) for compiled in sandboxes)
@@ -107,6 +109,7 @@ def test_templates_that_people_have_render_as_in_transformers_own_sandbox(file, 
         assert rendered(ours, messages, prompt, tools) == rendered(stock, messages, prompt, tools)
 
 
+@pytest.mark.full
 def test_a_long_conversation_is_rendered_whole(sandboxes):
     _, ours = sandboxes
     template = ours("{% for m in messages %}{% for n in range(40) %}{{ m.content }}{% endfor %}{% endfor %}")
