@@ -22,7 +22,7 @@ from pipeline.evals.chat_tasks import BUILT_IN
 from pipeline.evals.core_bundle import TASKS
 from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.storage import read_json
-from pipeline.recipe.parents import forked_run, name_of_model
+from pipeline.run_dir.parents import forked_run, name_of_model
 from pipeline.recipe.sizes import LLAMA_NAMES
 from pipeline.report.benchmarks import protocols_text, scores_text, suite_name
 from pipeline.report.curves import trained_on

@@ -32,11 +32,12 @@ def key(
     must_match: bool = False,
 ) -> Any:
     """Return a recipe key. above, below: the value must be greater, less. must_match: a run is never continued with another value."""
-    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "above": above, "below": below, "must_match": must_match}
-    if isinstance(default, (list, dict)) or default is list or default is dict:
-        factory = default if isinstance(default, type) else (lambda: type(default)(default))
-        return field(default_factory=factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    bounds = {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
+    value = default() if isinstance(default, type) else default  # list and dict stand for empty ones
+    metadata = {"doc": doc, **bounds, "must_match": must_match, "default": value}
+    if isinstance(value, (list, dict)):
+        return field(default_factory=lambda: type(value)(value), metadata=metadata)
+    return field(default=value, metadata=metadata)
 
 
 class Section:

@@ -52,7 +52,7 @@ def recipe_kind() -> Any:
                 kind = _keys(name, {key: (inner, {"minimum": 1}) for key, inner in argument.keys.items()})
             if name in DERIVED or type(None) in get_args(argument.type):
                 kind = kind | None if isinstance(kind, type) else Union[kind, None]  # noqa: UP007
-            arguments[name] = (kind, argument.limits)
+            arguments[name] = (kind, {**argument.limits, "doc": argument.text, "default": argument.default})
     return _keys("Recipe", keys | {"train": (_keys("Train", arguments), {})})
 
 
@@ -68,8 +68,14 @@ def section_kind(cls: Any) -> Any:
 
 
 def _keys(name: str, keys: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> Any:
-    """Return the type of a dictionary that may hold these keys, by annotation and bounds; null is an empty one."""
-    kind: Any = TypedDict(name, {key: _kind(*of_key) for key, of_key in keys.items()}, total=False)  # type: ignore[operator]
+    """Return the type of a dictionary that may hold these keys, by annotation and what schema.key says of them; null is
+    an empty one."""
+    fields = {}
+    for key, (annotation, facts) in keys.items():
+        default = {"default": facts["default"]} if "default" in facts else None
+        shown = Field(description=facts.get("doc"), json_schema_extra=default)
+        fields[key] = Annotated[_kind(annotation, facts), shown]
+    kind: Any = TypedDict(name, fields, total=False)  # type: ignore[operator]
     kind.__pydantic_config__ = {"extra": "forbid"}
     return Annotated[kind, BeforeValidator(lambda value: {} if value is None else value)]
 

@@ -22,6 +22,7 @@ from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.resolve import step_rows, tokens_at
 from pipeline.recipe.schema import Schedule, with_values
 from pipeline.run.checks import benchmarks_of, cadence_notes
+from pipeline.run.fork import refuse_without_steps
 from pipeline.run.open_run import OpenRun
 from pipeline.sources.open import with_recorded_inputs
 from pipeline.sources.raw_rows import text_bytes
@@ -120,8 +121,6 @@ def open_rows(
     if in_epochs:
         recipe = resolve_warmup(recipe)
     if run.forks:
-        from pipeline.recipe.parents import refuse_without_steps
-
         refuse_without_steps(recipe, run.step)
     validation = ValidationRows.open(preparation)
 

@@ -40,6 +40,7 @@ from pipeline.recipe.resolve import (
     with_batch_tokens,
 )
 from pipeline.recipe.schema import with_values
+from pipeline.run.fork import can_fork, parent_of
 from pipeline.run_dir.checkpoints import by_step, clean, newest_whole, problems, step_of
 from pipeline.run_dir.failures import record_failures_in
 from pipeline.run_dir.run_directory import RunDirectory
@@ -135,16 +136,12 @@ def _open(recipe: Recipe) -> OpenRun:
     forks = recipe.run.fork_from is not None
     parent = None
     if forks and not by_step(directory.checkpoints):
-        from pipeline.recipe.parents import parent_of
-
         parent = parent_of(recipe)
     directory.hold()
     record_failures_in(directory)
     remove_file(directory.failure)
     checkpoint = _choose_checkpoint(recipe, directory)
     if checkpoint is None and forks:
-        from pipeline.recipe.parents import parent_of
-
         checkpoint, facts = parent or parent_of(recipe)  # again when its own were damaged, every one
         directory.update_manifest(forked_from=facts)
     return _record_attempt(recipe, directory, manifest, checkpoint, begun=begun)
@@ -220,8 +217,6 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
     found = differences(saved, now)
     if found:
         lines = "\n  ".join(found)
-        from pipeline.recipe.parents import can_fork
-
         with_state = ""
         if can_fork(found):
             with_state = f", and with it run.fork_from={directory.name} to start from that one's state"

@@ -108,7 +108,7 @@ WRONG = {
     "a width that the dial cannot divide": (changed("n_layer: 2\n  n_embd: 32\n  n_head: 4", "depth: 2\n  n_embd: 200"), ["12: model.n_embd: is 200, not a multiple of model.head_dim (128), so model.depth cannot set the heads."]),
     "rates by a batch that is not known": (changed("n_layer: 2\n  n_embd: 32\n  n_head: 4", "depth: 2").replace("  batch_tokens: 512\n", "") + "  gradient_accumulation_steps: 2\n", ["15: train.gradient_accumulation_steps: leaves the batch to the number of processes"]),
     "an absurd depth": (changed("n_layer: 2", "n_layer: 99999999999"), ["11: model.n_layer: is 99999999999; it must be at least 1 and at most 1000."]),
-    "a number beyond 64 bits": (changed("100", "99999999999999999999"), ["17: train.max_steps: is 99999999999999999999; it must be a whole number."]),
+    "a number beyond 64 bits": (changed("100", "99999999999999999999"), ["17: train.max_steps: is 99999999999999999999; it must be at least 1 and at most 1000000000."]),
     "a control character": (GOOD + "# \x07\n", ["18: holds the control character U+0007. Remove it"]),
     "no sizes": (changed("  n_layer: 2\n  n_embd: 32\n  n_head: 4\n", "  preset: modern\n"), [" model: model.n_layer and model.n_embd and model.n_head missing."]),
     "a wrong window pattern": (changed("n_head: 4", "n_head: 4\n  options: {window_pattern: SSX}"), ["14: model.options.window_pattern: is 'SSX'; it must be letters S (sliding) and L (full)"]),
