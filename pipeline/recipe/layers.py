@@ -9,6 +9,7 @@ from typing import get_origin
 
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.secrets import looks_secret
+from pipeline.recipe.keys import all_keys, key_at
 from pipeline.recipe.located_yaml import (
     INSTEAD,
     SECRET_NAME,
@@ -20,7 +21,6 @@ from pipeline.recipe.located_yaml import (
     show,
 )
 from pipeline.recipe.schema import alternatives
-from pipeline.recipe.values import key_at
 
 COMMAND_LINE = "command line"
 SHIPPED = next(p for n in (1, 2) if (p := Path(__file__).parents[n] / "recipes").is_dir() or n == 2)
@@ -72,8 +72,6 @@ def read_overrides(texts: list[str], problems: Problems) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if text.startswith("-") or not equals or not name:
-            from pipeline.recipe.mistakes import all_keys
-
             last = name.replace("-", "_").strip("_").rpartition(".")[2]
             example = all_keys().get(last, ["train.max_steps"])[-1]  # as other trainers' options are called
             problems.add(

@@ -7,13 +7,12 @@ import difflib
 import math
 import unicodedata
 from dataclasses import is_dataclass
-from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
+from pipeline.recipe.keys import all_keys, key_at
 from pipeline.recipe.located_yaml import FLOAT, INSTEAD, SECRET_NAME, Item, show
-from pipeline.recipe.schema import ARGUMENTS, REFUSED_OPTIMIZERS, SECTIONS, Recipe, alternatives, keys_of
+from pipeline.recipe.schema import ARGUMENTS, REFUSED_OPTIMIZERS, SECTIONS, alternatives, keys_of
 from pipeline.recipe.sizes import NOT_OPTIONS, TANDEM_OPTIONS
-from pipeline.recipe.values import key_at
 
 # Names that recipes elsewhere use, and what they are here: the new key, or a sentence.
 RENAMED = {
@@ -78,24 +77,6 @@ RENAMED = {
         ("device_batch_size", "micro_batch_size", "per_gpu_train_batch_size"), "train.per_device_train_batch_size"
     ),
 }
-
-
-@cache
-def all_keys() -> dict[str, list[str]]:
-    """Return every key by its last word, as dotted paths; `data.sources.<n>.` stands as `data.sources.0.`."""
-    found: dict[str, list[str]] = {}
-
-    def walk(cls: Any, prefix: str) -> None:
-        for f, annotation in keys_of(cls):
-            found.setdefault(f.name, []).append(prefix + f.name)
-            for inner in filter(is_dataclass, (annotation, *get_args(annotation))):
-                walk(inner, f"{prefix}{f.name}." if inner is annotation else f"{prefix}{f.name}.0.")
-
-    walk(Recipe, "")
-    for name, argument in ARGUMENTS.items():
-        if argument.accepted:
-            found.setdefault(name, []).append(f"train.{name}")
-    return found
 
 
 def unknown_key(path: str) -> str:

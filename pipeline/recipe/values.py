@@ -132,28 +132,3 @@ def places_of(item: Item, path: str = "") -> dict[str, str]:
         places[inner] = child.where
         places |= places_of(child, inner)
     return places
-
-
-def key_at(name: str) -> tuple[Any, Mapping[str, Any]]:
-    """Return annotation and bounds of a dotted key, (None, {}) for one that is not there. An entry of a list has its
-    number as a part of the name."""
-    first, _, rest = name.partition(".")
-    if first == "train" and rest:
-        argument_name, _, inner = rest.partition(".")
-        argument = ARGUMENTS.get(argument_name)
-        if argument is None:
-            return None, {}
-        return ((argument.keys or {}).get(inner), {}) if inner else (argument.type, argument.limits)
-    if name.startswith("model.options."):
-        return TANDEM_OPTIONS.get(name.removeprefix("model.options.")), {}
-    annotation: Any = Recipe
-    limits: Mapping[str, Any] = {}
-    for part in name.split("."):
-        holders = (o for o in alternatives(annotation) if is_dataclass(o) or get_origin(o) in (list, dict))
-        annotation = next(holders, None)
-        if is_dataclass(annotation):
-            keys = {f.name: (inner, f.metadata) for f, inner in keys_of(annotation)}  # type: ignore[arg-type]
-            annotation, limits = keys.get(part, (None, {}))
-        elif annotation is not None:
-            annotation = get_args(annotation)[-1]
-    return annotation, limits

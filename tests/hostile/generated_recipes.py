@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from pipeline.recipe import read_recipe
-from pipeline.recipe.mistakes import all_keys
+from pipeline.recipe.keys import all_keys
 from pipeline.recipe.resolve import resolve_start
 from pipeline.recipe.schema import ARGUMENTS, alternatives, annotation_of
 from pipeline.run.checks import check_before_training
