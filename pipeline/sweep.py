@@ -405,31 +405,24 @@ def _share(slot: int, slots: int) -> tuple[dict[str, str], Callable[[], None] | 
 
 def search(
     space: dict[str, list[str]],
-    attempt: Callable[[dict[str, str], int], Sequence[float | None]],
+    attempt: Callable[[dict[str, str]], Sequence[float | None]],
     *,
     trials: int,
-    seeds: int,
     study: str,
     file: Path,
     better: str,
 ) -> None:
-    """Make so many trials by Optuna, those of earlier calls included; its MedianPruner is asked after every seed.
+    """Make so many trials by Optuna, those of earlier calls included.
 
-    attempt makes the runs of so many seeds of these values, and returns their figures. A proposal follows from the
-    earlier trials and its own number alone, so a search that was interrupted proposes the same.
+    attempt makes the runs of these values, and returns the figures of their seeds. A proposal follows from the earlier
+    trials and its own number alone, so a search that was interrupted proposes the same.
     """
     proposed = distributions(space)
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    states = optuna.trial.TrialState
-    made = optuna.create_study(
-        study_name=study,
-        storage=f"sqlite:///{file}",
-        direction="minimize" if better == "lower" else "maximize",
-        pruner=optuna.pruners.MedianPruner(),
-        load_if_exists=True,
-    )
+    direction = "minimize" if better == "lower" else "maximize"
+    made = optuna.create_study(study_name=study, storage=f"sqlite:///{file}", direction=direction, load_if_exists=True)
     for number in range(trials):
         made.sampler = optuna.samplers.TPESampler(seed=number)
         known = made.get_trials(deepcopy=False)  # the last may have been under way when the sweep was stopped
@@ -440,28 +433,15 @@ def search(
             values = {key: str(trial._suggest(key, one)) for key, one in proposed.items()}
         except ValueError as error:  # the study began with other values
             raise RecipeError(f"command line: {error}. For other values give another --name.") from None
+        figures: Sequence[float | None] = [None]
         try:
-            value, state = _try_seeds(trial, partial(attempt, values), seeds, states)
+            figures = attempt(values)
         except RefusedError as error:
             print(f"trial {number}: {first_line(error)}", flush=True)
-            value, state = None, states.FAIL
-        made.tell(trial, value, state=state)
-
-
-def _try_seeds(
-    trial: Any, attempt: Callable[[int], Sequence[float | None]], seeds: int, states: Any
-) -> tuple[float | None, Any]:
-    """Run seed by seed; return value and state that the trial ends with."""
-    reported = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-    for count in range(1, seeds + 1):
-        values = [value for value in attempt(count) if value is not None]
-        if len(values) < count:
-            return None, states.FAIL
-        if count not in reported:
-            trial.report(mean(values), step=count)
-        if count < seeds and trial.should_prune():
-            return None, states.PRUNED
-    return mean(values), states.COMPLETE
+        if None in figures:  # the seeds that are left are its luckier ones
+            made.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            made.tell(trial, mean(figures))  # type: ignore[type-var]
 
 
 class Sweep:
@@ -587,18 +567,14 @@ class Sweep:
         return entry
 
     def check_search(self, space: dict[str, list[str]]) -> None:
-        """Raise what is wrong with a key. A search begins only where its first or its last values are accepted."""
-        ends = {}
+        """Raise what is wrong with a key before the baseline is trained: the first values of a search must be right."""
+        values = {}
         for key, one in distributions(space).items():
-            ends[key] = [one.low, one.high] if is_distribution(space[key]) else space[key]
-        for end in (0, -1):
-            values = {key: str(both[end]) for key, both in ends.items()}
-            try:
-                self.plan_of([f"{key}={value}" for key, value in values.items()])
-                return
-            except RecipeError as error:
-                refusal = RecipeError(f"{label(values)}: {error}")
-        raise refusal
+            values[key] = str(one.low if is_distribution(space[key]) else space[key][0])
+        try:
+            self.plan_of([f"{key}={value}" for key, value in values.items()])
+        except RecipeError as error:
+            raise RecipeError(f"{label(values)}: {error}") from None
 
     def _steps(self, plan: Plan, step_s: float | None) -> int | None:
         """Return how many steps a candidate gets."""
@@ -683,16 +659,15 @@ def main(argv: list[str]) -> int:
     others = [job for entry in entries for job in sweep.jobs(entry, options.seeds)]
     jobs = list(dict.fromkeys([*baseline, *others]))
     to_make = sum(not sweep.figure(job).is_final for job in jobs)
-    searched = options.trials * options.seeds
-    print(f"{sweep.folder}: {len(jobs) + searched} runs, {to_make + searched} of them to make", flush=True)
+    print(f"{sweep.folder}: {len(jobs)} runs, {to_make} of them to make; {options.trials} trials", flush=True)
     sweep.update()
     runs.make(baseline, when_ended=sweep.update)
     _require_baseline([sweep.figure(job) for job in baseline], logs)
     print(noise_text(sweep.record), flush=True)
     if options.trials:
 
-        def attempt(values: dict[str, str], seeds: int) -> list[float | None]:
-            jobs = sweep.jobs(sweep.entry(values), seeds)
+        def attempt(values: dict[str, str]) -> list[float | None]:
+            jobs = sweep.jobs(sweep.entry(values), options.seeds)
             sweep.update()  # with its budget, before its first run
             runs.make(jobs, when_ended=sweep.update)
             return [sweep.figure(job).value for job in jobs]
@@ -701,7 +676,7 @@ def main(argv: list[str]) -> int:
         if options.metric:
             study += f" {options.metric}"
         file = sweep.folder / "optuna.db"
-        search(space, attempt, trials=options.trials, seeds=options.seeds, study=study, file=file, better=sweep.better)
+        search(space, attempt, trials=options.trials, study=study, file=file, better=sweep.better)
     else:
         runs.make(jobs, when_ended=sweep.update)
     text = sweep.update(complete=True)
