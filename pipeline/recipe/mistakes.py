@@ -5,7 +5,6 @@ A recipe without mistakes needs none of it: the reader imports a message where i
 
 import difflib
 import math
-import unicodedata
 from dataclasses import is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -99,16 +98,12 @@ def unknown_key(path: str) -> str:
         return f"unknown key here; it belongs to another section. Write it as {' or '.join(elsewhere[:3])}."
     if name in ARGUMENTS and section != "train":
         return f"unknown key here, and train.{name} is not accepted: {why_not_accepted(name)}"
-    strange = lookalike(name)
     if near := difflib.get_close_matches(name, siblings(section), n=1, cutoff=0.6):
-        return f"unknown key. {strange}Did you mean {f'{section}.' if section else ''}{near[0]}?"
+        return f"unknown key. Did you mean {f'{section}.' if section else ''}{near[0]}?"
     if near := difflib.get_close_matches(name, list(places), n=1, cutoff=0.8):
-        return f"unknown key. {strange}Did you mean {' or '.join(places[near[0]][:3])}?"
+        return f"unknown key. Did you mean {' or '.join(places[near[0]][:3])}?"
     names = siblings(section)
-    return (
-        f"unknown key. {strange}{section or 'A recipe'} has: "
-        f"{', '.join(names[:40])}{', ...' if len(names) > 40 else ''}."
-    )
+    return f"unknown key. {section or 'A recipe'} has: {', '.join(names[:40])}{', ...' if len(names) > 40 else ''}."
 
 
 def siblings(section: str) -> list[str]:
@@ -131,16 +126,6 @@ def why_not_accepted(name: str) -> str:
     if argument.kind == "managed":
         return f"is set by {argument.text}. Set it there."
     return f"is refused: {argument.text}. Remove it."
-
-
-def lookalike(text: str) -> str:
-    """Return `It holds U+0430 (CYRILLIC SMALL LETTER A). ` for the first character that no name of ours has; it may
-    look like one that it has."""
-    strange = next((c for c in text if not (c.isascii() and c.isprintable())), None)
-    if strange is None:
-        return ""
-    name = unicodedata.name(strange, "a character without a name")
-    return f"It holds U+{ord(strange):04X} ({name}). "
 
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
@@ -208,7 +193,7 @@ def advice(options: tuple[Any, ...], item: Item) -> str:
     value = item.value
     choices = [str(v) for o in options if get_origin(o) is Literal for v in get_args(o)]
     if isinstance(value, str) and choices and (near := difflib.get_close_matches(value, choices, n=1)):
-        return f" {lookalike(value)}Did you mean {near[0]}?"
+        return f" Did you mean {near[0]}?"
     if isinstance(value, str) and bool in options:
         return " Write true or false without quotes."
     if isinstance(value, str) and (int in options or float in options):

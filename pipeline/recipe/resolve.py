@@ -11,12 +11,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from glob import glob
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.process.commands import command
-from pipeline.process.errors import DataError, InputMissingError, RecipeError
+from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json
 from pipeline.process.user_code import RECIPE_TRUST, CodeFolder
 from pipeline.recipe.layers import COMMAND_LINE
@@ -44,10 +43,6 @@ if TYPE_CHECKING:
 
 # model.start_from: the folder that it means, and the sizes that come with its weights.
 
-# Largest that is read of a config.json; models have at most some hundred layers.
-SIZES = dict.fromkeys(("n_layer", "num_layers", "num_hidden_layers"), 10_000) | {"num_labels": 10**6}
-WIDTHS = ("n_embd", "n_head", "n_positions", "hidden_size", "num_attention_heads", "max_position_embeddings")
-SIZES |= dict.fromkeys((*WIDTHS, "vocab_size"), 2**40)
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9_][\w.\-]*)?", re.ASCII)  # of the Hub
 # Options of a training that say nothing of the weights: a finished model has no padding rows, whatever it was trained
 # with.
@@ -103,20 +98,6 @@ def start_folder(recipe: Recipe) -> Path | None:
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
-def refuse_odd_sizes(config: dict[str, Any], where: str) -> None:
-    """Raise DataError for a config.json whose sizes no model has: building one of 10**9 layers takes all memory before
-    it fails."""
-    text = config.get("text_config")
-    parts = [config, text] if isinstance(text, dict) else [config]
-    for part, name in product(parts, SIZES):
-        size = part.get(name)
-        if size is not None and (type(size) is not int or not 0 < size <= SIZES[name]):
-            raise DataError(
-                f"{where}: {name} of its config.json is {str(size)[:40]!r}, and no model has that. Take another "
-                "model, or correct the file."
-            )
-
-
 def becomes_tandem(recipe: Recipe) -> bool:
     """Return whether the model is one of Tandem's, as far as its type tells before it is loaded (model/build.py)."""
     model = recipe.model
@@ -145,7 +126,6 @@ def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
         _forget_inherited(recipe)
         return
     config = model.start_config = read_json(folder / "config.json")
-    refuse_odd_sizes(config, f"{recipe.path}: model.start_from: {folder}")
     sizes = config.get("text_config") or config  # of a model that also reads pictures or sound
     for name, theirs in LLAMA_NAMES.items():
         value = sizes.get(name, sizes.get(theirs))

@@ -258,8 +258,6 @@ WRONG = {
     "a command of a terminal in a note": (in_run('note: "a\\e]0;x\\a"'), ["3: holds the control character U+001B. Remove it."]),
     "half a character": (in_run('note: "\\ud800"'), ["3: holds the control character U+D800. Remove it."]),
     "weights a world apart": (changed("- files: texts/*.parquet", "- {files: a.txt, weight: 1e-9}\n    - {files: b.txt, weight: 10}"), ["6: data.sources: has weights of which one is more than 1e+09 times another"]),
-    "a Cyrillic letter in a key": (changed("max_steps", "m\u0430x_steps"), ["17: train.m\u0430x_steps: unknown key. It holds U+0430 (CYRILLIC SMALL LETTER A). Did you mean train.max_steps?"]),
-    "a Cyrillic letter in a choice": (in_data("packing: cut_\u0430nd_fit"), ["10: data.packing:", "It holds U+0430 (CYRILLIC SMALL LETTER A). Did you mean cut_and_fit?"]),
     "an integer of 5,000 digits": (changed("100", "9" * 5000), ["17: train.max_steps: is the text '9999", "it must be a whole number."]),
     "brackets without end": ("run: " + "[" * 20_000, [" is nested too deeply."]),
     "keys below keys": ("".join(" " * depth + "k:\n" for depth in range(1000)), [" is nested too deeply."]),
