@@ -29,9 +29,10 @@ from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeE
 from pipeline.process.progress import seconds_text
 from pipeline.process.storage import lock, read_json, write_json, write_text
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
+from pipeline.recipe.batch import step_rows
 from pipeline.recipe.layers import EXCLUSIVE, read_layers
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.resolve import resolve_start, step_rows
+from pipeline.recipe.start_from import resolve_start
 from pipeline.report.comparison import CHANCE
 from pipeline.report.run_data import filled_table, read_run
 from pipeline.run_dir.failures import exit_with_status

@@ -117,7 +117,8 @@ def _is_no_warning(record: logging.LogRecord) -> bool:
 
 def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.recipe import read_recipe
-    from pipeline.recipe.resolve import becomes_tandem, resolve_start, with_batch_tokens
+    from pipeline.recipe.batch import with_batch_tokens
+    from pipeline.recipe.start_from import becomes_tandem, resolve_start
 
     recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
     recipe = resolve_start(recipe)

@@ -31,14 +31,9 @@ from pipeline.process.storage import (
     remove_file,
     require_writable,
 )
-from pipeline.recipe.resolve import (
-    StepRows,
-    horizon_steps,
-    isolates_documents,
-    start_folder,
-    step_rows,
-    with_batch_tokens,
-)
+from pipeline.recipe.batch import StepRows, isolates_documents, step_rows, with_batch_tokens
+from pipeline.recipe.dial import horizon_steps
+from pipeline.recipe.start_from import start_folder
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.chat import RENDERING_VERSION, own_template

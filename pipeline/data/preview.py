@@ -17,10 +17,11 @@ from pipeline.data.losses import MOST, MUCH, aligned, trained_characters
 from pipeline.data.rows import TrainingRows, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
+from pipeline.recipe.batch import step_rows
 from pipeline.recipe.checks import check_source, sayer
 from pipeline.recipe.layers import find_recipe
 from pipeline.recipe.located_yaml import Item, Problems, compose
-from pipeline.recipe.resolve import TEXT_ID, step_rows
+from pipeline.recipe.resolve import TEXT_ID
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.recipe.values import section_kind, section_of, typed_values
 from pipeline.sources.formats import Format

@@ -8,8 +8,8 @@ from typing import Any, get_args, get_type_hints
 from pydantic import TypeAdapter
 
 from pipeline.process.storage import write_text
-from pipeline.recipe.mistakes import expected
-from pipeline.recipe.resolve import ADAM_GROUPS, MATRIX_GROUP
+from pipeline.recipe.dial import ADAM_GROUPS, MATRIX_GROUP
+from pipeline.recipe.error_messages import expected
 from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Argument, Recipe, keys_of
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
 from pipeline.recipe.values import options_kind, recipe_kind

@@ -6,18 +6,10 @@ from glob import has_magic
 from typing import Any
 
 from pipeline.process.network import BUCKET_FOLDER, SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
+from pipeline.recipe.batch import KEY, is_auto, step_rows
+from pipeline.recipe.dial import MATRIX_GROUP, group_settings, horizons
 from pipeline.recipe.located_yaml import Problems, show
-from pipeline.recipe.resolve import (
-    KEY,
-    MATRIX_GROUP,
-    REPOSITORY,
-    becomes_tandem,
-    group_settings,
-    horizons,
-    is_auto,
-    step_rows,
-    warmup_of,
-)
+from pipeline.recipe.resolve import warmup_of
 from pipeline.recipe.schema import (
     ARGUMENTS,
     COLUMN_ROLES,
@@ -32,6 +24,7 @@ from pipeline.recipe.schema import (
     Source,
 )
 from pipeline.recipe.sizes import PORTABLE_TYPE, options_of
+from pipeline.recipe.start_from import REPOSITORY, becomes_tandem
 
 # say(key, "what is wrong. What to do.")
 Say = Callable[[str, str], None]

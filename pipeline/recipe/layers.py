@@ -186,7 +186,7 @@ def _override_value(name: str, text: str, problems: Problems) -> Item:
         if strange := control_character(text):
             raise RecipeError(f"{COMMAND_LINE}: {name}: {strange}")
         return Item(None if text in ("", "null") else text, COMMAND_LINE)
-    if re.search(r"\s#", text) and not is_quoted:
+    if re.search(r"\s#", re.sub(r"'[^']*'|\"[^\"]*\"", "", text)):
         raise RecipeError(
             f"{COMMAND_LINE}: {name}: a # begins a comment in {show(text)}. Put the text that holds it in quotes."
         )

@@ -207,7 +207,7 @@ class Model(Section):
 
 @dataclass(kw_only=True)
 class Group(Section):
-    """Settings of one parameter group; what is not given is filled from the table of defaults (recipe/resolve.py)."""
+    """Settings of one parameter group; what is not given is filled from the table of defaults (recipe/dial.py)."""
 
     learning_rate: float | None = key(None, "Peak rate.", minimum=0, maximum=1e38, must_match=True)
     betas: list[float] | None = key(None, "Adam's two averages.", must_match=True)

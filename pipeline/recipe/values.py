@@ -32,7 +32,7 @@ def typed_values(kind: Any, item: Item, path: str, problems: Problems) -> Any:
                 break
             at, place = child, f"{place}.{part}" if place else str(part)
         found.setdefault(place, (at, set()))[1].add(one["type"])
-    from pipeline.recipe.mistakes import wrong_value
+    from pipeline.recipe.error_messages import wrong_value
 
     for place, (at, kinds) in found.items():
         if not any(other.startswith(f"{place}.") for other in found):  # of a list its entry says more

@@ -17,9 +17,9 @@ from pipeline.process.progress import short_count
 from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import ran
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import step_rows, tokens_at
 from pipeline.recipe.checks import check_warmup
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.resolve import step_rows, tokens_at
 from pipeline.recipe.schema import Schedule, with_values
 from pipeline.run.checks import benchmarks_of, cadence_notes
 from pipeline.run.fork import refuse_without_steps

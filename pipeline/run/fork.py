@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.errors import InputMissingError, RecipeError
-from pipeline.recipe.resolve import differences, must_match
+from pipeline.recipe.identity import differences, resume_keys
 from pipeline.recipe.schema import Recipe
 from pipeline.run_dir.checkpoints import problems, step_of
 from pipeline.run_dir.run_directory import find_run
@@ -39,7 +39,7 @@ def parent_of(recipe: Recipe) -> tuple[Path, dict[str, Any]]:
         raise InputMissingError(
             f"{recipe.path}: run.fork_from: {name} has no whole checkpoint{' at step ' + step if step else ''}."
         )
-    changed = differences(parent.read_manifest()["must_match"], must_match(recipe))
+    changed = differences(parent.read_manifest()["must_match"], resume_keys(recipe))
     if not can_fork(changed):
         lines = "\n  ".join(line for line in changed if line.startswith(FIXED_IN_A_FORK))
         raise RecipeError(

@@ -9,19 +9,10 @@ import pytest
 
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import describe_filled, dump_recipe, help_text, read_recipe
+from pipeline.recipe.batch import StepRows, micro_steps, rows_per_step, tokens_at, with_batch_tokens
+from pipeline.recipe.identity import LATER, default_name, differences, resume_keys
 from pipeline.recipe.model_sizes import model_fields
-from pipeline.recipe.resolve import (
-    LATER,
-    StepRows,
-    default_name,
-    differences,
-    micro_steps,
-    must_match,
-    plain,
-    rows_per_step,
-    tokens_at,
-    with_batch_tokens,
-)
+from pipeline.recipe.resolve import plain
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
 
@@ -115,7 +106,7 @@ def test_two_horizons_on_one_command_line_are_refused(folder):
 
 def test_keys_that_came_later_leave_older_runs_their_identity_until_they_are_used(folder):
     recipe = read_recipe([write(folder), "optimizer.type=muon_adamw"])
-    names = {name.removeprefix("optimizer.") for name in must_match(recipe) if name.startswith("optimizer.")}
+    names = {name.removeprefix("optimizer.") for name in resume_keys(recipe) if name.startswith("optimizer.")}
     in_schedule = (
         "warmup_steps",
         "decay_fraction",
@@ -135,7 +126,7 @@ def test_keys_that_came_later_leave_older_runs_their_identity_until_they_are_use
     changed = read_recipe(
         [write(folder), "optimizer.type=muon_adamw", *(f"{key}={value}" for key, value in used.items())]
     )
-    assert LATER.keys() & must_match(changed).keys() == used.keys()
+    assert LATER.keys() & resume_keys(changed).keys() == used.keys()
     assert changed.run.name != recipe.run.name
 
 
@@ -360,7 +351,7 @@ def test_a_shipped_recipe_resolves_and_its_saved_form_runs_and_says_the_same(nam
     (folder / "runs/recipe.yaml").write_text(dump_recipe(recipe))
     again = read_recipe(["runs/recipe.yaml"], stage=stage)
     assert plain(again) == plain(recipe)
-    assert differences(must_match(recipe), must_match(again)) == []
+    assert differences(resume_keys(recipe), resume_keys(again)) == []
     body = [line for line in dump_recipe(recipe).splitlines() if not line.startswith("#")]
     assert [line for line in dump_recipe(again).splitlines() if not line.startswith("#")] == body
 
@@ -416,11 +407,11 @@ def test_texts_that_look_like_numbers_survive_saving(folder):
 
 def test_the_batch_computed_at_the_first_start_is_kept_by_the_saved_recipe(folder):
     recipe = read_recipe([write(folder), "train.gradient_accumulation_steps=3"])
-    open_one = must_match(recipe)
+    open_one = resume_keys(recipe)
     recipe = with_values(recipe, {"data.batch_tokens": with_batch_tokens(recipe, world_size=2)})
     (folder / "saved.yaml").write_text(dump_recipe(recipe))
     assert read_recipe(["saved.yaml"]).data.batch_tokens == 2 * 8 * 3 * 64
-    assert differences(must_match(recipe), open_one) == []
+    assert differences(resume_keys(recipe), open_one) == []
 
 
 def test_the_name_follows_the_keys_that_must_match_and_no_others(folder):
@@ -448,7 +439,7 @@ def test_the_default_name_is_one_that_the_saved_recipe_may_give(folder, file, st
 
 
 def test_differences_name_key_and_both_values(folder):
-    saved, now = must_match(read_recipe([write(folder)])), must_match(read_recipe([write(folder), "train.seed=3"]))
+    saved, now = resume_keys(read_recipe([write(folder)])), resume_keys(read_recipe([write(folder), "train.seed=3"]))
     assert differences(saved, now) == ["train.seed: 42 -> 3"]
     assert default_name(read_recipe([write(folder)])) == read_recipe([write(folder)]).run.name
 

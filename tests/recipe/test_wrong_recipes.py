@@ -12,7 +12,7 @@ import pytest
 from pipeline.process.errors import DamagedFileError, InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.recipe.resolve import resolve_start
+from pipeline.recipe.start_from import resolve_start
 from tests.recipe.wrong_recipes import GOOD, OVERRIDES, WRONG, WRONG_BYTES, changed
 
 ROOT = Path(__file__).parents[2]
