@@ -147,6 +147,8 @@ def wrong_value(path: str, item: Item, errors: set[str]) -> str:
             if (limit := limits.get(name)) is not None:
                 bounds.append(f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}")
         return f"is {show(item.value)}; it must be {' and '.join(bounds)}."
+    if "string_pattern_mismatch" in errors:
+        return f"is {show(item.value)}; it must be {limits['form'][0]}."
     if path == "train.optim" and item.value in REFUSED_OPTIMIZERS:
         why, instead = REFUSED_OPTIMIZERS[item.value]
         return f"{item.value} is refused: {why}. Write {instead}."

@@ -9,16 +9,10 @@ from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json
 from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.schema import (
-    Recipe,
-    with_values,
-)
+from pipeline.recipe.schema import REPOSITORY, Recipe, with_values
 from pipeline.recipe.sizes import LLAMA_NAMES, options_of
 from pipeline.run_dir.checkpoints import by_step
 from pipeline.run_dir.run_directory import RunDirectory, find_run
-
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9_][\w.\-]*)?", re.ASCII)  # of the Hub
-
 
 # Options of a training that say nothing of the weights: a finished model has no padding rows, whatever it was trained
 # with.
@@ -52,7 +46,7 @@ def resolve_start(recipe: Recipe) -> Recipe:
                 "it train first."
             )
         recipe = with_values(recipe, {"model.start_from": str(folder)})
-    elif not Path(start).is_dir() and not REPOSITORY.fullmatch(start):
+    elif not Path(start).is_dir() and not re.fullmatch(REPOSITORY[1], start):
         raise InputMissingError(
             f"{recipe.where('model.start_from')}: there is no run or folder {start}. Correct the path, or give a "
             "run's name or a Hub id like owner/name."

@@ -91,6 +91,8 @@ def _kind(annotation: Any, limits: Mapping[str, Any]) -> Any:
         return Annotated[float, Field(strict=True, allow_inf_nan=False, **bounds)]
     if annotation is bool:
         return Annotated[bool, Field(strict=True)]
+    if annotation is str and limits.get("form"):
+        return Annotated[str, Field(pattern=f"^({limits['form'][1]})$")]
     if get_origin(annotation) in (Union, UnionType):
         return Union[tuple(_kind(member, limits) for member in get_args(annotation))]  # noqa: UP007
     if get_origin(annotation) is list:
