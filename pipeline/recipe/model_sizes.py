@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def model_fields(
     recipe: Recipe, *, vocab_size: int, bos_token_id: int | None, eos_token_id: int | None, pad_token_id: int | None
 ) -> dict[str, Any]:
-    """Arguments of the config class of model.type, in its own names."""
+    """Return the arguments of the config class of model.type, in its own names."""
     model = recipe.model
     ids = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
     if model.type not in GPT2_NAMES and ":" not in model.type:

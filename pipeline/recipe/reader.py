@@ -65,8 +65,7 @@ def _typed(tree: Item, problems: Problems) -> Recipe:
 
 
 def _sizes_among_options(recipe: Recipe, problems: Problems) -> None:
-    """A size that model.options gives by the config's own name is the one of `model:`, and plan and training take it
-    from there."""
+    """Move a size that model.options gives by the config's own name to `model:`, where plan and training read it."""
     model = recipe.model
     for ours, theirs in LLAMA_NAMES.items():
         for name in {ours, theirs} & model.options.keys():
@@ -97,7 +96,7 @@ _Dumper.add_representer(
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """YAML of every key that has a value. Derived steps are a comment: they follow again from the horizon given."""
+    """Return YAML of every key that has a value. Derived steps are a comment: they follow again from the horizon given."""
     values = {section: _given(section, keys) for section, keys in plain(recipe).items()}
     del values["run"]["trust_code"]  # of this start: the user's word, not the recipe's
     if "train.max_steps" in recipe.filled:
@@ -114,7 +113,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def describe_filled(recipe: Recipe) -> list[str]:
-    """`model.n_layer = 24 (set by model.depth)` for every value that the recipe left open and another one set."""
+    """Return `model.n_layer = 24 (set by model.depth)` for every value that the recipe left open and another one set."""
     lines = []
     for name, cause in recipe.filled.items():
         value: Any = recipe

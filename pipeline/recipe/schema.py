@@ -119,7 +119,7 @@ class Source(Section):
     """Where documents or conversations come from: `id` (a data set) or `files` (on this machine)."""
 
     id: str | None = key(None, "A Hub dataset; or a folder on this machine, read as `load_dataset` reads it, or as `save_to_disk` wrote it (relative to the recipe's folder, then to the working folder); or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling. Configurations, splits and data files are those that the `datasets` library finds.")
-    files: str | list[str] | None = key(None, "Local files of parquet, arrow, jsonl, json (also one array), csv, tsv, txt or md, the last six also as .gz or .zst: a path, glob or folder, or a list of them; relative to the recipe's folder, then to the working folder. Of a folder all readable files are taken, but of one that `save_to_disk` wrote, or where `split` is not train, that split's; README.md, config.json, dataset_info.json and hidden files are left out, as `datasets` does. With `id` beside it in one recipe: which files of the dataset.")
+    files: str | list[str] | None = key(None, "Local files of parquet, arrow, jsonl, json (also one array), csv, tsv, txt or md, the last six also as .gz or .zst: a path, glob or folder, or a list of them; relative to the recipe's folder, then to the working folder. Of a folder all readable files are taken, but of one that `save_to_disk` wrote, or where `split` is not train, that split's; README.md, config.json, dataset_info.json and hidden files are left out, as `datasets` does. With `id` in the same recipe: which files of the dataset.")
     config: str | None = key(None, "The configuration (subset) of `id`; needed where it has several and none is the default.")
     split: str = key("train", "The split of `id` to read, by any name that it has (train_sft); a wrong one is refused with those that there are.")
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset; resolved to a commit once and kept in the manifest.")
@@ -129,7 +129,7 @@ class Source(Section):
     format: str | None = key(None, f"How a row becomes a document or conversation: {' | '.join(FORMATS)} | module:attr. Default: what is recognised by looking at the rows.")
     weight: float | None = key(None, "Share of the rows of a step, relative to the other sources' weights. Default 1.", above=0, maximum=1e9)
     epochs: float | None = key(None, "How many times the source is seen over the run, instead of a weight.", above=0, maximum=1e9)
-    passes: int | None = key(None, "How many times an epoch reads the files, from the second time on in another order of files and of rows (within blocks of 1,024), packed anew: where a small corpus is seen many times, what stands beside what in a row changes. It is tokenized and stored so many times; data/epoch counts them. Default 1.", minimum=1, maximum=1000)
+    passes: int | None = key(None, "How many times an epoch reads the files, from the second time on in another order of files and of rows (within blocks of 1,024), packed anew: where a small corpus is seen many times, what comes together in a row changes. It is tokenized and stored so many times; data/epoch counts them. Default 1.", minimum=1, maximum=1000)
     at_end: Literal["repeat", "drop", "stop"] = key("repeat", "What happens when a weighted source is used up: repeat it in a new order, drop it from the mixture, or stop the run there.")
     name: str | None = key(None, "Name in tables and metrics; default the last part of id or files.")
 
@@ -141,12 +141,12 @@ class Run(Section):
     stage: Literal["pretrain", "sft"] | None = key(None, "Which command the recipe is for; default: what the sources' columns and formats speak of, else the command's. The other command refuses it.", must_match=True)
     name: str | None = key(None, "Name of the run and its folder; default <recipe>-<6 hex digits of the keys that must match>.", form=FOLDER_NAME)
     directory: str = key("runs", "Folder that holds the run directories.")
-    mirror: str | None = key(None, "Store that whole checkpoints, records and the finished model follow to while the run goes on, e.g. s3://bucket/runs: the same command on an empty disk goes on from there.", form=STORE_FOLDER)
+    mirror: str | None = key(None, "Store that whole checkpoints, records and the finished model follow to while the run trains, e.g. s3://bucket/runs: the same command on an empty disk goes on from there.", form=STORE_FOLDER)
     note: str | None = key(None, "Free text for manifest, trackers and report.")
     tags: list[str] = key(list, "Labels for manifest, trackers and report. `latest:` passes over a run with one that begins with sweep:, as the runs of a sweep have it.")
     resume: int | Literal["auto", "never"] = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one, and start anew where all of them are lost; a step: go back to that checkpoint; the same command again goes on from there.", minimum=1)
     fork_from: str | None = key(None, "RUN or RUN@step: start a new run from that run's whole training state, other keys changed; parent and differences are recorded.", form=FORK)
-    keep_every_steps: int | None = key(None, "Checkpoints whose step is a multiple of this are never deleted, beside the train.save_total_limit newest.", minimum=1)
+    keep_every_steps: int | None = key(None, "Checkpoints whose step is a multiple of this are never deleted, nor are the train.save_total_limit newest.", minimum=1)
     keep_best: bool = key(True, "Never delete the checkpoint with the lowest val/bpb (SFT: sft/assistant_bpb) of those that were evaluated.")
     hang_timeout: float | None = key(600.0, "Seconds of training without any progress after which every rank's stacks are written to stacks/ and the run ends with status 70; null: never. While torch.compile works on the first step and the first evaluation of a start: ten times as long, at least half an hour.", above=0, maximum=10**8)
     tokens: int | None = key(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, maximum=10**18, must_match=True)
@@ -227,7 +227,7 @@ class Group(Section):
     eps: float | None = key(None, "Adam's epsilon.", minimum=0, maximum=1e6, must_match=True)
     weight_decay: float | None = key(None, "Decoupled decay.", minimum=0, maximum=1e6, must_match=True)
     momentum: float | None = key(None, "Muon's momentum at its peak.", minimum=0, maximum=1, must_match=True)
-    update_floor: float | None = key(None, "Of Muon: an update whose norm at a rate of 1 is a smaller share of its matrix's norm is scaled up to this share, so that a step turns a grown matrix by rate x update_floor at least. modded-nanogpt (Skylight-001): 0.35 beside a rate of 0.0375.", above=0, maximum=1e6, must_match=True)
+    update_floor: float | None = key(None, "Of Muon: an update whose norm at a rate of 1 is a smaller share of its matrix's norm is scaled up to this share, so that a step turns a grown matrix by rate x update_floor at least. modded-nanogpt (Skylight-001): 0.35 with a rate of 0.0375.", above=0, maximum=1e6, must_match=True)
     row_floor: float | None = key(None, "Of Muon: the same for each output's row and the norm of that row. modded-nanogpt (RowFloor): 0.38.", above=0, maximum=1e6, must_match=True)
     decay_fraction: float | None = key(None, "Share of the run, at its end, over which this group's rate falls; default optimizer.schedule.decay_fraction. modded-nanogpt's split cool-down has 0.8 for matrices and 0.4 for all others.", minimum=0, maximum=1, must_match=True)
 
@@ -306,7 +306,7 @@ class OwnTask(Section):
     split: str = key("test", "The dataset's split.")
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset.")
     format: str | None = key(None, "How a row becomes a conversation, as data.sources has it; default messages.")
-    checker: str = key("exact", "Whether an answer is right: exact (but for white space around it), contains (the right answer stands in it), or module:attr of a function (messages, text) -> bool.")
+    checker: str = key("exact", "Whether an answer is right: exact (but for white space around it), contains (the right answer is in it), or module:attr of a function (messages, text) -> bool.")
 
 
 @dataclass(kw_only=True)
@@ -325,7 +325,7 @@ class ChatTasks(Section):
 
 @dataclass(kw_only=True)
 class Evals(Section):
-    """What is measured, beside the loss; the cadence of bpb and tasks is train.eval_steps."""
+    """What is measured besides the loss; the cadence of bpb and tasks is train.eval_steps."""
 
     bpb: Bpb = field(default_factory=Bpb, metadata={"doc": "Bits per byte."})
     core: Core = field(default_factory=Core, metadata={"doc": "CORE."})
@@ -353,7 +353,7 @@ class Monitor(Section):
 
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = key(["tensorboard"], "Trackers; WANDB_API_KEY and WANDB_MODE come from the environment. trackio needs its extra, and writes into the run directory only.")
     project: str = key("tandem", "Project name for W&B and Trackio.")
-    gpu_hz: float = key(1.0, "Samples of each NVIDIA GPU a second (power, temperature, load, memory, clocks, throttling), by a process beside the training, to gpu-<host>.csv; 0: none, and no gpu/* and no energy.", minimum=0, maximum=100)
+    gpu_hz: float = key(1.0, "Samples of each NVIDIA GPU a second (power, temperature, load, memory, clocks, throttling), by a process of the monitor, to gpu-<host>.csv; 0: none, and no gpu/* and no energy.", minimum=0, maximum=100)
     profile_steps: list[int] | None = key(None, "First and last step, zero-based as the console counts, of a torch.profiler trace of rank 0 in profile/: [10, 12]. These steps are slower.")
     on_nonfinite: Literal["stop", "skip"] = key("stop", "What a loss or gradient that is NaN or infinite does, before the update: stop ends the run with status 76, the tensor and the rows named; skip makes no update in that step, whose rows are used up while step and rates move on. A parameter that is not finite always stops. (What fp16's loss scaler skips is counted apart: 20 in a row stop.)")
     on_spike: Literal["warn", "skip", "stop"] = key("warn", "What a step's loss or gradient norm far above its last 128 values does. When the step is logged warn says and records it, and stop ends the run with status 76 and keeps the checkpoints. skip makes no update in one that spikes; for that the ranks sum its loss, and the host reads loss and norm, before each update.")
@@ -365,7 +365,7 @@ class Hub(Section):
     """Publishing; the token comes from HF_TOKEN or `hf auth login` only."""
 
     id: str | None = key(None, "Repository to publish to; none: nothing is published.", form=REPOSITORY)
-    strategy: Literal["end", "every_save", "all_checkpoints", "checkpoint"] = key("end", "What is published. end: the finished model. every_save: also each checkpoint's model (fp32) while training goes on, the newest when several wait. all_checkpoints: every one of them, as a commit with the tag step-<n>; while the Hub is away they wait on this disk. checkpoint: as every_save, and in last-checkpoint/ all that going on takes, so that the same command (run.resume: auto) goes on exactly on a machine that has no checkpoint of the run.")
+    strategy: Literal["end", "every_save", "all_checkpoints", "checkpoint"] = key("end", "What is published. end: the finished model. every_save: also each checkpoint's model (fp32) during training, the newest when several wait. all_checkpoints: every one of them, as a commit with the tag step-<n>; while the Hub is away they wait on this disk. checkpoint: as every_save, and in last-checkpoint/ all that going on takes, so that the same command (run.resume: auto) goes on exactly on a machine that has no checkpoint of the run.")
     revision: str | None = key(None, 'Branch to publish to, made when it is missing; "{run}" in it stands for the run\'s name. None: main.')
     wait_at_end_s: float = key(600.0, "Longest time that the end of a run waits for the upload of its model, less when the Hub does not answer. What is left then: python -m pipeline.hub push RUN.", minimum=0, maximum=10**8)
     private: bool = key(True, "Create the repository as private.")
@@ -399,7 +399,7 @@ class Recipe(Section):
     filled: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})
 
     def where(self, name: str) -> str:
-        """`file:line: name`, the beginning of a message about the key; the file alone for a key that was not given."""
+        """Return `file:line: name`, the beginning of a message about the key; the file alone for a key that was not given."""
         return f"{self.places.get(name) or self.path or 'recipe'}: {name}"
 
 
@@ -550,7 +550,7 @@ ARGUMENTS: dict[str, Argument] = {
     # Precision, memory, compilation
     "bf16": supported(bool | Literal["auto"], False, "bfloat16 autocast; weights stay float32. auto: where the hardware makes it faster."),
     "fp16": supported(bool, False, "float16 autocast with a loss scaler, for GPUs without bfloat16."),
-    "fp8": added(bool, False, "Float8 products (torchao, scales per tensor) in the matrices of a Tandem's blocks without bias, beside bf16 for the rest. Weights and checkpoints are as without it; evaluations and samples compute in bf16. Needs a GPU of compute capability 8.9 (Ada, Hopper) or later and the package torchao; a choice for models wide enough, best with torch_compile. Scales are of one micro-batch, so a step depends on the micro-batch, within float8's rounding."),
+    "fp8": added(bool, False, "Float8 products (torchao, scales per tensor) in the matrices of a Tandem's blocks without bias, with bf16 for the rest. Weights and checkpoints are as without it; evaluations and samples compute in bf16. Needs a GPU of compute capability 8.9 (Ada, Hopper) or later and the package torchao; a choice for models wide enough, best with torch_compile. Scales are of one micro-batch, so a step depends on the micro-batch, within float8's rounding."),
     "bf16_full_eval": rejected("it casts the weights themselves and the training goes on with the rounded ones"),
     "fp16_full_eval": rejected("it casts the weights themselves and the training goes on with the rounded ones"),
     "tf32": supported(bool | None, None, "TF32 matrix products on NVIDIA GPUs; default as torch has it."),
@@ -598,7 +598,7 @@ ARGUMENTS: dict[str, Argument] = {
     # Checkpoints
     "save_strategy": overridden(Literal["steps", "no"], "steps", "no: no checkpoint while training; a run that stops is lost."),
     "save_steps": supported(int, 500, "Optimizer steps between checkpoints; the last step is always saved.", minimum=1),
-    "save_total_limit": overridden(int | None, 2, "The newest checkpoints that are kept, beside run.keep_best and run.keep_every_steps; null keeps all.", minimum=1),
+    "save_total_limit": overridden(int | None, 2, "The newest checkpoints that are kept, with those of run.keep_best and run.keep_every_steps; null keeps all.", minimum=1),
     "save_only_model": rejected("a checkpoint without the optimizer cannot be continued from"),
     "save_on_each_node": rejected("all nodes share one run directory"),
     "enable_jit_checkpoint": rejected("SIGTERM, SIGHUP and Ctrl-C always save a whole checkpoint here, agreed on by all ranks"),
@@ -613,7 +613,7 @@ ARGUMENTS: dict[str, Argument] = {
     "push_to_hub": managed("hub.id"),
     "hub_model_id": managed("hub.id"),
     "hub_private_repo": managed("hub.private"),
-    "hub_token": rejected("a token never stands in a recipe; set HF_TOKEN or run `hf auth login`"),
+    "hub_token": rejected("a recipe holds no token; set HF_TOKEN or run `hf auth login`"),
     "hub_strategy": managed("hub.strategy"),
     "hub_always_push": managed("hub.strategy"),
     "hub_revision": managed("hub.revision"),
@@ -667,7 +667,7 @@ def defaults(*, trainer_optimizer: bool) -> dict[str, Any]:
 def training_arguments(
     recipe: Recipe, *, output_dir: str, max_steps: int, gradient_accumulation_steps: int
 ) -> dict[str, Any]:
-    """Arguments for transformers.TrainingArguments. "auto" of bf16 and torch_compile is left out: the hardware decides."""
+    """Return the arguments for transformers.TrainingArguments. "auto" of bf16 and torch_compile is left out: the hardware decides."""
     values = {name: value for name, value in recipe.train.items() if name not in DERIVED and value is not None}
     values = {name: value for name, value in values.items() if value != "auto" and ARGUMENTS[name].kind != "added"}
     return {

@@ -117,7 +117,7 @@ def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
 
 
 def check_sizes(recipe: Recipe, config: Any) -> None:
-    """Raises RecipeError when the loaded model is not of the sizes that the recipe stands on."""
+    """Raise RecipeError when the loaded model has other sizes than the recipe."""
     have = config.get_text_config()
     given = {name: getattr(recipe.model, name) for name in ("n_layer", "n_embd", "n_head", "n_kv_head")}
     wrong = [

@@ -42,7 +42,7 @@ def test_on_a_cpu_auto_takes_no_more_positions_than_keep_it_busy_and_no_more_tha
 
 
 def test_auto_beside_accumulation_is_refused_since_the_batch_would_depend_on_the_device():
-    with pytest.raises(RecipeError, match="is auto beside train.gradient_accumulation_steps".replace(".", r"\.")):
+    with pytest.raises(RecipeError, match="is auto, and train.gradient_accumulation_steps is given".replace(".", r"\.")):
         read_recipe([QUICKSTART, AUTO, "data.batch_tokens=null", "train.gradient_accumulation_steps=2"])
 
 
