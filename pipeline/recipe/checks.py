@@ -207,8 +207,8 @@ def _batch_keys(recipe: Recipe, say: Say) -> None:
     if accumulation is not None and is_auto(recipe):
         say(
             KEY,
-            "is auto, and train.gradient_accumulation_steps is given: the global batch would follow from what fits. Give "
-            "data.batch_tokens instead.",
+            "is auto, and train.gradient_accumulation_steps is given: the global batch would follow from what fits. "
+            "Give data.batch_tokens instead.",
         )
     if batch is None and accumulation is None and recipe.model.depth is None:
         say(key, "is missing: the tokens of one optimizer step. Give it, or train.gradient_accumulation_steps.")

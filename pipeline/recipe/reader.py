@@ -96,7 +96,7 @@ _Dumper.add_representer(
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """Return YAML of every key that has a value. Derived steps are a comment: they follow again from the horizon given."""
+    """Return YAML of every key that has a value. Derived steps are a comment: they follow again from the horizon."""
     values = {section: _given(section, keys) for section, keys in plain(recipe).items()}
     del values["run"]["trust_code"]  # of this start: the user's word, not the recipe's
     if "train.max_steps" in recipe.filled:
@@ -113,7 +113,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def describe_filled(recipe: Recipe) -> list[str]:
-    """Return `model.n_layer = 24 (set by model.depth)` for every value that the recipe left open and another one set."""
+    """Return `model.n_layer = 24 (set by model.depth)` for every value that another one set."""
     lines = []
     for name, cause in recipe.filled.items():
         value: Any = recipe

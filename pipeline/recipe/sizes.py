@@ -99,7 +99,7 @@ LLAMA_NAMES = {
 
 
 def default_inner(n_embd: int, *, gated: bool) -> int:
-    """Return the width of an MLP where none is given: 4 x n_embd of two matrices; of three 8/3 of it, which makes as many
+    """Return the width of an MLP where none is given: 4 x n_embd of two matrices; of three 8/3 of it, for as many
     parameters.
 
     The latter rounded up to a multiple of 64, below a width of 256 of 8.
@@ -131,7 +131,7 @@ BY_ARITHMETIC = ("tandem", "gpt2", "nanochat")
 
 
 def mean_visible_keys(window: int, rows: int) -> float:
-    """Return the keys that a query of a row sees in the mean, itself included, when it sees `window` of them at most."""
+    """Return the keys that a query sees in the mean over a row, itself included; `window` of them at most."""
     window = min(window, rows)
     return (window * (window + 1) / 2 + (rows - window) * window) / rows
 
@@ -263,8 +263,8 @@ def arithmetic_sizes(options: dict[str, Any], model_type: str, row_tokens: int) 
 
 
 def layer_windows(options: dict[str, Any], layers: int, row_tokens: int) -> list[int]:
-    """Return the keys seen per layer, the query itself included, as transformers counts sliding_window. options: as a config
-    names them."""
+    """Return the keys seen per layer, the query itself included, as transformers counts sliding_window. options: as a
+    config names them."""
     window = options.get("sliding_window")
     if pattern := options.get("window_pattern"):
         window = window or short_window(options["n_positions"])

@@ -21,7 +21,7 @@ def base_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
         return None
     model = Path(begun_with["from"])
     here = run.resolve().parent
-    # As it was named, or in the same folder as this run: of runs/<name>/model or runs/<name>/checkpoints/checkpoint-<step> the run.
+    # As it was named, or in this run's folder: of <name>/model or <name>/checkpoints/checkpoint-<step> the run.
     for candidate in (model, here / Path(*model.parts[-2:]), here / Path(*model.parts[-3:])):
         base = RunDirectory(candidate.parent.parent if candidate.parent.name == "checkpoints" else candidate.parent)
         if _has_weights(candidate, weights) and base.manifest.exists():
@@ -30,7 +30,7 @@ def base_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
 
 
 def forked_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
-    """Return the run that this one forks (run.fork_from), where it is still here: as it was named, or in the same folder as this run."""
+    """Return the run that this one forks (run.fork_from), where it is still here: as named, or in this run's folder."""
     if not (name := (manifest.get("forked_from") or {}).get("run")):
         return None
     paths = (Path(name), run.resolve().parent / Path(name).name)
