@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pipeline.model.build  # noqa: F401 - transformers warns of a tokenizer beside a model that it does not know
-from pipeline.data.decontamination import Matches, Watchlist, flags_of, id_of_file, without_contaminated
+from pipeline.contrib.decontamination import Matches, Watchlist, flags_of, id_of_file, without_contaminated
 from pipeline.data.prepare import prepare_now
+from pipeline.data.row_plan import plan_rows
 from pipeline.evals.chat_tasks import ChatItem, LoadedTask
 from pipeline.evals.core_bundle import TASKS, Bundle, CoreTask
 from pipeline.evals.subject import find_subject
@@ -298,7 +299,8 @@ def _seen(run: RunDirectory, watchlist: Watchlist, *, trust_code: bool) -> Match
     folder = find_subject(str(run.path)).path
     tokenizer = open_tokenizer(folder, revision=None, beside=None, where=folder)
     path = watchlist.save(cache_dir(recipe.data.cache_dir) / "watchlists")
-    plan = prepare_now(recipe, tokenizer, sources=sources, watchlist=path, report=_lines(run.name)).plan
+    plan = plan_rows(recipe, tokenizer, sources=sources, watchlist=path)
+    prepare_now(plan, tokenizer, sources=sources, report=_lines(run.name))
     return Matches.by_run(plan, id_of_file(path))
 
 

@@ -527,7 +527,7 @@ def _sources(recipe: Recipe) -> list[str]:
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     if goes_on:  # it was said before the first step
         return []
-    from pipeline.data.decontamination import overlap_of
+    from pipeline.data.overlap import overlap_of
 
     note = overlap_of(train, validation).note()
     return [f"{recipe.where('data.validation')}: {note}"] if note else []
