@@ -344,12 +344,6 @@ class Matches:
             flags[item] = True
         return flags
 
-    @classmethod
-    def together(cls, parts: list["Matches"]) -> "Matches":
-        """Return the matches in several runs' text, searched for the same watch-list."""
-        ngrams = sorted_once([seen.ngrams for seen in parts])
-        return cls(parts[0].watchlist, ngrams, sum(s.shards for s in parts), sum(s.unchecked for s in parts))
-
     def findings(self, tasks: dict[str, list[str]], *, text_of: list[str], not_searched: list[str]) -> dict[str, Any]:
         """Return JSON for the run's folder: by task its items' digest and number, the positions of the contaminated
         ones and of those that cannot be judged, and which text was searched.

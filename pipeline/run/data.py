@@ -13,7 +13,6 @@ from pipeline.data.rows import TrainingRows
 from pipeline.data.validation import ValidationRows, held_out_coverage
 from pipeline.hardware.device import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
-from pipeline.preflight.checks import benchmarks_of, cadence_notes
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
@@ -24,6 +23,7 @@ from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.reader import check_warmup
 from pipeline.recipe.resolve import step_rows, tokens_at
 from pipeline.recipe.schema import Schedule, with_values
+from pipeline.run.checks import benchmarks_of, cadence_notes
 from pipeline.run.open_run import OpenRun
 from pipeline.sources.open import with_recorded_inputs
 from pipeline.sources.raw_rows import text_bytes
@@ -105,7 +105,7 @@ def open_rows(
         benchmarks, cache = benchmarks_of(recipe), cache_dir(recipe.data.cache_dir)
         watchlist = None
         if benchmarks:
-            from pipeline.evals.contamination import save_watchlist
+            from pipeline.contrib.contaminated_items import save_watchlist
 
             watchlist = save_watchlist(benchmarks, cache=cache)
         plan = plan_rows(recipe, tokenizer, sources=sources, watchlist=watchlist)
@@ -147,7 +147,7 @@ def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
     what to do."""
     if not plan["watchlist"]:
         return []
-    from pipeline.evals.contamination import unchecked_text
+    from pipeline.contrib.contaminated_items import unchecked_text
 
     unchecked, shards = unchecked_text(plan)
     if not unchecked:

@@ -106,6 +106,7 @@ def assert_told(entry, flags, count):
     assert mean["contaminated"] == sum(in_order(flags[name], count).count(True) for name in SCORED) > 0
 
 
+@pytest.mark.full_except("1")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_tells_which_items_stand_in_its_text_and_the_score_without_them(runner, capsys, ranks):
     recipe, flags = recipe_of(runner, "run")
@@ -135,6 +136,7 @@ def test_a_run_tells_which_items_stand_in_its_text_and_the_score_without_them(ru
         assert rows["core_partial/v1"]["contamination"]["not_looked_for"] == ["copa"]
 
 
+@pytest.mark.full
 def test_a_run_that_was_killed_and_resumed_tells_what_an_undisturbed_one_tells(runner):
     recipe, flags = recipe_of(runner, "cut")
     whole = runner.train(recipe, "run.name=whole", f"data.cache_dir={runner.folder / 'other'}")
@@ -145,6 +147,7 @@ def test_a_run_that_was_killed_and_resumed_tells_what_an_undisturbed_one_tells(r
     assert_told(entries_of(run.directory)[-1], flags, 8)
 
 
+@pytest.mark.full
 def test_without_benchmarks_nothing_is_looked_for(runner, capsys):
     recipe, _ = recipe_of(runner, "plain", every_steps=None)
     run = runner.train(recipe)
@@ -157,6 +160,7 @@ def test_without_benchmarks_nothing_is_looked_for(runner, capsys):
     assert "contamination: nobody looked for these items in the training text of this run" in said
 
 
+@pytest.mark.full
 def test_text_that_was_prepared_before_is_counted_and_can_be_looked_at_later(runner):
     recipe, flags = recipe_of(runner, "late")
     runner.train(recipe, "evals.core.every_steps=null", "run.name=before")
@@ -173,6 +177,7 @@ def test_text_that_was_prepared_before_is_counted_and_can_be_looked_at_later(run
     assert_told(entries_of(again.directory)[-1], flags, 8)
 
 
+@pytest.mark.full
 def test_an_sft_run_tells_which_chat_items_stand_in_its_conversations(runner, capsys):
     trained = [json.loads(line)["messages"] for line in runner.chat_files[0].read_text().splitlines()]
     known = [talk for talk in trained if len(talk) == 2 and len(talk[1]["content"].split()) >= 14][:6]
@@ -201,6 +206,7 @@ def test_an_sft_run_tells_which_chat_items_stand_in_its_conversations(runner, ca
     assert again["contamination"] == found
 
 
+@pytest.mark.full
 def test_the_text_of_a_finished_run_can_be_searched_and_what_was_found_is_kept(runner, capsys):
     recipe, flags = recipe_of(runner, "plain", every_steps=None)
     run = runner.train(recipe)
@@ -216,6 +222,7 @@ def test_the_text_of_a_finished_run_can_be_searched_and_what_was_found_is_kept(r
     assert_told(entries_of(run.directory)[-1], flags, MOST)
 
 
+@pytest.mark.full
 def test_of_a_run_in_epochs_every_source_is_searched_to_its_end(runner):
     documents = [line for path in runner.text_files for line in path.read_text().splitlines()]
     long, short = runner.folder / "long.jsonl", runner.folder / "short.jsonl"
@@ -237,6 +244,7 @@ def test_of_a_run_in_epochs_every_source_is_searched_to_its_end(runner):
     assert found["contaminated"] == list(range(len(watched)))
 
 
+@pytest.mark.full
 def test_items_in_the_text_of_the_base_model_are_found_too(runner, capsys):
     base = runner.train(runner.recipe("base", "gpt2", train={"max_steps": 10}))
     own, asked = runner.folder / "own.jsonl", {"role": "user", "content": "Go on."}
@@ -282,6 +290,7 @@ def test_items_in_the_text_of_the_base_model_are_found_too(runner, capsys):
     assert own_text < set(both)
 
 
+@pytest.mark.full
 def test_text_that_has_changed_is_not_searched(runner):
     recipe, _ = recipe_of(runner, "plain", every_steps=None)
     run = runner.train(recipe)
@@ -293,6 +302,7 @@ def test_text_that_has_changed_is_not_searched(runner):
     assert not (run.directory / "report" / "contamination.json").exists()
 
 
+@pytest.mark.full
 def test_a_search_that_cannot_be_made_is_refused_before_the_model_is_loaded(
     tmp_path, text_files, monkeypatch, tiny_model
 ):
@@ -311,6 +321,7 @@ def test_a_search_that_cannot_be_made_is_refused_before_the_model_is_loaded(
         evaluate([str(run.path), "core", "--bundle", str(bundle), "--search-text"])
 
 
+@pytest.mark.full
 def test_findings_that_cannot_be_recorded_end_no_training(tmp_path, capsys):
     plan = {"watchlist": str(tmp_path / "watchlist-1.safetensors"), "train": "torn"}
     run = SimpleNamespace(contamination=tmp_path / "contamination.json")
@@ -320,6 +331,7 @@ def test_findings_that_cannot_be_recorded_end_no_training(tmp_path, capsys):
     assert not run.contamination.exists()
 
 
+@pytest.mark.full
 def test_a_tasks_text_is_its_question_and_right_answer(tmp_path):
     item = {"query": "Question: Why?", "choices": ["no", "so"], "gold": 1}
     assert core_texts(BY_NAME["arc_easy"], [item]) == ["Why? so"]
@@ -328,6 +340,7 @@ def test_a_tasks_text_is_its_question_and_right_answer(tmp_path):
     assert core_texts(BY_NAME["squad"], [{"context": "Where?", "continuation": "there"}]) == ["Where? there"]
 
 
+@pytest.mark.full
 def test_a_chat_tasks_text_is_its_question_and_right_answer():
     arc = {"question": "Why\nso?", "choices": {"text": ["a\n- b=C", "c"], "label": ["1", "2"]}, "answerKey": "1"}
     mmlu = {"question": "Which?", "choices": ["x", "y", "z", "w"], "answer": 2, "subject": "s"}
@@ -342,6 +355,7 @@ def test_a_chat_tasks_text_is_its_question_and_right_answer():
         assert chat_texts(LoadedTask(task=BUILT_IN[name], items=[item, item], files=[])) == [text, text], name
 
 
+@pytest.mark.full
 def test_a_core_score_leaves_out_just_the_contaminated_ones_of_the_items_scored(tmp_path, text_files):
     folder, flags = bundle_of(tmp_path, text_files)
     bundle = open_bundle(str(folder))
@@ -361,6 +375,7 @@ def test_a_core_score_leaves_out_just_the_contaminated_ones_of_the_items_scored(
     assert all(row["value"] < 1 for row in rows)
 
 
+@pytest.mark.full
 def test_a_chat_score_leaves_out_just_the_contaminated_ones_of_the_items_scored():
     tasks, scores, found = [], [], {}
     for name in CHAT_CORE:
@@ -397,6 +412,7 @@ def chat_score(name, correct):
     )
 
 
+@pytest.mark.full
 def test_the_mean_without_contaminated_items_names_what_it_leaves_out():
     cleaned = {
         "a": clean_score(HALF_SEARCHED, [True, False], [True, False, None]),
@@ -417,6 +433,7 @@ def test_the_mean_without_contaminated_items_names_what_it_leaves_out():
     assert clean_mean(accuracies, {}, lambda name, accuracy: accuracy) is None
 
 
+@pytest.mark.full
 def test_a_watchlist_that_was_damaged_is_written_anew_by_the_next_start(tmp_path):
     watchlist = Watchlist.of({"task": [MADE_UP]})
     path = watchlist.save(tmp_path)

@@ -67,6 +67,7 @@ def one_at_a_time(bundle, model, tokenizer, long_prompts):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("long_prompts", ["fewer_shots", "crop"])
 def test_every_item_is_answered_as_when_it_is_scored_alone(bundle, model, tokenizer, long_prompts):
     score = score_core(bundle, model, tokenizer, device="cpu", long_prompts=long_prompts)
@@ -75,6 +76,7 @@ def test_every_item_is_answered_as_when_it_is_scored_alone(bundle, model, tokeni
     assert score.forwarded < score.given
 
 
+@pytest.mark.full
 def test_a_capped_score_takes_the_first_items_and_draws_examples_from_them(bundle, tokenizer):
     model = tiny("gpt2", vocab_size=266, n_positions=512)
     whole, capped = (score_core(bundle, model, tokenizer, device="cpu", max_per_task=n) for n in (None, 3))
@@ -84,6 +86,7 @@ def test_a_capped_score_takes_the_first_items_and_draws_examples_from_them(bundl
     assert capped.protocol != whole.protocol
 
 
+@pytest.mark.full
 def test_with_a_time_limit_a_like_share_of_every_task_is_scored_and_the_mean_is_called_partial(bundle, tokenizer):
     model = tiny("gpt2", vocab_size=266, n_positions=512)
     endless = score_core(bundle, model, tokenizer, device="cpu", max_s=1e6)
@@ -98,6 +101,7 @@ def test_with_a_time_limit_a_like_share_of_every_task_is_scored_and_the_mean_is_
     assert "time limit left room for 22 of 154 items" in "\n".join(closing_lines(short))
 
 
+@pytest.mark.full
 def test_with_a_time_limit_another_share_is_begun_only_if_it_is_expected_to_fit(bundle, tokenizer, monkeypatch):
     model = tiny("gpt2", vocab_size=266, n_positions=512)
     now = [0.0]
@@ -118,6 +122,7 @@ def test_with_a_time_limit_another_share_is_begun_only_if_it_is_expected_to_fit(
     assert [items_scored(max_s) for max_s in (0.5, 1.5, 2.5, 3.5, 4.5)] == [{1}, {1}, {2}, {2}, {4}]
 
 
+@pytest.mark.full
 def test_the_tokens_and_the_shortened_prompts_of_all_tasks_are_counted(bundle, tokenizer):
     model = tiny("gpt2", vocab_size=266, n_positions=64)
     names, reported = ["copa", "arc_easy", "squad"], []
@@ -133,6 +138,7 @@ def test_the_tokens_and_the_shortened_prompts_of_all_tasks_are_counted(bundle, t
     assert [one.shortened for one in score(names, max_s=1e6).tasks] == [7, 0, 7]
 
 
+@pytest.mark.full
 def test_the_interval_of_the_mean_is_that_of_tasks_that_err_independently(bundle):
     tasks = [TaskScore(task, np.arange(100) % 2 == 0, 100, 0) for task in TASKS]
     score = CoreScore(tasks, missing={}, bundle=bundle, protocol="p", seconds=1.0, forwarded=1, given=1)
@@ -143,12 +149,14 @@ def test_the_interval_of_the_mean_is_that_of_tasks_that_err_independently(bundle
         assert score.interval(version) == pytest.approx((middle - half, middle + half), abs=half / 10)
 
 
+@pytest.mark.full
 def test_a_task_with_none_or_all_right_has_an_interval_that_is_no_point():
     none, every = (TaskScore(TASKS[0], np.full(24, right), 24, 0).interval() for right in (False, True))
     assert none == pytest.approx((0.0, 1 - 0.05 ** (1 / 24)))
     assert every == pytest.approx((0.05 ** (1 / 24), 1.0))
 
 
+@pytest.mark.full
 def test_a_model_whose_loss_is_no_number_has_no_score(bundle, tokenizer):
     model = tiny("gpt2", vocab_size=266, n_positions=512)
     model.get_input_embeddings().weight.data[7] = float("nan")
@@ -156,6 +164,7 @@ def test_a_model_whose_loss_is_no_number_has_no_score(bundle, tokenizer):
         score_core(bundle.only(["copa"]), model, tokenizer, device="cpu")
 
 
+@pytest.mark.full
 def test_two_ranks_share_the_rows_and_have_one_score(bundle, tmp_path, tokenizer):
     model = tiny("gpt2", vocab_size=266, n_positions=512)
     model.save_pretrained(tmp_path / "model")
@@ -171,6 +180,7 @@ def test_two_ranks_share_the_rows_and_have_one_score(bundle, tmp_path, tokenizer
     assert second["failure"].startswith("OtherRankFailed")
 
 
+@pytest.mark.full
 def test_the_mean_is_called_core_only_of_all_tasks_in_their_published_files(bundle):
     scores = [TaskScore(task, np.array([True, False]), 2, 0) for task in TASKS]
     given = {"protocol": Protocol({"score": "core"}), "seconds": 1.0, "forwarded": 1, "given": 1}
@@ -194,6 +204,7 @@ def test_the_mean_is_called_core_only_of_all_tasks_in_their_published_files(bund
     assert "missing hellaswag_zeroshot" in "\n".join(closing_lines(missing))
 
 
+@pytest.mark.full
 def test_published_accuracies_of_gpt2_give_its_published_core():
     path = SHARED / "core_eval" / "reference" / "gpt2_core_published.json"
     if not path.exists():
@@ -221,6 +232,7 @@ def test_the_reference_weights_answer_as_under_nanochats_evaluator(stories):
         assert "".join("01"[int(c)] for c in scored.correct) == known["tasks"][scored.task.name]["correct"]
 
 
+@pytest.mark.full
 def test_a_tokenizer_without_a_beginning_is_refused(bundle):
     class NoBeginning:
         bos_token_id = eos_token_id = None

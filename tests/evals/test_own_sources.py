@@ -25,8 +25,8 @@ def test_a_run_is_scored_on_the_files_that_it_held_out_and_goes_on_with_them(tmp
     """Which files of a folder are held out has changed; what a run began with is trained on by now."""
     from types import SimpleNamespace
 
-    from pipeline.preflight.checks import reading_findings
     from pipeline.recipe import read_recipe
+    from pipeline.run.checks import reading_findings
     from pipeline.run.data import keep_inputs
     from pipeline.sources.open import open_sources
 

@@ -153,6 +153,7 @@ def contained(world: World, source: str, isolation: Isolation, *, timeout_s: flo
 
 
 # All walls together are those of either of these two.
+@pytest.mark.full
 @pytest.mark.parametrize("isolation", EVERY_SAFE_ONE[1:])
 @pytest.mark.parametrize("name", QUICK)
 def test_a_hostile_program_is_contained(world, name, isolation):
@@ -161,6 +162,7 @@ def test_a_hostile_program_is_contained(world, name, isolation):
     assert re.match(pattern, execution.reason), execution
 
 
+@pytest.mark.full
 @needs_walls
 @pytest.mark.parametrize("name", SLOW)
 def test_a_program_without_end_is_ended(world, name):
@@ -171,12 +173,14 @@ def test_a_program_without_end_is_ended(world, name):
     assert time.monotonic() - began < 15  # with the start of the child on a busy machine
 
 
+@pytest.mark.full
 @needs_walls
 def test_what_this_machine_grants_holds():
     assert choose.available_isolation() == HERE
     assert choose.choose_isolation(False, where="evals") == HERE
 
 
+@pytest.mark.full
 @pytest.mark.skipif("seccomp" not in HERE.mechanisms, reason=MISSING)
 @pytest.mark.parametrize(
     "name",
@@ -189,6 +193,7 @@ def test_the_filter_of_system_calls_alone_refuses_all_but_reading(world, name):
     assert outcome.reason == f"wrong: RuntimeError: {SECRET}"
 
 
+@pytest.mark.full
 @needs_walls
 def test_hostile_programs_take_no_more_memory_than_their_limit(world):
     # In a process of its own: the largest size of all children is what the kernel remembers.
@@ -213,6 +218,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10, own)
     assert own < 100 << 20
 
 
+@pytest.mark.full
 def test_the_traps_catch_programs_that_are_not_locked_in(world):
     """The programs above do harm where nothing stops them, and this file's checks see it."""
     harmful = {
@@ -234,6 +240,7 @@ def test_the_traps_catch_programs_that_are_not_locked_in(world):
         assert SECRET in outcome or "sentinel" in outcome
 
 
+@pytest.mark.full
 def test_without_walls_the_environment_is_scrubbed_and_the_whole_process_tree_ends(world):
     for name in ("read_the_environment", "read_its_first_environment"):
         assert SECRET not in run_program(QUICK[name][0], timeout_s=20.0, isolation=UNSAFE).reason
@@ -255,6 +262,7 @@ while True: pass
     assert world.survivors() == []
 
 
+@pytest.mark.full
 def test_files_written_without_walls_go_to_a_scratch_folder_that_is_removed(world):
     written = run_program("import os\nopen('a', 'w').write('b')\nraise KeyError(os.getcwd())", isolation=UNSAFE)
     folder = re.fullmatch("wrong: KeyError: '(.*)'", written.reason).group(1)
@@ -307,12 +315,14 @@ except OSError:
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isolation", [*EVERY_SAFE_ONE, UNSAFE], ids=lambda isolation: isolation.name)
 def test_good_programs_pass(isolation):
     results = run_programs(list(GOOD.values()), workers=2, timeout_s=20.0, isolation=isolation)
     assert [result.reason for result in results] == ["passed"] * len(GOOD)
 
 
+@pytest.mark.full
 @needs_walls
 def test_wrong_programs_fail_with_the_last_line_of_their_traceback_in_the_order_of_the_programs():
     programs = {
@@ -330,6 +340,7 @@ def test_wrong_programs_fail_with_the_last_line_of_their_traceback_in_the_order_
     assert [result.passed for result in results] == [reason == "passed" for reason in programs.values()]
 
 
+@pytest.mark.full
 @needs_walls
 def test_a_program_that_passes_does_so_every_time_whatever_its_hashes():
     order = "assert ''.join({'a', 'b', 'c', 'd', 'e', 'f'}) == ORDER"
@@ -338,6 +349,7 @@ def test_a_program_that_passes_does_so_every_time_whatever_its_hashes():
     assert run_program(again, isolation=HERE).passed
 
 
+@pytest.mark.full
 @needs_walls
 def test_of_the_environment_only_what_python_needs_is_handed_on(monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
@@ -368,6 +380,7 @@ def test_nothing_survives_when_the_evaluation_is_killed(world):
     assert world.survivors() == []
 
 
+@pytest.mark.full
 @needs_walls
 def test_no_file_of_the_evaluation_is_open_in_the_program(tmp_path):
     with open(tmp_path / "open", "w") as file:
@@ -430,6 +443,7 @@ def forbidding(*mechanisms: str, **how) -> list[str]:
 REASONS = ["passed", "wrong: AssertionError", "time: more than 1 s"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isolation", EVERY_SAFE_ONE)
 def test_where_one_wall_is_missing_the_others_are_used_and_named(isolation):
     withheld = [name for name in choose.MECHANISMS if name not in isolation.mechanisms]
@@ -477,6 +491,7 @@ def test_a_user_without_privileges_gets_the_same_walls(tmp_path):
     assert ended.stdout.splitlines() == [HERE.name, *REASONS], ended.stderr
 
 
+@pytest.mark.full
 @needs_walls
 def test_walls_that_do_not_hold_are_not_taken_for_safe(monkeypatch):
     # A filter that is installed without an error and lets every call through.
