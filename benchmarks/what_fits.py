@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pipeline.hardware.accelerators import planned_device  # noqa: E402
-from pipeline.preflight.memory import usable_bytes  # noqa: E402
-from pipeline.preflight.plan import Plan, make_plan  # noqa: E402
+from pipeline.plan.memory import usable_bytes  # noqa: E402
+from pipeline.plan.plan import Plan, make_plan  # noqa: E402
 from pipeline.recipe import read_recipe  # noqa: E402
 from pipeline.recipe.resolve import micro_batch  # noqa: E402
 

@@ -28,7 +28,7 @@ from typing import Any
 from pipeline.evals.intervals import student_t, two_sided
 from pipeline.hardware.accelerators import device_without_torch, leave_accelerators, visible_gpus
 from pipeline.metrics import BPB_OF_STAGE, SFT_BPB, VAL_BPB_DOCUMENTS, metric_of
-from pipeline.preflight.plan import NotMeasured, Plan, make_plan, measure
+from pipeline.plan.plan import NotMeasured, Plan, make_plan, measure
 from pipeline.process.commands import command, program, whole_number
 from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError, TandemError, first_line
 from pipeline.process.progress import Bar, seconds_text, write

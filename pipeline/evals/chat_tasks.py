@@ -4,7 +4,7 @@ import re
 import string
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from pipeline.sources.quickstart import (
 )
 from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
 from pipeline.sources.verify import row_name, verify
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChatItem:

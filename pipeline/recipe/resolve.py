@@ -404,7 +404,7 @@ def isolates_documents(recipe: Recipe) -> bool:
 
 
 def is_auto(recipe: Recipe) -> bool:
-    """Return whether the micro-batch is to be found (preflight/memory.py)."""
+    """Return whether the micro-batch is to be found (plan/memory.py)."""
     return recipe.train.get("per_device_train_batch_size") == AUTO
 
 

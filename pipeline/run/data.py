@@ -11,7 +11,6 @@ from pipeline.data.preparation import Preparation, batch_warmup, start_preparati
 from pipeline.data.rows import TrainingRows, ValidationRows, held_out_coverage
 from pipeline.hardware.device import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
-from pipeline.preflight.checks import benchmarks_of, cadence_notes
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
@@ -22,6 +21,7 @@ from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.reader import check_warmup
 from pipeline.recipe.resolve import step_rows, tokens_at
 from pipeline.recipe.schema import Schedule, with_values
+from pipeline.run.checks import benchmarks_of, cadence_notes
 from pipeline.run.open_run import OpenRun
 from pipeline.sources.open import with_recorded_inputs
 from pipeline.sources.raw_rows import text_bytes

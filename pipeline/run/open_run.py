@@ -395,7 +395,7 @@ def _ignore_accelerate_settings(recipe: Recipe) -> None:
     ):
         given = os.environ.get(variable, neutral)
         if given == "fp8":
-            continue  # refused with the key to write instead (preflight/checks.py)
+            continue  # refused with the key to write instead (run/checks.py)
         os.environ[variable] = neutral
         if given.lower() != neutral.lower() and os.environ.get("RANK", "0") == "0":
             decided = ", ".join(f"train.{key}: {recipe.train.get(key)}" for key in keys)

@@ -12,6 +12,8 @@ from pipeline.process.errors import DamagedFileError
 from pipeline.process.storage import read_sealed_json, write_json
 from tests.artifacts.test_stored_json import HOSTILE
 
+pytestmark = pytest.mark.full
+
 
 def another_count(path):
     seal = json.loads(path.read_text())

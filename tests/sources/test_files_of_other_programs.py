@@ -361,6 +361,7 @@ SHORT = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ending", [".txt", ".md", ".txt.gz", ".md.zst"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_folder_of_texts_gives_a_document_of_each_file_and_leaves_its_readme_out(ending, end, tmp_path):
@@ -405,6 +406,7 @@ def test_every_conversation_of_a_file_is_read_as_its_writer_put_it_in(case, tmp_
     assert [item.messages for block in source.read() for item in block.items] == CHATS
 
 
+@pytest.mark.full
 def test_missing_texts_of_a_csv_file_are_empty_rows_and_no_bad_ones(tmp_path):
     for number, write in enumerate(
         (pandas.DataFrame.to_csv, lambda rows, path: polars.from_pandas(rows).write_csv(path))
@@ -417,6 +419,7 @@ def test_missing_texts_of_a_csv_file_are_empty_rows_and_no_bad_ones(tmp_path):
     assert not any(block.bad_rows for block in blocks)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "options", [{}, {"data_page_version": "2.0"}, {"compression": "none", "use_dictionary": False}]
 )
@@ -449,6 +452,7 @@ def elements(text: str, chunk_chars: int) -> list[Any]:
     return list(array_elements(Slow()))  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_an_array_is_read_alike_wherever_its_chunks_end():
     rows = [
         {"text": 'a "b" \\ \u00e9 \U0001f600', "n": [1, -2.5e-7, True, None, {}]},
@@ -470,6 +474,7 @@ def test_an_array_is_read_alike_wherever_its_chunks_end():
     assert elements("[]", 1) == elements(" [ ] ", 1) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "rows",
     [
@@ -484,6 +489,7 @@ def test_lists_that_stand_in_lines_are_rows_and_no_array(rows, tmp_path):
     assert [value for _, _, value in read_rows(tmp_path / "a.jsonl")] == rows
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_an_array_that_ends_anywhere_too_early_is_said_to_be_cut_off(size):
     text = json.dumps([{"text": 'a "b" \\ \u00e9', "n": [1, -2.5e-7, True]}, 12345, None, "\n", [{}]], indent=1)
@@ -494,6 +500,7 @@ def test_an_array_that_ends_anywhere_too_early_is_said_to_be_cut_off(size):
         assert caught.value.line == 1 + text[:end].count("\n")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["a.json", "a.csv", "a.jsonl", "a.arrow", "a.parquet"])
 def test_a_large_file_is_read_in_little_memory(name, tmp_path):
     frame = pandas.DataFrame({"text": [f'"{n}" ' + "word, " * 100 for n in range(30_000)]})
@@ -521,12 +528,14 @@ def test_a_large_file_is_read_in_little_memory(name, tmp_path):
         tracemalloc.stop()
 
 
+@pytest.mark.full
 def test_an_array_that_breaks_behind_what_was_verified_stops_the_reading(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([{"text": "a"}] * 2000)[:-30])
     with pytest.raises(DataError, match=r"a.json:1: the JSON array cannot be read from its row 19\d\d on .*cut off"):
         list(read_rows(tmp_path / "a.json"))
 
 
+@pytest.mark.full
 def test_a_run_trains_on_files_of_several_programs_from_the_command_line(tmp_path, text_files, chat_files, warm):
     texts = docstrings(modules=60)
     write_parts = [

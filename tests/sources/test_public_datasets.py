@@ -15,6 +15,8 @@ from test_hub_files import environment_for
 
 from tests.runner import Runner
 
+pytestmark = pytest.mark.full
+
 TEXT_BESIDE = ("tatsu-lab/alpaca", "OpenAssistant/oasst1")  # Their rows have a column `text` as well.
 
 # For each recipe: try it, and where it is refused, once more with the key that the sentence says to write.

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from pipeline.hardware.accelerators import device_without_torch
-from pipeline.preflight.plan import make_plan
+from pipeline.plan.plan import make_plan
 from pipeline.process.errors import RecipeError, TandemError
 from pipeline.process.storage import lock, write_json
 from pipeline.recipe import read_recipe

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.model.groups import parameter_group, store_embeddings
-from pipeline.preflight.memory import memory_of, optimizer_bytes, weight_bytes
+from pipeline.plan.memory import memory_of, optimizer_bytes, weight_bytes
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.model_sizes import sizes_of
@@ -16,8 +16,10 @@ from pipeline.training.build import build_from_recipe
 from pipeline.training.guard import total_norm
 from pipeline.training.optimizer import build_optimizer
 from tests.model.tiny_models import random_ids, tiny
-from tests.preflight.test_memory import QUICKSTART, SMALL
+from tests.plan.test_memory import QUICKSTART, SMALL
 from tests.runner import WarmRunner
+
+pytestmark = pytest.mark.full
 
 BF16 = "model.embedding_dtype=bfloat16"
 TABLES = {

@@ -211,7 +211,7 @@ def test_ignored_labels_stand_behind_each_text(tmp_path, cache):
 
 
 def test_the_plan_counts_the_padding_and_the_steps_of_rows_of_one_conversation_each(tmp_path, cache, capsys):
-    from pipeline.preflight.__main__ import main
+    from pipeline.plan.__main__ import main
 
     path = recipe_for(tmp_path, cache, "bloom", "sft")
     recipe = yaml.safe_load(path.read_text())

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipeline.preflight.checks import trainer_problems
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.run.checks import trainer_problems
 from tests.recipe.wrong_recipes import trainer
 
 

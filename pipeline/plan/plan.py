@@ -22,7 +22,7 @@ from pipeline.hardware.accelerators import DeviceInfo
 from pipeline.hardware.device import batch_ranks, device_info, model_shards
 from pipeline.hardware.processor import available_bytes, cpu_can_compile, physical_cores, usable_cores
 from pipeline.hardware.rates import bfloat16_is_faster, product_rates
-from pipeline.preflight.memory import (
+from pipeline.plan.memory import (
     FP32,
     Memory,
     checkpoint_bytes,
@@ -58,10 +58,9 @@ from pipeline.recipe.resolve import (
 )
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import Sizes, SizesUnknownError
-from pipeline.run_dir.run_directory import RunDirectory, fit_file
+from pipeline.run_dir.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from pipeline.report.curves import Expected
     from pipeline.training.trainer import TandemTrainer
 
 
@@ -399,16 +398,6 @@ class Plan:
         return self.probe.peak_bytes + (self.memory.saved if self.memory else 0)
 
     @property
-    def val_bpb(self) -> "Expected | None":
-        """Return the last val/bpb, where fitted runs of this family let expect one."""
-        runs = Path(self.recipe.run.directory)
-        if not any(runs.glob(fit_file(runs, "*").name)):
-            return None
-        from pipeline.report.curves import expected_bpb
-
-        return expected_bpb(self.recipe, self.sizes, tokens=self.tokens)
-
-    @property
     def device_hours(self) -> Span | None:
         """Return the hours of all devices, for the whole duration."""
         return None if self.duration is None else self.duration.total * (self.processes / 3600)
@@ -426,7 +415,7 @@ class Plan:
 
     def facts(self) -> dict[str, Any]:
         """Return the plan as run_manifest.json holds it (run_dir/run_directory.py); what is not known is left out."""
-        memory, expected, duration = self.memory, self.val_bpb, self.duration
+        memory, duration = self.memory, self.duration
         cost, energy = self.cost, self.energy_kwh
         parts = ("weights", "gradients", "optimizer", "activations", "process", "saved", "total") if memory else ()
         found = {
@@ -447,7 +436,6 @@ class Plan:
             "cost": cost.value if cost else None,
             "energy_kwh": energy.value if energy else None,
             "probe": asdict(self.probe) if self.probe else None,
-            "val_bpb": expected.facts() if expected else None,
         }
         return _known(found)
 

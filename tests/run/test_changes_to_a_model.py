@@ -4,12 +4,12 @@ import pytest
 import yaml
 
 from pipeline.hardware.device import device_info
-from pipeline.preflight.__main__ import plan_table
-from pipeline.preflight.checks import reading_findings
-from pipeline.preflight.plan import make_plan
+from pipeline.plan.__main__ import plan_table
+from pipeline.plan.plan import make_plan
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.resolve import resolve_start
+from pipeline.run.checks import reading_findings
 from tests.families import FAMILIES, save_model, tokenizer_of
 
 

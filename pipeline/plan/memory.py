@@ -18,7 +18,7 @@ from pipeline.recipe.sizes import SMEAR_GATE_CHANNELS, VALUE_GATE_CHANNELS, Size
 FP32 = 4
 # Bytes that the backward pass keeps per block, row position and unit of width: (modern, any other block), by 16-bit
 # autocast and torch.compile. Counted on Tandem's blocks without dropout, whose masks come on top
-# (tests/preflight/test_memory.py counts again).
+# (tests/plan/test_memory.py counts again).
 KEPT = {
     (True, False): (50, 60),
     (True, True): (45, 36),

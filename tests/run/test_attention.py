@@ -11,14 +11,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.hardware.accelerators import planned_device
 from pipeline.model.build import build_model
-from pipeline.preflight import checks
-from pipeline.preflight.checks import attention_line, choose_attention, kernel_problems
-from pipeline.preflight.kernels import TOLERANCE, difference_from_eager
-from pipeline.preflight.plan import make_plan
+from pipeline.plan.plan import make_plan
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import Sizes
+from pipeline.run import checks
+from pipeline.run.checks import attention_line, choose_attention, kernel_problems
+from pipeline.run.kernels import TOLERANCE, difference_from_eager
 from pipeline.training import build
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -35,7 +35,7 @@ SIZES = Sizes(n_layer=2, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_inner
 
 @pytest.fixture(autouse=True)
 def a_compiler(monkeypatch):
-    monkeypatch.setattr("pipeline.preflight.checks.can_compile", lambda: True)
+    monkeypatch.setattr("pipeline.run.checks.can_compile", lambda: True)
 
 
 @pytest.fixture

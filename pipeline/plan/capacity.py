@@ -1,6 +1,6 @@
 """Findings on a plan: whether its devices, their layout and the disk can take the run, and what it would waste.
 
-check_before_training imports it; what this machine lacks beside, preflight/checks.py finds.
+check_before_training imports it; what this machine lacks beside, run/checks.py finds.
 """
 
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pipeline.hardware.device import batch_ranks, parallelism_size, tensor_parallel_size
 from pipeline.hardware.processor import has_memory_files
-from pipeline.preflight.memory import DEVICE_SHARE, queued_bytes
-from pipeline.preflight.plan import Plan, gibibytes, gigabytes, make_plan
+from pipeline.plan.memory import DEVICE_SHARE, queued_bytes
+from pipeline.plan.plan import Plan, gibibytes, gigabytes, make_plan
 from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError, raised
 from pipeline.process.storage import cache_dir, folder_bytes, nearest_existing
 from pipeline.recipe import Recipe

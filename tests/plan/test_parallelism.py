@@ -11,9 +11,9 @@ from torch import distributed as dist
 
 from pipeline.hardware.accelerators import planned_device
 from pipeline.model.build import build_model
-from pipeline.preflight.__main__ import deepest, main
-from pipeline.preflight.memory import fsdp_units, gathered_bytes, memory_of
-from pipeline.preflight.plan import make_plan
+from pipeline.plan.__main__ import deepest, main
+from pipeline.plan.memory import fsdp_units, gathered_bytes, memory_of
+from pipeline.plan.plan import make_plan
 from pipeline.recipe import read_recipe
 from pipeline.recipe.model_sizes import model_fields, sizes_of
 from pipeline.training.muon import local

@@ -1,5 +1,5 @@
 """Checks before step 1: the recipe, its plan and this machine. Whether the run fits its devices and its disk:
-preflight/capacity.py."""
+plan/capacity.py."""
 
 import functools
 import importlib.util
@@ -46,7 +46,7 @@ from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import open_sources, with_recorded_inputs
 
 if TYPE_CHECKING:
-    from pipeline.preflight.plan import Plan
+    from pipeline.plan.plan import Plan
     from pipeline.recipe.counted_sizes import CountedSizes
 
 # A check of one thing raises what is wrong with it; one of several things yields or returns it.
@@ -59,7 +59,7 @@ def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     """fp16, tf32, fp8, torch.compile and attention kernels against the device of this process."""
     found = [*_formats(recipe, device), *_float8(recipe, device), *raised(_compiler, recipe, device)]
     if recipe.model.attn_implementation not in (None, "eager", "sdpa"):
-        from pipeline.preflight.kernels import refuse_attention
+        from pipeline.run.kernels import refuse_attention
 
         found += raised(refuse_attention, recipe, device)
     return found
@@ -81,7 +81,7 @@ def _has_tf32(device: DeviceInfo) -> bool:
 
 def _float8(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]:
     if recipe.train.get("fp8"):
-        from pipeline.preflight.kernels import float8_problems
+        from pipeline.run.kernels import float8_problems
 
         yield from float8_problems(recipe, device)
     elif os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
@@ -120,14 +120,14 @@ def choose_attention(
     """Return the attention implementation by its name in transformers (None leaves it to transformers), and why.
 
     What the recipe names is kept, and tried as what is chosen here is. trial: as difference_from_eager of
-    preflight/kernels.py, which it is by default. Raises RecipeError when what the recipe names does not work on this
+    run/kernels.py, which it is by default. Raises RecipeError when what the recipe names does not work on this
     device.
     """
     asked = recipe.model.attn_implementation
     if asked in ("eager", "sdpa") or (asked and (device.kind != "cuda" or sizes is None)):
         return asked, AS_ASKED
     if asked:
-        from pipeline.preflight.kernels import try_attention
+        from pipeline.run.kernels import try_attention
 
         worked, found = try_attention(asked, recipe, sizes, trial)
         if worked:
@@ -148,7 +148,7 @@ def choose_attention(
         return "sdpa", f"{hidden}, by a dense mask: flex_attention has no backward pass on {device.kind}"
     if not can_compile():
         return "sdpa", f"{hidden}, by a dense mask: flex_attention needs a compiler, and Triton is not here"
-    from pipeline.preflight.kernels import try_attention
+    from pipeline.run.kernels import try_attention
 
     worked, found = try_attention("flex_attention", recipe, sizes, trial)
     if worked:
@@ -277,7 +277,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
 
     A run that has finished needs nothing any more: it is not checked.
     """
-    from pipeline.preflight.plan import make_plan
+    from pipeline.plan.plan import make_plan
     from pipeline.training.distributed import on_rank_0, refuse_unshared
 
     plan = make_plan(recipe, device_info(), processes=processes)
@@ -286,7 +286,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     def decide() -> tuple[str | None, str] | None:
         if "finished" in RunDirectory(run_folder(recipe)).read_manifest():
             return None
-        from pipeline.preflight.capacity import find_notes, find_problems
+        from pipeline.plan.capacity import find_notes, find_problems
 
         problems = [
             *machine_problems(plan),
@@ -332,11 +332,20 @@ def benchmarks_of(recipe: Recipe) -> list[Any]:
     if recipe.evals.core.every_steps is not None:
         from pipeline.evals.core import CoreBenchmark
 
-        benchmarks.append(CoreBenchmark(recipe))
+        benchmarks.append(CoreBenchmark(recipe.evals.core, cache=recipe.data.cache_dir))
     if recipe.evals.chat.every_steps is not None:
-        from pipeline.evals.chat import ChatBenchmark
+        from pipeline.evals.chat import benchmark_of_recipe
 
-        benchmarks.append(ChatBenchmark(recipe))
+        benchmarks.append(
+            benchmark_of_recipe(
+                recipe.evals.chat,
+                unsafe_exec=recipe.evals.unsafe_exec,
+                code=recipe.code,
+                folder=str(Path(recipe.path).parent) if recipe.path else None,
+                cache=recipe.data.cache_dir,
+                where=recipe.where("evals.chat"),
+            )
+        )
     return benchmarks
 
 

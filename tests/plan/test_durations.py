@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.hardware.accelerators import device_without_torch, planned_device
 from pipeline.hardware.rates import ProductRates
-from pipeline.preflight import plan as durations
-from pipeline.preflight.plan import (
+from pipeline.plan import plan as durations
+from pipeline.plan.plan import (
     CPU_MFU,
     Probe,
     evaluation_tokens,

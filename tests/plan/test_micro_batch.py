@@ -4,13 +4,13 @@ import pytest
 
 from pipeline.hardware.accelerators import device_without_torch, planned_device
 from pipeline.hardware.processor import available_bytes
-from pipeline.preflight.memory import CPU_POSITIONS, larger_micro_batch, memory_of, options
-from pipeline.preflight.plan import make_plan
+from pipeline.plan.memory import CPU_POSITIONS, larger_micro_batch, memory_of, options
+from pipeline.plan.plan import make_plan
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.resolve import micro_batch
 from pipeline.recipe.schema import with_values
-from tests.preflight.test_memory import QUICKSTART
+from tests.plan.test_memory import QUICKSTART
 
 AUTO = "train.per_device_train_batch_size=auto"
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from pipeline.hardware.accelerators import DeviceInfo, planned_device
-from pipeline.preflight import capacity, checks
-from pipeline.preflight.__main__ import main
-from pipeline.preflight.capacity import find_notes, find_problems
-from pipeline.preflight.checks import kernel_problems, machine_problems
-from pipeline.preflight.plan import gigabytes, make_plan
+from pipeline.plan import capacity
+from pipeline.plan.__main__ import main
+from pipeline.plan.capacity import find_notes, find_problems
+from pipeline.plan.plan import gigabytes, make_plan
 from pipeline.process.errors import (
     CannotWriteError,
     DiskFullError,
@@ -25,6 +24,8 @@ from pipeline.process.errors import (
     refuse,
 )
 from pipeline.recipe import read_recipe
+from pipeline.run import checks
+from pipeline.run.checks import kernel_problems, machine_problems
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 CPU = DeviceInfo("cpu", "a CPU", 1, 16.0, None, None, None, None)
@@ -333,7 +334,7 @@ def test_a_flash_kernel_with_isolated_documents_is_refused_where_the_model_is_co
 
 
 def test_compiling_without_a_compiler_is_refused_unless_it_is_auto(quickstart, monkeypatch):
-    monkeypatch.setattr("pipeline.preflight.checks.can_compile", lambda: False)
+    monkeypatch.setattr("pipeline.run.checks.can_compile", lambda: False)
     found = kernel_problems(quickstart("train.torch_compile=true").recipe, CPU)
     assert "finds no compiler" in messages(found, InputMissingError)[0]
     assert kernel_problems(quickstart("train.torch_compile=auto").recipe, CPU) == []
@@ -361,7 +362,7 @@ def test_the_entries_check_refuses_on_this_machine(quickstart, text_files, monke
 
 
 def test_sources_on_this_machine_are_opened_by_the_command(tmp_path, monkeypatch, capsys):
-    from pipeline.preflight.__main__ import main
+    from pipeline.plan.__main__ import main
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jsonl").write_text("<html>not found</html>\n")

@@ -1,7 +1,7 @@
 """Kernels and formats that only some recipes ask for: float8, an attention by its name, and the trial of an attention
 kernel.
 
-preflight/checks.py imports them where a recipe asks for them.
+run/checks.py imports them where a recipe asks for them.
 """
 
 import importlib.util

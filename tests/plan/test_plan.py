@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.hardware.accelerators import device_without_torch, planned_device
-from pipeline.preflight.__main__ import main, plan_table, why_unknown
-from pipeline.preflight.plan import make_plan
+from pipeline.plan.__main__ import main, plan_table, why_unknown
+from pipeline.plan.plan import make_plan
 from pipeline.process.errors import CannotWriteError
 from pipeline.recipe import read_recipe
 

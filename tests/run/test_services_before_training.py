@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.callbacks.trackers import PACKAGES
-from pipeline.preflight.checks import service_findings
 from pipeline.process.commands import command
 from pipeline.recipe.schema import Recipe
+from pipeline.run.checks import service_findings
 
 ROOT = Path(__file__).parents[2]
 WRITER, READER = "hf_" + "writer" * 4, "hf_" + "reader" * 4
@@ -72,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
 ASK = """
 import json, os, sys
 import pipeline.hub.pull as pull
-import pipeline.preflight.checks as services
+import pipeline.run.checks as services
 from pipeline.recipe.schema import Recipe
 for repo_id, token in json.loads(sys.argv[1]):
     pull.PATIENCE_S = 1.0 if "slow" in repo_id else 60.0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pipeline.model.build import build_model
-from pipeline.preflight.memory import KEPT, checkpoints_on_disk, memory_of, optimizer_bytes
+from pipeline.plan.memory import KEPT, checkpoints_on_disk, memory_of, optimizer_bytes
 from pipeline.recipe import read_recipe
 from pipeline.recipe.model_sizes import model_fields, sizes_of
 

@@ -13,12 +13,14 @@ import pytest
 import yaml
 from safetensors.torch import save_file
 
-from pipeline.preflight.checks import cadence_notes, check_before_training, named_code_problems, reading_findings
 from pipeline.process.errors import CannotWriteError, DataError, InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
+from pipeline.run.checks import cadence_notes, check_before_training, named_code_problems, reading_findings
 from pipeline.run.data import horizon_lines, resolve_warmup
 from pipeline.sources.open import open_sources
+
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[2]
 NEEDED = {
