@@ -14,16 +14,10 @@ from pipeline.process.errors import DataError, InputMissingError, RecipeError, T
 from pipeline.process.storage import cache_dir, sha256_file
 from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import Source
+from pipeline.sources.built_in import built_in_files
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format, format_of
 from pipeline.sources.patterns import local_files
-from pipeline.sources.quickstart import (
-    SPELLED_LETTERS,
-    SPELLED_NUMBERS,
-    built_in_files,
-    is_held_out,
-    word_conversation,
-)
 from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
 from pipeline.sources.verify import row_name, verify
 
@@ -48,7 +42,8 @@ class ChatItem:
 
 # Whether a written answer is right: texts come as the model wrote them, its control tokens included.
 MessagesChecker = Callable[[list[dict], str], Any]  # (messages with the right answer last, text) -> right or not
-NUMBER_WORDS = {word: str(number) for number, word in enumerate(SPELLED_NUMBERS)}
+NUMBERS = "no one two three four five six seven eight nine ten eleven twelve".split()
+NUMBER_WORDS = {word: str(number) for number, word in enumerate(NUMBERS)}
 NUMBER_WORDS |= {"once": "1", "twice": "2", "zero": "0"}
 
 
@@ -517,6 +512,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _about_words(words: Iterable[str]) -> Iterator[tuple[str, dict]]:
     """Yield questions on WORDS of the words that `tandem:spelling` never trains on, whatever list they come from."""
+    from pipeline.sources.spelling import SPELLED_LETTERS, is_held_out, word_conversation
+
     held_out = {
         w
         for w in words
