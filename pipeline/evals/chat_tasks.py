@@ -15,11 +15,12 @@ from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import Source
 from pipeline.sources.built_in import built_in_files
+from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format, format_of
 from pipeline.sources.patterns import local_files
 from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
-from pipeline.sources.verify import FactsOfFiles, row_name, verified
+from pipeline.sources.verify import row_name, verify_file
 
 # A question put to the assistant, whatever task it belongs to.
 
@@ -45,7 +46,7 @@ class ChatItem:
 # Whether a written answer is right. Texts come as the model wrote them, its control tokens included.
 
 MessagesChecker = Callable[[list[dict], str], Any]  # (messages with the right answer last, text) -> right or not
-NUMBERS = "no one two three four five six seven eight nine ten eleven twelve".split()
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 NUMBER_WORDS = {word: str(number) for number, word in enumerate(NUMBERS)}
 NUMBER_WORDS |= {"once": "1", "twice": "2", "zero": "0"}
 
@@ -446,10 +447,10 @@ def load_chat_tasks(
 
 def _load(task: ChatTask, places: list[str] | None, folder: str | None, cache: Path, where: str) -> LoadedTask:
     revision, files = _files_of(task, places, folder, cache, where)
-    facts = FactsOfFiles(cache)
+    facts = FileFacts(cache)
     problems, items = [], []
     for file in files:
-        found = verified(file, _AnyRows("any", "chat", None), facts, column_key="").problems
+        found = verify_file(file, _AnyRows("any", "chat", None), facts, column_key="").problems
         problems += found
         if not found:
             kept, bad = _items(task, file)
