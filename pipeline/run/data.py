@@ -19,11 +19,12 @@ from pipeline.process.progress import short_count
 from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import ran
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import step_rows, tokens_at
+from pipeline.recipe.checks import check_warmup
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.reader import check_warmup
-from pipeline.recipe.resolve import step_rows, tokens_at
 from pipeline.recipe.schema import Schedule, with_values
 from pipeline.run.checks import benchmarks_of, cadence_notes
+from pipeline.run.fork import refuse_without_steps
 from pipeline.run.open_run import OpenRun
 from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.open import with_recorded_inputs
@@ -122,8 +123,6 @@ def open_rows(
     if in_epochs:
         recipe = resolve_warmup(recipe)
     if run.forks:
-        from pipeline.recipe.parents import refuse_without_steps
-
         refuse_without_steps(recipe, run.step)
     validation = ValidationRows.open(preparation)
 
