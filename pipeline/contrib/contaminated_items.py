@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.decontamination import Matches, Watchlist, flags_of, id_of_file, without_contaminated
+from pipeline.contrib.decontamination import Matches, Watchlist, flags_of, id_of_file, without_contaminated
 from pipeline.evals.chat_tasks import ChatItem, LoadedTask
 from pipeline.evals.core_bundle import TASKS, Bundle, CoreTask
 from pipeline.process.storage import file_lock, read_json, write_json

@@ -27,7 +27,7 @@ from pipeline.recipe.values import section_kind, section_of, typed_values
 from pipeline.sources.formats import Format
 from pipeline.sources.open import OpenSource, open_sources, planned_sources
 from pipeline.sources.raw_rows import kind_of, read_blocks, text_bytes
-from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, looked_at_rows, recognise
+from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, first_rows, recognise
 from pipeline.sources.verify import grouped, untrainable
 from pipeline.tokenizer.chat import rendered_talks
 from pipeline.tokenizer.encode import plain_backend
@@ -175,7 +175,7 @@ def preview(
     kinds = _kinds(spec)
     planned = planned_sources(whole, kind=kinds[0])[0]
     planned.files.sort(key=lambda file: file.label)
-    sample = looked_at_rows(planned.files)
+    sample = first_rows(planned.files)
     found = {} if _says_itself(spec) else {kind: recognise(sample, kind=kind) for kind in kinds}
     usable = [kind for kind in kinds if (seen := found.get(kind)) and seen.format]
     if any(found.values()) and not usable:

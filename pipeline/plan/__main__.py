@@ -570,13 +570,12 @@ def prepared_notes(recipe: Recipe) -> list[str]:
     DataError as untrained_lines."""
     from pipeline.data.losses import (
         ENOUGH_BYTES,
-        longest_row,
+        first_conversations,
         loss_warnings,
         sampled_counts,
         size_text,
         untrained_lines,
     )
-    from pipeline.data.stream import Fit, Loss
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer.load import ready_tokenizer
 
@@ -587,29 +586,29 @@ def prepared_notes(recipe: Recipe) -> list[str]:
         tokenizer, _ = ready_tokenizer(recipe)
         row_tokens, overflow = recipe.data.row_tokens, recipe.data.max_row_overflow
         for source in train:
-            counts = sampled_counts(source, tokenizer, row_tokens=row_tokens, overflow=overflow)
-            fit = replace(Fit.counted(counts, row_tokens=row_tokens), sampled=counts["conversations"])
-            loss = Loss(source.name, {}, fit)
-            lines = untrained_lines(recipe, [loss], tokenizer) + loss_warnings(loss, longest_row=longest_row(recipe))
-            num_rows = fit.read - fit.too_long - fit.no_target
+            talks = first_conversations(source)
+            lines = untrained_lines(source.name, talks, tokenizer)
+            counts = sampled_counts(talks, tokenizer, row_tokens=row_tokens, overflow=overflow)
+            lines += loss_warnings(source.name, counts, kind="chat", row_tokens=row_tokens)
+            num_rows = counts["conversations"] - counts["too_long"] - counts["no_target"]
             if recipe.data.one_text_rows and num_rows:
                 padded = 1 - counts["text_tokens"] / (num_rows * (row_tokens + 1))
                 lines.append(
                     f"{source.name}: each row holds one conversation, and {100 * padded:.0f} % of the positions are "
-                    f"padding (by a sample of {fit.read:,}). data.row_tokens nearer to their lengths wastes less."
+                    f"padding (by a sample of {counts['conversations']:,}). Lower data.row_tokens."
                 )
             notes += [f"{recipe.where('data.sources')}: {line}" for line in lines]
     held = _bytes_up_to(ENOUGH_BYTES, validation)
     if validation and held < ENOUGH_BYTES:
         text = size_text({SFT_BPB if is_chat else VAL_BPB_DOCUMENTS: held})
-        notes.append(f"{recipe.where('data.validation')}: {text} Name more in data.validation.")
+        notes.append(f"{recipe.where('data.validation')}: {text}")
     return notes
 
 
 def _bytes_up_to(enough: int, sources: list[Any]) -> int:
     """Return bytes of the documents, or of what the assistant says, counted until they are enough or a file is not
     here."""
-    from pipeline.data.rows import first_texts
+    from pipeline.data.validation import first_texts
 
     count = 0
     for source in sources:

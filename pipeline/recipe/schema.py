@@ -192,7 +192,6 @@ class Data(Section):
     max_bad_rows: int = key(0, "Rows that may be unreadable before the run stops with status 65 at its next checkpoint; each is named.", minimum=0)
     num_proc: int | None = key(None, "Processes that read and tokenize while preparing; default all cores, but no more than one for 16 MB of a source's files and for 2 GiB of free memory. A number that is given holds for the smallest source too. Without one of their own, threads of the tokenizer. Any number makes the same bytes.", minimum=1, maximum=4096)
     shards_from: str | None = key(None, "Where shards were published that are taken, verified, instead of being prepared: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://datasets/NAMESPACE/NAME (also with @REVISION and /FOLDER). What is missing or damaged there is prepared here. Default: nowhere.")
-    engine: Literal["processes", "ray"] = key("processes", "What encodes the text while preparing: processes of this machine, or tasks of the Ray cluster that it belongs to (all its cores, whatever num_proc is).")
 
 
 @dataclass(kw_only=True)

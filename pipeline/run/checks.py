@@ -327,11 +327,20 @@ def benchmarks_of(recipe: Recipe) -> list[Any]:
     if recipe.evals.core.every_steps is not None:
         from pipeline.evals.core import CoreBenchmark
 
-        benchmarks.append(CoreBenchmark(recipe))
+        benchmarks.append(CoreBenchmark(recipe.evals.core, cache=recipe.data.cache_dir))
     if recipe.evals.chat.every_steps is not None:
-        from pipeline.evals.chat import ChatBenchmark
+        from pipeline.evals.chat import benchmark_of_recipe
 
-        benchmarks.append(ChatBenchmark(recipe))
+        benchmarks.append(
+            benchmark_of_recipe(
+                recipe.evals.chat,
+                unsafe_exec=recipe.evals.unsafe_exec,
+                code=recipe.code,
+                folder=str(Path(recipe.path).parent) if recipe.path else None,
+                cache=recipe.data.cache_dir,
+                where=recipe.where("evals.chat"),
+            )
+        )
     return benchmarks
 
 
@@ -522,7 +531,7 @@ def _sources(recipe: Recipe) -> list[str]:
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     if goes_on:  # it was said before the first step
         return []
-    from pipeline.data.decontamination import overlap_of
+    from pipeline.data.overlap import overlap_of
 
     note = overlap_of(train, validation).note()
     return [f"{recipe.where('data.validation')}: {note}"] if note else []

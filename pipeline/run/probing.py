@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
-from pipeline.data.rows import on_device
+from pipeline.data.loader import on_device
 from pipeline.evals.bpb import per_token_nll
 from pipeline.hardware.device import batch_ranks, device_info
 from pipeline.hardware.processor import peak_bytes

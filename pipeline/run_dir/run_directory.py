@@ -135,7 +135,7 @@ KEYS = (
     Key("code.ran.[].file", "text", "", "every start, before step 1", "run/data.py", "its file or folder"),
     Key("code.ran.[].sha256", "text?", "sha256", "every start, before step 1", "run/data.py", "of that file; null for several or none"),
     Key("shares", "object", "", "before step 1 and the end", f"run/data.py, {CLOSING}", "each source's part of the rows"),
-    Key("shares.<source>", "object", "", "before step 1 and the end", f"run/data.py, {CLOSING}", "key, rows, tokens, share, targets_per_row, epochs, lost (shares padded, cropped, split, cut, too long, no target, empty, bad); of conversations `conversations`: read, too_long, cut, no_target, tokens_lost (share), row_tokens_99 (rows that hold 99 % of them), sampled (conversations that these two were estimated from, where not counted), untrained (share of the answers' characters, by a sample)"),
+    Key("shares.<source>", "object", "", "before step 1 and the end", f"run/data.py, {CLOSING}", "key, rows, tokens, share, targets_per_row, epochs, lost (shares padded, cropped, split, cut, too long, no target, empty, bad); of conversations `conversations`: read, too_long, cut, no_target, tokens_lost (share), row_tokens_99 (rows that hold 99 % of them)"),
     Key("shares.<source>.<fact>", "any", "", "before step 1 and the end", f"run/data.py, {CLOSING}", "as data/rows.py counts it"),
     Key("shape", "object", "", SHAPE, "run/finish.py", "what the last bits depend on"),
     Key("shape.device", "text", "", SHAPE, "run/finish.py", "name of one device"),

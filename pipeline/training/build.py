@@ -11,7 +11,7 @@ import torch
 from transformers import TrainerCallback, TrainingArguments
 from transformers.utils.generic import is_flash_attention_requested
 
-from pipeline.data.preparation import document_end_of
+from pipeline.data.row_plan import document_end_of
 from pipeline.evals.bpb import compiled_nll, score_validation
 from pipeline.hardware.device import (
     batch_rank,

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pipeline.data.rows import on_device, rows_of_micro_batch
+from pipeline.data.loader import on_device
+from pipeline.data.rows import rows_of_micro_batch
 from pipeline.hardware.device import batch_rank
 from pipeline.model.build import first_nonfinite
 from pipeline.process.errors import OutOfMemoryError, first_line
