@@ -24,6 +24,7 @@ from pipeline.recipe import read_recipe
 from pipeline.recipe.start_from import resolve_start, start_folder
 from pipeline.report.run_data import read_run
 from pipeline.report.sections import wall_s
+from pipeline.run_dir.earlier_runs import EarlierRuns
 
 ADAMW = ["optimizer.type=adamw", "optimizer.groups={matrices: {learning_rate: 0.001}}"]
 GPT2 = ["model.preset=gpt2", "model.options={}", "model.attn_implementation=sdpa", *ADAMW]
@@ -97,7 +98,7 @@ def planned_and_found(stage: str, processes: int, argv: list[str], folder: Path,
 
 
 def plan_of(argv: list[str], processes: int) -> Plan:
-    recipe = read_recipe(argv)
+    recipe = read_recipe(argv, earlier=EarlierRuns())
     if start_folder(recipe) is not None:
         recipe = resolve_start(recipe)
     return make_plan(recipe, device_info(), processes=processes)

@@ -21,6 +21,7 @@ from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.process.storage import cache_of_run
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder
 from pipeline.recipe.schema import Recipe, Samples, Source, with_values
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.formats import format_of
 from pipeline.sources.patterns import local_files
@@ -133,7 +134,7 @@ def sources_of_run(run: RunDirectory, *, trust_code: bool = False) -> tuple[Reci
     from pipeline.recipe import read_recipe
     from pipeline.sources.open import open_sources, with_recorded_inputs
 
-    recipe = read_recipe([str(run.recipe)], stage=None)
+    recipe = read_recipe([str(run.recipe)], earlier=EarlierRuns())
     why = f"{run.recipe} belongs to a run, which may have come from elsewhere"
     folder = recipe.run.code_folder if trust_code else None
     code = CodeFolder(folder, trusted=trust_code, trust_with=COMMAND_TRUST, closed=why)

@@ -14,9 +14,9 @@ from pipeline.recipe.sizes import LLAMA_NAMES, PORTABLE_PATTERNS, PORTABLE_TYPE
 from pipeline.recipe.values import options_kind, places_of, recipe_kind, section_of, typed_values
 
 
-def read_recipe(argv: list[str], *, stage: Stage | None = None) -> Recipe:
+def read_recipe(argv: list[str], *, stage: Stage | None = None, earlier: Any = None) -> Recipe:
     """Return the recipe argv[0], by path or bare name, with the overrides argv[1:], frozen. stage: that of the
-    command, None when it serves both.
+    command, None when it serves both. earlier: run_dir.earlier_runs.EarlierRuns, where model.start_from may be a run.
 
     Raises RecipeError with one line per mistake, InputMissingError when the recipe or one it extends is not there.
     """
@@ -24,7 +24,7 @@ def read_recipe(argv: list[str], *, stage: Stage | None = None) -> Recipe:
     problems = Problems()
     tree = read_layers(path, argv[1:], problems)
     recipe = _typed(tree, problems)
-    recipe.path, recipe.arguments = path, list(argv)
+    recipe.path, recipe.arguments, recipe.earlier = path, list(argv), earlier
     problems.raise_if_any()
 
     recipe.stage = recipe.run.stage or infer_stage(recipe) or stage or "pretrain"

@@ -7,6 +7,7 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline.process.storage import read_json
 from pipeline.process.user_code import RECIPE_TRUST, CodeFolder
 from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.located_yaml import Problems
@@ -248,11 +249,13 @@ def _ready_vocab(folder: str) -> int | None:
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         return None
-    from tokenizers import Tokenizer
-
     try:
-        return max(Tokenizer.from_file(str(file)).get_vocab().values()) + 1
-    except Exception:
+        content = read_json(file)
+        vocab = content["model"]["vocab"]
+        ids = [entry["id"] for entry in content.get("added_tokens", [])]
+        ids += vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+        return max(ids) + 1
+    except (ValueError, KeyError, TypeError):
         return None  # the tokenizer room says what is wrong with the file
 
 

@@ -394,6 +394,7 @@ class Recipe(Section):
     notes: list[str] = field(default_factory=list, compare=False, metadata={"internal": True})  # what was adapted
     stage: Literal["pretrain", "sft"] = field(default="pretrain", metadata={"internal": True})
     code: CodeFolder = field(default=CodeFolder(None), compare=False, metadata={"internal": True})
+    earlier: Any = field(default=None, repr=False, compare=False, metadata={"internal": True})  # runs, handed to read_recipe
     places: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})
     filled: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})
 

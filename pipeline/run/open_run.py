@@ -35,9 +35,10 @@ from pipeline.recipe.batch import with_batch_tokens
 from pipeline.recipe.identity import differences, resume_keys
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.recipe.schema import with_values
-from pipeline.recipe.start_from import previous_attempt, resolve_start
+from pipeline.recipe.start_from import resolve_start
 from pipeline.run.fork import can_fork, parent_of
 from pipeline.run_dir.checkpoints import by_step, clean, newest_whole, problems, step_of
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import record_failures_in
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import from_every_rank, on_rank_0
@@ -91,7 +92,9 @@ def restore_run(recipe: Recipe) -> Recipe:
             return restore_base_from_mirror(recipe, directory)
         return False
 
-    return read_recipe(recipe.arguments, stage=recipe.stage) if on_rank_0(restore) else recipe
+    if on_rank_0(restore):
+        return read_recipe(recipe.arguments, stage=recipe.stage, earlier=EarlierRuns())
+    return recipe
 
 
 def open_run(recipe: Recipe) -> OpenRun:
@@ -449,7 +452,7 @@ def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:
     goes on with it."""
     recipe = resolve_start(recipe)
     batch_tokens = with_batch_tokens(recipe, batch_ranks(processes))
-    kept = previous_attempt(recipe).get("data.batch_tokens")
+    kept = EarlierRuns().previous_attempt(recipe.run.directory, recipe.run.name).get("data.batch_tokens")
     if recipe.data.batch_tokens is None and kept not in (None, batch_tokens):
         print(
             f"{recipe.where('train.gradient_accumulation_steps')}: would make a step of {batch_tokens:,} tokens on "
@@ -477,4 +480,8 @@ def _trains_in_bfloat16(recipe: Recipe) -> bool:
 def _kept_shape(recipe: Recipe) -> dict[str, Any]:
     """Return what a run that has begun on this kind of processor was trained with; empty for any other."""
     shape = RunDirectory.of(recipe).read_manifest().get("shape", {})
-    return shape if shape.get("device") == cpu_name() and previous_attempt(recipe) else {}
+    return (
+        shape
+        if shape.get("device") == cpu_name() and EarlierRuns().previous_attempt(recipe.run.directory, recipe.run.name)
+        else {}
+    )

@@ -36,6 +36,7 @@ from pipeline.recipe.batch import KEY, isolates_documents, micro_batch, micro_st
 from pipeline.recipe.schema import with_values
 from pipeline.run.checks import choose_attention
 from pipeline.run.open_run import OpenRun, resolve_open_values, start_process
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.load import load_ready
 from pipeline.training.build import build_from_recipe, build_trainer
@@ -120,7 +121,7 @@ class Clock(TrainerCallback):
 
 
 def main(argv: list[str]) -> None:
-    recipe = read_recipe(argv[1:])
+    recipe = read_recipe(argv[1:], earlier=EarlierRuns())
     processes = start_process(recipe)
     recipe = resolve_open_values(recipe, processes)
     few = {"train.eval_strategy": "no", "train.save_strategy": "no", "train.max_steps": 10 * MOST_STEPS}

@@ -234,7 +234,7 @@ WRONG = {
     "a colon in a text": (in_train("note: a: b"), ["18: a colon where no key can stand."]),
     "no space behind the colon": (in_train("seed:42"), ["19: a key without a colon here or on the line before."]),
     "a merge of a number": (in_train("<<: 1"), ["18: <<: merges keys with values into these."]),
-    "an alias without its anchor": (in_train("seed: *seed"), ["18: an alias without its anchor. Write &name where"]),
+    "an alias without its anchor": (in_train("seed: *seed"), ["18: an alias without its anchor. Write &name before"]),
     "an extends of several": ("extends: [a.yaml]\n" + GOOD, ["1: extends: must be the path of one recipe"]),
     "a key in a note": (in_run("note: key sk-abcdefghijklmnopqrstuvwxyz"), ["3: holds a token or password."]),
     "a password in an address": (changed("texts/*.parquet", "https://user:pass@host/a.parquet"), ["7: holds a token or password."]),
