@@ -446,7 +446,7 @@ checkpoint, 1 our bug."""
 # supported: passed to the Trainer unchanged, with transformers' default. overridden: passed, with our default instead of
 # transformers'. managed: set by another key of the recipe, which the message names. rejected: would break a promise of this
 # program, or do nothing in it; `text` says why. added: no field of TrainingArguments, but a key of `train:` all the same.
-# tests/recipe/test_supported_arguments.py holds the table to the installed version.
+# tests/recipe/test_schema.py holds the table to the installed version.
 
 SCHEDULERS = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay"]  # fmt: skip
 OPTIMIZERS = Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adafactor", "adamw_anyprecision", "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "sgd", "adagrad", "adamw_bnb_8bit", "adamw_8bit", "ademamix_8bit", "lion_8bit", "lion_32bit", "paged_adamw_32bit", "paged_adamw_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit", "paged_lion_32bit", "paged_lion_8bit", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "grokadamw", "stable_adamw"]  # fmt: skip
