@@ -25,7 +25,7 @@ def import_everything() -> None:
     import pipeline.run.data
     import pipeline.run.finish
     import pipeline.run.open_run
-    import pipeline.run.train
+    import pipeline.train
     import pipeline.sft
     import pipeline.sources.open
     import pipeline.tokenizer

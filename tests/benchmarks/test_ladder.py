@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-from pipeline.plan.plan import _sizes
 from benchmarks.ladder import fit_power_law, fit_runs, main
+from pipeline.plan.plan import _sizes
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import write_text
 from pipeline.recipe import read_recipe
