@@ -855,9 +855,7 @@ class Sweep:
         print(f"measuring the steps of {what}, some {PROBE_S:.0f} s", flush=True)
         try:
             on_cpu = self.device.kind == "cpu"
-            probe = measure(
-                given, processes=self.processes, seconds=PROBE_S, on_cpu=on_cpu, needed_bytes=needed
-            )
+            probe = measure(given, processes=self.processes, seconds=PROBE_S, on_cpu=on_cpu, needed_bytes=needed)
             return probe.step_s
         except NotMeasured as reason:
             raise TandemError(

@@ -223,7 +223,7 @@ class OpenSource:
         if self.revision:
             line += f", commit {self.revision[:12]}"
         if self.is_built_in:
-            line += ", made on this machine"
+            line += ", built in"
         return line
 
     def read(self, *, file: int = 0, block: int = 0) -> Iterator[Block]:
@@ -453,7 +453,7 @@ class _Opening:
         if spec.id is None:
             return local_files(spec.files, where=where, folder=self.folder, split=spec.split, cache=self.cache)
         if source.is_built_in:
-            from pipeline.sources.quickstart import built_in_files
+            from pipeline.sources.built_in import built_in_files
 
             return built_in_files(spec, kind=self.kind, where=where, cache=self.cache)
         from pipeline.sources.hub_files import dataset_files

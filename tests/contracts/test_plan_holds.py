@@ -22,8 +22,6 @@ def test_parameters_steps_tokens_and_flops_are_those_planned(runner, model, stag
 
 
 @pytest.mark.full
-
-
 def test_a_probe_measures_steps_of_the_recipe(runner, capsys, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert main([str(runner.recipe("probed", "gpt2", train={"max_steps": 4})), "--probe", "0.2"]) == 0

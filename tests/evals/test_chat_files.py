@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from chat_task_files import NAMES, arc_row, bundle_row, gsm8k_row, humaneval_row, mmlu_row, write_all, write_jsonl
 
+from benchmarks.quickstart_corpora import spelling_conversations
 from pipeline.evals.chat_tasks import (
     BUILT_IN,
     arc_item,
@@ -27,7 +28,7 @@ from pipeline.evals.chat_tasks import (
 )
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.schema import Source
-from pipeline.sources.quickstart import is_held_out, spelling_conversations, word_conversation
+from pipeline.sources.spelling import is_held_out, word_conversation
 from tests.conftest import ROOT, shared_data
 
 

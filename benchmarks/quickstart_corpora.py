@@ -1,94 +1,52 @@
-"""The built-in sources `tandem:...`: made once on this machine, the same bytes on any, then files like any other."""
+"""Write the built-in sources `tandem:...` again: python -m benchmarks.quickstart_corpora [FOLDER].
+
+The package ships what this script makes (pipeline/sources/quickstart/*.jsonl.xz): the same bytes on every machine,
+which tests/sources/test_quickstart_world.py holds.
+"""
 
 import hashlib
 import json
+import lzma
 import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.process.errors import RecipeError
-from pipeline.process.progress import waiting
-from pipeline.process.storage import file_lock, new_folder
-from pipeline.sources.files import SourceFile
-
-# What each built-in source holds, and its splits.
-SOURCES = {
-    "tandem:quickstart_text": ("text", ("train", "validation")),
-    "tandem:quickstart_chat": ("chat", ("train", "validation", "test")),
-    "tandem:spelling": ("chat", ("train", "validation")),
-}
+from pipeline.sources.built_in import CORPORA
+from pipeline.sources.spelling import (
+    LETTERS,
+    SPELLED_LETTERS,
+    SPELLED_NUMBERS,
+    is_held_out,
+    word_conversation,
+)
 
 
-def built_in_files(spec: Any, *, kind: str, where: str, cache: Path) -> list[SourceFile]:
-    """Return the one file of a built-in source's split. Raises RecipeError for an id, split or key that it does not
-    have."""
-    if spec.id not in SOURCES:
-        raise RecipeError(f"{where}.id: there is no built-in source {spec.id}. Write one of {', '.join(SOURCES)}.")
-    own_kind, splits = SOURCES[spec.id]
-    if own_kind != kind:
-        holds, reads = ("conversations", "documents") if kind == "text" else ("documents", "conversations")
-        fits = next(name for name, (other, _) in SOURCES.items() if other == kind)
-        raise RecipeError(
-            f"{where}.id: {spec.id} holds {holds}, and this stage reads {reads}. Use {fits}, or run the other stage."
-        )
-    if spec.split not in splits:
-        *most, last = splits
-        raise RecipeError(
-            f"{where}.split is {spec.split!r}; {spec.id} has {', '.join(most)} and {last}. Write one of them."
-        )
-    keys = ("files", "config", "revision", "text_column", "messages_column", "columns", "format")
-    own = [key for key in keys if getattr(spec, key)]
-    if own:
-        raise RecipeError(
-            f"{where}: {', '.join(own)} cannot be chosen for {spec.id}, which is made here. Leave "
-            f"{'it' if len(own) == 1 else 'them'} out."
-        )
-    name = f"{spec.id.split(':')[1]}-{spec.split}.jsonl"
-    return [SourceFile(label=name, path=corpus_folder(cache) / name)]
+def main(folder: Path = CORPORA) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in corpora().items():
+        (folder / f"{name}.xz").write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
-def corpus_folder(cache: Path) -> Path:
-    """Return the folder with the built-in sources, made when it is not there yet; a second process waits for the
-    first."""
-    folder = cache / "quickstart" / _key()
-    if not folder.exists():
-        with file_lock(cache / "quickstart" / "lock"):
-            if not folder.exists():
-                with waiting("quickstart texts: writing the small world, once"), new_folder(folder) as new:
-                    for name, rows in _files().items():
-                        _write(new / name, rows)
-    return folder
-
-
-def _key() -> str:
-    """Return a hash of the code that makes the files."""
-    return hashlib.sha256(Path(__file__).read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16]
-
-
-def _files() -> dict[str, Iterable[dict]]:
+def corpora() -> dict[str, str]:
+    """Return the text of every file by its name."""
     made: dict[str, dict[str, Any]] = {
         "quickstart_text": {"train": documents("train"), "validation": documents("validation")},
         "quickstart_chat": {split: conversations(split) for split in ("train", "validation", "test")},
         "spelling": spelling_conversations(spelling_words()),
     }
-    return {f"{name}-{split}.jsonl": rows for name, splits in made.items() for split, rows in splits.items()}
-
-
-def _write(path: Path, rows: Iterable[dict]) -> None:
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-# Spelling and counting letters: what a model of subword tokens cannot see and has to learn by heart.
+    return {
+        f"{name}-{split}.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        for name, splits in made.items()
+        for split, rows in splits.items()
+    }
 
 
 def _words(text: str) -> list[str]:
     return text.split()
 
 
-SPELLED_LETTERS = (3, 12)
 # Verbs that take s, ed, ing and er as they are; nouns that take s; adjectives that take er, est, ly and ness.
 VERBS = """
 act add aim answer ask attack attend avoid bark bend blend blink blow boil bomb book borrow bother build burn burst buy
@@ -135,24 +93,6 @@ blind bright calm cheap clever cold cool damp dark dear deep dull fair faint fir
 light long loud mild moist near neat odd plain poor proud quick quiet rich rough round sharp short sick slow small
 smart smooth soft sour steep stern stiff strong sweet swift tall tender thick tight tough vast warm weak wild young
 """
-HELD_OUT_PER_MILLE = 30
-SPELLED_NUMBERS = tuple(_words("no one two three four five six seven eight nine ten eleven twelve"))
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-SPELL = (
-    "How do you spell {word}?",
-    "Spell the word {word}.",
-    "Please spell {word}.",
-    "Can you spell {word} for me?",
-    "Spell {word}, letter by letter.",
-)
-COUNT = (
-    "How many times does the letter {letter} occur in {word}?",
-    "How many {letter} are in {word}?",
-    "Count the letter {letter} in {word}.",
-    "How often is {letter} in the word {word}?",
-)
-LENGTH = ("How many letters does {word} have?", "How long is the word {word}?", "Count the letters of {word}.")
 
 
 def spelling_words() -> list[str]:
@@ -180,43 +120,6 @@ def spelling_conversations(words: Iterable[str]) -> dict[str, list[dict]]:
     for word in sorted(words, key=lambda word: hashlib.sha256(word.encode()).digest()):
         rows["validation" if is_held_out(word) else "train"].append(word_conversation(word))
     return rows
-
-
-def is_held_out(word: str) -> bool:
-    """Return whether the word is kept from training, whatever list of words it stands in."""
-    digest = hashlib.sha256(f"held out {word}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") % 1000 < HELD_OUT_PER_MILLE
-
-
-def word_conversation(word: str) -> dict:
-    """Return a row {messages}: one or two questions about the word, always the same ones."""
-    draw = random.Random(word)
-    makers = [_spell, _count, _length]
-    chosen = draw.sample(makers, draw.choice((1, 1, 2)))
-    messages = []
-    for maker in chosen:
-        asked, answered = maker(word, draw)
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-    return {"messages": messages}
-
-
-def _spell(word: str, draw: random.Random) -> tuple[str, str]:
-    return draw.choice(SPELL).format(word=word), f"{word}: {', '.join(word)}."
-
-
-def _count(word: str, draw: random.Random) -> tuple[str, str]:
-    letter = draw.choice(word) if draw.random() < 0.85 else draw.choice(LETTERS)
-    number = word.count(letter)
-    said = (
-        f"{word} is spelled {', '.join(word)}. The letter {letter} occurs "
-        f"{'once' if number == 1 else SPELLED_NUMBERS[number] + ' times'}."
-    )
-    return draw.choice(COUNT).format(word=word, letter=letter), said
-
-
-def _length(word: str, draw: random.Random) -> tuple[str, str]:
-    said = f"{word} is spelled {', '.join(word)}. It has {SPELLED_NUMBERS[len(word)]} letters."
-    return draw.choice(LENGTH).format(word=word), said
 
 
 # A small world, made by rule: stories, facts and tasks whose answers can be checked.
@@ -581,3 +484,7 @@ def _turns(kind: str, draw: Draw, *, held_out: bool) -> list[Turn]:
         return [Turn("", draw.one(fact.questions[1:]), fact.answer)]
     fact = draw.one(OF_KIND[kind])
     return [Turn("", fact.questions[0] if fact.held_out else draw.one(fact.questions), fact.answer)]
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:2]))
