@@ -7,10 +7,11 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import is_auto
 from pipeline.run.callbacks import add_callbacks
 from pipeline.run.checks import check_before_training
-from pipeline.run.data import keep_inputs, open_rows, record_inputs
 from pipeline.run.finish import finish_run
+from pipeline.run.inputs import keep_inputs, record_inputs
 from pipeline.run.open_run import evaluation_is_due, open_run, restore_run
-from pipeline.run.run_config import print_run_config, record_plan
+from pipeline.run.rows import open_rows
+from pipeline.run.settings import print_run_config, record_plan, settings_of
 from pipeline.run.start_process import resolve_open_values, start_process
 from pipeline.run_dir.failures import Signals
 from pipeline.sources.open import open_sources
@@ -73,8 +74,10 @@ def train(recipe: Recipe, signals: Signals) -> int:
         from pipeline.run.micro_batch import resolve_micro_batch
 
         recipe = resolve_micro_batch(recipe, run, trainer)
-    print_run_config(run, trainer)
-    record_plan(recipe, run, trainer)
+    settings = settings_of(recipe, trainer)
+    if trainer.is_world_process_zero():
+        print_run_config(run, settings)
+        record_plan(recipe, run, settings, trainer.model)
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
     publishing = None
     if recipe.hub.id is not None:

@@ -4,7 +4,7 @@ import re
 import string
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from pipeline.sources.formats import Format, format_of
 from pipeline.sources.patterns import local_files
 from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
 from pipeline.sources.verify import row_name, verify
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChatItem:
@@ -41,7 +42,7 @@ class ChatItem:
 
 # Whether a written answer is right: texts come as the model wrote them, its control tokens included.
 MessagesChecker = Callable[[list[dict], str], Any]  # (messages with the right answer last, text) -> right or not
-NUMBERS = "no one two three four five six seven eight nine ten eleven twelve".split()
+NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 NUMBER_WORDS = {word: str(number) for number, word in enumerate(NUMBERS)}
 NUMBER_WORDS |= {"once": "1", "twice": "2", "zero": "0"}
 

@@ -4,15 +4,12 @@ whether the run fits its devices and its disk.
 A check of one thing raises what is wrong with it; one of several things returns it.
 """
 
-import functools
 import importlib.util
 import inspect
 import json
 import os
 import tempfile
-import tomllib
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -255,10 +252,9 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
 
 
 def machine_problems(plan: Plan) -> list[TandemError]:
-    """Return what would end the run on this machine, beside what does not fit: its packages, kernels, folders and
+    """Return what would end the run on this machine, beside what does not fit: its kernels, folders and
     benchmarks."""
     return [
-        *_versions(),
         *raised(_start, plan),
         *kernel_problems(plan.recipe, plan.device),
         *_writing(plan),
@@ -295,40 +291,6 @@ def _start(plan: Plan) -> None:
         )
 
 
-def _versions() -> Iterator[TandemError]:
-    """Installed packages outside what pyproject.toml asks for."""
-    from packaging.requirements import Requirement
-
-    for line in _requirements():
-        requirement = Requirement(line)
-        found = _installed(requirement.name)
-        if found == "not" or not requirement.specifier.contains(found, prereleases=True):
-            yield InputMissingError(
-                f"{requirement.name}: {found} installed, and Tandem needs {requirement.name}{requirement.specifier}. "
-                f"Run: pip install '{requirement.name}{requirement.specifier}'"
-            )
-
-
-@functools.cache
-def _installed(name: str) -> str:
-    """Return the version of a package or "not"; reading one from the disk takes a millisecond."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not"
-
-
-def _requirements() -> list[str]:
-    """From the clone's pyproject.toml, or the installed distribution's metadata where there is no clone."""
-    file = Path(__file__).parents[2] / "pyproject.toml"
-    if file.is_file():
-        return tomllib.loads(file.read_text())["project"]["dependencies"]
-    try:
-        return [line for line in requires("tandem-llm") or [] if "extra ==" not in line]
-    except PackageNotFoundError:
-        return []
-
-
 def _writing(plan: Plan) -> Iterator[TandemError]:
     folders = {"run.directory": run_folder(plan.recipe), "data.cache_dir": cache_dir(plan.recipe.data.cache_dir)}
     for key, folder in folders.items():
@@ -351,7 +313,7 @@ def named_code_problems(recipe: Recipe) -> list[TandemError]:
     for key, name in own:
         if ":" in name:
             found += raised(_factory, recipe, key, name)
-    return [*found, *raised(_split_pattern, recipe), *raised(_model, recipe)]
+    return [*found, *raised(_model, recipe)]
 
 
 def _callback(recipe: Recipe, name: str) -> None:
@@ -374,18 +336,6 @@ def _tasks(recipe: Recipe) -> None:
 def _factory(recipe: Recipe, key: str, name: str) -> None:
     if not callable(import_attribute(name, recipe.code, where=recipe.where(key))):
         raise RecipeError(f"{recipe.where(key)}: {name} cannot be called. Name a function or a class.")
-
-
-def _split_pattern(recipe: Recipe) -> None:
-    if recipe.tokenizer.path or recipe.tokenizer.split_pattern in ("nanochat", "gpt2"):
-        return
-    from tokenizers import Regex
-
-    try:
-        Regex(recipe.tokenizer.split_pattern)
-    except Exception as error:  # tokenizers raises bare Exceptions
-        where = recipe.where("tokenizer.split_pattern")
-        raise RecipeError(f"{where}: is no regular expression ({error}). Correct it.") from error
 
 
 def _model(recipe: Recipe) -> None:

@@ -204,7 +204,7 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
         )
     saved, now = manifest["must_match"], must_match(recipe)
     if "finished" not in manifest and "inputs" in manifest and by_step(directory.checkpoints):
-        saved, now = _without_places(saved), _without_places(now)  # run/data.py compares the files by their hashes
+        saved, now = _without_places(saved), _without_places(now)  # run/inputs.py compares the files by their hashes
     found = differences(saved, now)
     if found:
         lines = "\n  ".join(found)

@@ -86,24 +86,22 @@ def resolve_open_values(recipe: Recipe, processes: int) -> Recipe:
 
 
 def refuse_different_ranks(recipe: Recipe) -> None:
-    """Raise RecipeError on every rank, with what differs by host, when the ranks would not train the same run with the
-    same code.
+    """Raise RecipeError on every rank, with what differs from the first one, when the ranks would not train the same
+    run with the same code.
 
     Nothing later would notice: the replicas part at step 1, or one rank waits in a save that the other does not make.
     """
-    own = {name: value for name, value in dotted(yaml.safe_load(dump_recipe(recipe))).items() if value is not None}
-    ranks = from_every_rank((socket.gethostname(), own | _software()))
-    lines = []
-    for name in sorted(set().union(*(identity for _, identity in ranks))):
-        hosts: dict[str, list[str]] = {}
-        for rank, (host, identity) in enumerate(ranks):
-            hosts.setdefault(repr(identity[name]) if name in identity else "not set", []).append(
-                f"{host} (rank {rank})"
-            )
-        if len(hosts) > 1:
-            lines.append(f"{name}: " + "; ".join(f"{value} on {_first(names)}" for value, names in hosts.items()))
+    settings = dotted(yaml.safe_load(dump_recipe(recipe)))
+    ranks = from_every_rank((socket.gethostname(), settings | _software()))
+    first_host, first = ranks[0]
+    lines = set()
+    for rank, (host, other) in enumerate(ranks):
+        for name in first.keys() | other.keys():
+            if first.get(name) != other.get(name):
+                there = f"{other.get(name)!r} on {host} (rank {rank})"
+                lines.add(f"{name}: {first.get(name)!r} on {first_host} (rank 0); {there}")
     if lines:
-        listed = "\n  ".join(lines)
+        listed = "\n  ".join(sorted(lines))
         raise RecipeError(
             "command line: the processes of this run differ, and their weights would part or they would wait for each "
             f"other:\n  {listed}\n"
@@ -118,11 +116,9 @@ def _software() -> dict[str, str]:
         code.update(str(file.relative_to(package)).encode() + file.read_bytes())
     driver = Path("/proc/driver/nvidia/version")
     found = {**versions(), "cuda": str(torch.version.cuda), "Tandem's code": code.hexdigest()[:12]}
-    return found | ({"CUDA driver": driver.read_text().splitlines()[0]} if driver.is_file() else {})
-
-
-def _first(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    if driver.is_file():
+        found["CUDA driver"] = driver.read_text().splitlines()[0]
+    return found
 
 
 def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def test_the_newest_checkpoints_are_sent_seal_last_and_come_back_with_every_byte
         assert mirror.is_behind()
         mirror.send()
         assert not mirror.is_behind()
-        assert names[-1] == f"checkpoints/checkpoint-{step}/{SEAL}"
+        assert names[-1] == f"{mirror.root}/checkpoints/checkpoint-{step}/{SEAL}"
     assert mirror.steps() == [10, 15]
     other = restored(tmp_path)
     assert [folder.name for folder in by_step(other.checkpoints)] == ["checkpoint-15"]
@@ -135,6 +135,7 @@ def test_a_run_that_has_finished_comes_back_as_finished_with_its_model(tmp_path,
     assert "finished" not in restored(tmp_path).read_manifest()
     shutil.rmtree(tmp_path / "other")
     run.update_manifest(finished=1.0)
+    mirror = taking_over(run)
     assert mirror.is_behind()
     mirror.send()
     other = restored(tmp_path)
@@ -327,8 +328,10 @@ def test_an_old_disk_goes_on_from_what_another_machine_sent_meanwhile(tmp_path, 
     assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5", "checkpoint-50"]
     assert run.metrics.read_text() == other.metrics.read_text()
     assert run.read_manifest()["attempts"] == 2
-    assert taking_over(run).steps() == [5, 50]
-    assert not mirror.is_behind()
+    again = taking_over(run)
+    again.send()
+    assert again.steps() == [5, 50]
+    assert not again.is_behind()
 
 
 def test_another_run_of_the_same_name_does_not_write_over_the_one_here(tmp_path, run, mirror):
@@ -423,7 +426,7 @@ def test_a_start_that_does_not_take_the_run_over_leaves_it_to_its_owner(tmp_path
         patch.setattr(type(mirror.store), "cat_file", lambda *_, **__: (_ for _ in ()).throw(OSError("away")))
         restore(other)  # goes on from what is here, and has not seen what lies there
     with pytest.raises(LostOwnership):
-        taking_over(other).send()
+        Mirror(other, ADDRESS).send()
     restore(other)
     assert [folder.name for folder in by_step(other.checkpoints)] == ["checkpoint-3", "checkpoint-5"]
 

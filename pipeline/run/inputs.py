@@ -1,4 +1,5 @@
-"""The rows of a run, and the record of what they were made of."""
+"""What a run was trained on: files, tokenizer and parent weights by hash, recorded once and compared at every later
+start."""
 
 import time
 from dataclasses import asdict
@@ -7,157 +8,19 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pipeline.data.preparation import Preparation, batch_warmup, start_preparation
-from pipeline.data.rows import TrainingRows, ValidationRows, held_out_coverage
+from pipeline.data.preparation import batch_warmup
+from pipeline.data.rows import held_out_coverage
 from pipeline.hardware.device import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
-from pipeline.process.commands import command
 from pipeline.process.errors import DataError
-from pipeline.process.progress import short_count
 from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import ran
 from pipeline.recipe import Recipe
-from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.reader import check_warmup
-from pipeline.recipe.resolve import step_rows, tokens_at
-from pipeline.recipe.schema import Schedule, with_values
-from pipeline.run.checks import benchmarks_of, cadence_notes
 from pipeline.run.open_run import OpenRun
 from pipeline.sources.open import with_recorded_inputs
-from pipeline.sources.raw_rows import text_bytes
 from pipeline.sources.verify import FactsOfFiles
 from pipeline.tokenizer import identity
 from pipeline.training.distributed import on_rank_0
-
-# The horizon against the data: how often the run will see them, and a warm-up that fits a run given in epochs.
-
-MANY_EPOCHS = 4.0  # Up to about four, repeated text teaches nearly as much as new text (Muennighoff et al. 2023).
-
-
-def resolve_warmup(recipe: Recipe) -> Recipe:
-    """Return the recipe with what a horizon in steps is read with, where it is one in epochs and known in steps by
-    now.
-
-    The default warm-up is at most a fifth of the run. Raises RecipeError for one that was given and is longer than it.
-    """
-    schedule, steps = recipe.optimizer.schedule, recipe.train["max_steps"]
-    # Compared, not looked up among the given keys: the saved recipe of a run gives every key.
-    if recipe.optimizer.type != "trainer" and schedule.warmup_steps == Schedule().warmup_steps:
-        recipe = with_values(recipe, {"optimizer.schedule.warmup_steps": min(schedule.warmup_steps, steps // 5)})
-    problems = Problems()
-    check_warmup(recipe, problems)
-    problems.raise_if_any()
-    return recipe
-
-
-def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
-    """Return steps and tokens of the run, and of each source the epochs planned, as far as its length can be known or
-    estimated."""
-    steps = recipe.train["max_steps"]
-    tokens, warmup = recipe.data.batch_tokens or 0, step_rows(recipe).warmup_steps
-    fewer = f" (fewer in the first {warmup:,})" if warmup else ""
-    lines = [f"training: {steps:,} steps of {tokens:,} tokens{fewer}, {short_count(tokens_at(recipe, steps))} in all"]
-    for (source, share), opened, sequence in zip(rows.shares().items(), sources, rows.stream.sequences, strict=True):
-        epochs, about = share.get("epochs"), ""
-        if epochs is None:
-            epochs, about = _estimate(share["rows"] * opened.passes, opened, sequence), "about "
-        if epochs is None:
-            lines.append(f"  {source}: how often it is read (epochs) is not known before all of it is prepared")
-            continue
-        lines.append(f"  {source}: read {about}{epochs:.2f} times (epochs)")
-        if epochs > MANY_EPOCHS:
-            lines.append(
-                f"note: {source} is repeated more than {MANY_EPOCHS:.0f} times, from where on repeated text teaches "
-                "little. Add text, or train shorter."
-            )
-    return lines
-
-
-def _estimate(planned: int, source: Any, sequence: Any) -> float | None:
-    """Return epochs by the bytes of text that the rows so far have used up; None when the size of the text is not
-    known."""
-    whole, totals = text_bytes(source), sequence.totals()
-    if not whole or not totals.get("text_bytes") or not totals["rows"]:
-        return None
-    # Not by all that was read: most of a source of long documents may still wait in the packer's buffer. A BOS is no
-    # text.
-    begun = sum(seal.get("documents", 0) for seal in sequence.seals)
-    tokens = totals["positions"] - totals["padded"] - begun + totals["cropped_tokens"]
-    return planned * tokens / totals["rows"] * totals["text_bytes"] / totals["text_tokens"] / whole
-
-
-# Rows for this run: one process of the run prepares, the others attach.
-
-
-def open_rows(
-    recipe: Recipe, tokenizer: Any, sources: tuple[list, list], run: OpenRun
-) -> tuple[Recipe, TrainingRows, ValidationRows]:
-    """Return the recipe with its number of steps, and training and validation rows, when the first step's rows are
-    sealed, while the rest is prepared ahead.
-
-    run: rows before the step that it goes on from need not be kept.
-    """
-    started: list[Preparation] = []
-
-    def start() -> dict:
-        benchmarks, cache = benchmarks_of(recipe), cache_dir(recipe.data.cache_dir)
-        watchlist = None
-        if benchmarks:
-            from pipeline.contrib.contaminated_items import save_watchlist
-
-            watchlist = save_watchlist(benchmarks, cache=cache)
-        here = run.directory.path
-        started.append(start_preparation(recipe, tokenizer, sources=sources, watchlist=watchlist, run=here))
-        for line in unchecked_lines(started[0].plan, run):
-            print(line, flush=True)
-        return started[0].description()
-
-    description = on_rank_0(start)
-    preparation = started[0] if started else Preparation.attach(description)
-    rows = TrainingRows.open(preparation=preparation)
-    in_epochs = "max_steps" not in recipe.train
-    recipe = with_values(recipe, {"train.max_steps": rows.total_steps()})
-    if in_epochs:
-        recipe = resolve_warmup(recipe)
-    if run.forks:
-        from pipeline.recipe.parents import refuse_without_steps
-
-        refuse_without_steps(recipe, run.step)
-    validation = ValidationRows.open(preparation)
-
-    def print_notes() -> None:
-        from pipeline.data.losses import padding_notes, warning_lines
-
-        notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
-        if recipe.data.one_text_rows:
-            notes += padding_notes(rows.plan, rows.shares())
-        warnings = warning_lines(
-            recipe, rows, validation, sources=sources[0], tokenizer=tokenizer, has_begun=run.step > 0
-        )
-        print(*horizon_lines(recipe, rows, sources[0]), *notes, *warnings, sep="\n", flush=True)
-
-    on_rank_0(print_notes)
-    return recipe, rows, validation
-
-
-def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
-    """Return how much of the training text was prepared before anybody looked for the benchmarks' items in it, and
-    what to do."""
-    if not plan["watchlist"]:
-        return []
-    from pipeline.contrib.contaminated_items import unchecked_text
-
-    unchecked, shards = unchecked_text(plan)
-    if not unchecked:
-        return []
-    return [
-        f"contamination: nobody looked for the evaluation items in {unchecked:,} of {shards:,} shards, as they were "
-        "prepared before. To look, while this run trains: "
-        f"{command('data', run.directory.recipe, '--watchlist', plan['watchlist'])}"
-    ]
-
-
-# What a run was fed: files, tokenizer and parent weights by hash, recorded once and compared at every later start.
 
 
 def keep_inputs(recipe: Recipe, run: OpenRun) -> Recipe:
