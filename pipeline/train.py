@@ -4,7 +4,7 @@ from pipeline.callbacks.stopping import StopSignals
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.process.network import limit_silence
 from pipeline.recipe import Recipe
-from pipeline.recipe.resolve import is_auto
+from pipeline.recipe.batch import is_auto
 from pipeline.run.callbacks import add_callbacks
 from pipeline.run.checks import check_before_training
 from pipeline.run.finish import finish_run
@@ -13,6 +13,7 @@ from pipeline.run.open_run import evaluation_is_due, open_run, restore_run
 from pipeline.run.rows import open_rows
 from pipeline.run.settings import print_run_config, record_plan, settings_of
 from pipeline.run.start_process import resolve_open_values, start_process
+from pipeline.run.summary import print_summary
 from pipeline.run_dir.failures import Signals
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
@@ -30,7 +31,7 @@ def train(recipe: Recipe, signals: Signals) -> int:
     processes = start_process(recipe)
     limit_silence()
     signals.connect(store_of_ranks())
-    recipe = restore_run(recipe)
+    restore_run(recipe)
     recipe = resolve_open_values(recipe, processes)
     recipe = check_before_training(recipe, processes=processes)
 
@@ -88,7 +89,10 @@ def train(recipe: Recipe, signals: Signals) -> int:
     # 5. The steps, and the end.
     trainer.resume(run.checkpoint)
     signals.raise_if_stopped(step=trainer.state.global_step, first=flush)
-    finish_run(recipe, run, trainer, publishing)
+    finish_run(run.directory, trainer, publishing, dtype=recipe.hub.dtype)
+    if trainer.is_world_process_zero():
+        files = [place.rpartition(":")[0] for place in recipe.places.values()]
+        print_summary(run, stage=recipe.stage, prompts=recipe.samples.prompts, files=files)
     if flush:
         flush()
     return 0

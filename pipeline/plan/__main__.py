@@ -17,10 +17,11 @@ from pipeline.process.commands import command, program, whole_number
 from pipeline.process.errors import RecipeError, TandemError, refuse
 from pipeline.process.storage import cache_dir, can_be_used
 from pipeline.recipe import Recipe, describe_filled, read_recipe
-from pipeline.recipe.resolve import resolve_start, start_folder
 from pipeline.recipe.schema import Source
-from pipeline.run.attention import attention_line, attention_needs, choose_attention
+from pipeline.recipe.start_from import resolve_start, start_folder
+from pipeline.run.attention import attention_line, choose_attention
 from pipeline.run.checks import (
+    attention_needs,
     cadence_notes,
     machine_problems,
     named_code_problems,

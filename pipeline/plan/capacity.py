@@ -11,10 +11,10 @@ from pipeline.plan.memory import DEVICE_SHARE
 from pipeline.plan.plan import Plan, gibibytes, gigabytes
 from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError, raised
 from pipeline.process.storage import cache_dir, folder_bytes, nearest_existing
-from pipeline.recipe.counted_sizes import chosen_sizes
+from pipeline.recipe.batch import micro_batch
+from pipeline.recipe.checks import check_halvings
+from pipeline.recipe.identity import run_folder
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.reader import check_halvings
-from pipeline.recipe.resolve import micro_batch, run_folder
 from pipeline.recipe.schema import OPTIM_ARGS
 from pipeline.recipe.sizes import Sizes
 from pipeline.run_dir.run_directory import RunDirectory
@@ -38,8 +38,6 @@ def find_notes(plan: Plan) -> list[str]:
     """Return what works and still deserves a sentence."""
     recipe = plan.recipe
     notes = [*recipe.notes]
-    if sizes := _chosen_sizes(plan):
-        notes.append(f"{recipe.where('model.type')}: {recipe.model.type} gets {sizes}; model.options sets others.")
     if unused := _unused_optim_args(recipe.train.get("optim_args"), recipe.train.get("optim", "adamw_torch_fused")):
         where = recipe.where("train.optim_args")
         notes.append(f"{where}: transformers does not use {unused} for {recipe.train.get('optim')}. Remove it.")
@@ -78,15 +76,6 @@ def _unused_optim_args(given: str | None, optimizer: str) -> str:
         if name not in OPTIM_ARGS[optimizer] or taken_for_true:
             unused.append(pair)
     return ", ".join(unused)
-
-
-def _chosen_sizes(plan: Plan) -> str:
-    """Return the sizes that a config of transformers has beyond those that the recipe names."""
-    try:
-        chosen = chosen_sizes(plan.recipe)
-    except ImportError:
-        return ""
-    return ", ".join(f"{name} {value}" for name, value in chosen.items())
 
 
 def _rows(plan: Plan) -> int:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from pipeline.recipe.counted_sizes import CountedSizes
+from pipeline.recipe.model_statistics import CountedSizes
 from pipeline.recipe.sizes import Sizes
 
 FP32 = 4

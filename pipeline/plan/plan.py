@@ -27,22 +27,22 @@ from pipeline.plan.memory import (
 from pipeline.plan.probe import Probe
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import Recipe
-from pipeline.recipe.counted_sizes import CountedSizes
-from pipeline.recipe.model_sizes import sizes_from_config, sizes_of
-from pipeline.recipe.resolve import (
+from pipeline.recipe.batch import (
     KEY,
-    horizon_steps,
     is_auto,
     micro_batch,
     micro_steps,
     rows_per_step,
-    start_folder,
     step_rows,
     tokens_at,
     with_batch_tokens,
 )
+from pipeline.recipe.dial import horizon_steps
+from pipeline.recipe.model_sizes import sizes_from_config, sizes_of
+from pipeline.recipe.model_statistics import CountedSizes
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import Sizes, SizesUnknownError
+from pipeline.recipe.start_from import start_folder
 from pipeline.run_dir.run_directory import RunDirectory
 
 # Share of the peak that a step is assumed to reach where none was measured: of a GPU's data sheet, from 0.15 to 0.55 of

@@ -3,7 +3,7 @@
 from pipeline.hardware.device import batch_ranks
 from pipeline.plan.memory import FP32
 from pipeline.plan.plan import Plan, gibibytes, gigabytes
-from pipeline.recipe.resolve import is_auto, micro_batch, step_rows
+from pipeline.recipe.batch import is_auto, micro_batch, step_rows
 
 UNKNOWN = "n/a"
 

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.hardware.accelerators import DeviceInfo
-from pipeline.hardware.device import can_compile, decide_bf16, decide_compile
+from pipeline.hardware.device import can_compile
 from pipeline.process.errors import InputMissingError, RecipeError
-from pipeline.recipe import Recipe
-from pipeline.recipe.counted_sizes import CountedSizes
-from pipeline.recipe.resolve import becomes_tandem, drops_attention, isolates_documents
+from pipeline.recipe.model_statistics import CountedSizes
 from pipeline.recipe.sizes import Sizes
 
 AS_RECIPE = "as the recipe says"
@@ -37,24 +35,6 @@ class AttentionNeeds:
     starts_from_config: bool  # of a model that the recipe starts from, whose options are not the recipe's to set
     dtype: str
     compiled: bool
-
-
-def attention_needs(recipe: Recipe) -> AttentionNeeds:
-    train = recipe.train
-    fp16 = bool(train.get("fp16"))
-    dtype = "float16" if fp16 else "float32"
-    if decide_bf16(train.get("bf16"), fp16=fp16):
-        dtype = "bfloat16"
-    return AttentionNeeds(
-        named=recipe.model.attn_implementation,
-        where=recipe.where("model.attn_implementation"),
-        is_tandem=becomes_tandem(recipe),
-        isolated=isolates_documents(recipe),
-        has_dropout=drops_attention(recipe),
-        starts_from_config=bool(recipe.model.start_config),
-        dtype=dtype,
-        compiled=decide_compile(train.get("torch_compile")),
-    )
 
 
 def choose_attention(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.hardware.accelerators import DeviceInfo
-from pipeline.hardware.device import can_compile, decide_bf16, device_info
+from pipeline.hardware.device import can_compile, decide_bf16, decide_compile, device_info
 from pipeline.hardware.processor import cpu_can_compile
 from pipeline.plan.capacity import find_notes, find_problems
 from pipeline.plan.plan import Plan, make_plan
@@ -30,18 +30,15 @@ from pipeline.process.errors import (
 from pipeline.process.storage import NOT_WRITABLE, cache_dir, can_be_used, is_cache, nearest_existing
 from pipeline.process.user_code import import_attribute
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import isolates_documents
+from pipeline.recipe.identity import run_folder
 from pipeline.recipe.located_yaml import show
 from pipeline.recipe.model_sizes import model_fields
-from pipeline.recipe.reader import warmup_of
-from pipeline.recipe.resolve import (
-    becomes_tandem,
-    begun_run,
-    run_folder,
-    start_folder,
-)
+from pipeline.recipe.resolve import warmup_of
 from pipeline.recipe.schema import ARGUMENTS, with_values
 from pipeline.recipe.sizes import options_of
-from pipeline.run.attention import AS_RECIPE, attention_line, attention_needs, choose_attention, refuse_attention
+from pipeline.recipe.start_from import becomes_tandem, drops_attention, previous_attempt, start_folder
+from pipeline.run.attention import AS_RECIPE, AttentionNeeds, attention_line, choose_attention, refuse_attention
 from pipeline.run_dir.checkpoints import SEAL, by_step, loadable_strays, problems
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import open_sources, with_recorded_inputs
@@ -73,6 +70,25 @@ def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     if recipe.model.attn_implementation not in (None, "eager", "sdpa"):
         found += raised(refuse_attention, attention_needs(recipe), device)
     return found
+
+
+def attention_needs(recipe: Recipe) -> AttentionNeeds:
+    """Return what of the recipe decides its attention implementation."""
+    train = recipe.train
+    fp16 = bool(train.get("fp16"))
+    dtype = "float16" if fp16 else "float32"
+    if decide_bf16(train.get("bf16"), fp16=fp16):
+        dtype = "bfloat16"
+    return AttentionNeeds(
+        named=recipe.model.attn_implementation,
+        where=recipe.where("model.attn_implementation"),
+        is_tandem=becomes_tandem(recipe),
+        isolated=isolates_documents(recipe),
+        has_dropout=drops_attention(recipe),
+        starts_from_config=bool(recipe.model.start_config),
+        dtype=dtype,
+        compiled=decide_compile(train.get("torch_compile")),
+    )
 
 
 def has_capability(device: DeviceInfo, least: tuple[int, int], *, amd: bool = False) -> bool:
@@ -269,11 +285,20 @@ def benchmarks_of(recipe: Recipe) -> list[Any]:
     if recipe.evals.core.every_steps is not None:
         from pipeline.evals.core import CoreBenchmark
 
-        benchmarks.append(CoreBenchmark(recipe))
+        benchmarks.append(CoreBenchmark(recipe.evals.core, cache=recipe.data.cache_dir))
     if recipe.evals.chat.every_steps is not None:
-        from pipeline.evals.chat import ChatBenchmark
+        from pipeline.evals.chat import benchmark_of_recipe
 
-        benchmarks.append(ChatBenchmark(recipe))
+        benchmarks.append(
+            benchmark_of_recipe(
+                recipe.evals.chat,
+                unsafe_exec=recipe.evals.unsafe_exec,
+                code=recipe.code,
+                folder=str(Path(recipe.path).parent) if recipe.path else None,
+                cache=recipe.data.cache_dir,
+                where=recipe.where("evals.chat"),
+            )
+        )
     return benchmarks
 
 
@@ -282,7 +307,7 @@ def _start(plan: Plan) -> None:
     every start."""
     recipe, folder = plan.recipe, Path(plan.recipe.model.start_from or "")
     run = RunDirectory(folder.parent.parent)
-    begun = begun_run(recipe).get("model.start_from") == str(folder)
+    begun = previous_attempt(recipe).get("model.start_from") == str(folder)
     if not begun and folder.parent == run.checkpoints and run.in_use():
         raise InputMissingError(
             f"{recipe.where('model.start_from')}: run {run.path} is training, and may delete {folder.name} once it "
@@ -412,7 +437,7 @@ def _sources(recipe: Recipe) -> list[str]:
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     if goes_on:  # it was said before the first step
         return []
-    from pipeline.data.decontamination import overlap_of
+    from pipeline.data.overlap import overlap_of
 
     note = overlap_of(train, validation).note()
     return [f"{recipe.where('data.validation')}: {note}"] if note else []

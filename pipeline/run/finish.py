@@ -8,19 +8,16 @@ from pipeline.data.losses import table
 from pipeline.hardware.processor import peak_bytes
 from pipeline.process.commands import command
 from pipeline.process.progress import waiting
-from pipeline.recipe import Recipe
-from pipeline.run.open_run import OpenRun
-from pipeline.run.summary import print_summary, results
+from pipeline.run.summary import results
 from pipeline.run_dir.failures import write_report
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import write_finished_model
 from pipeline.training.trainer import TandemTrainer
 
 
-def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing: Any) -> None:
-    """Write the finished model, its results and the report, and publish it (publishing: run_dir/hub_queue.py; None
-    without hub.id). Every rank calls it, the first one acts."""
-    directory = run.directory
+def finish_run(directory: RunDirectory, trainer: TandemTrainer, publishing: Any, *, dtype: str) -> None:
+    """Write the finished model in this dtype, its results and the report, and publish it (publishing:
+    run_dir/hub_queue.py; None without hub.id). Every rank calls it, the first one acts."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = model.state_dict()
     if trainer.is_sharded:
@@ -34,7 +31,7 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
                 model,
                 trainer.processing_class,
                 weights=weights,
-                dtype=recipe.hub.dtype,
+                dtype=dtype,
                 step=trainer.state.global_step,
             )
         directory.update_manifest(
@@ -46,7 +43,7 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         )
         with open(directory.console, "a", encoding="utf-8") as log:  # by now all that the run read is prepared
             log.write(f"{table(trainer.rows.plan)}\n")
-        _look_back(run.directory)
+        _write_report(directory)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in
     # gloo.
     trainer.accelerator.wait_for_everyone()
@@ -55,7 +52,6 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
             publishing.finish()  # alone: no other rank waits for a service
         # Last: a run cut off before this does its end again, after it the same command says so and exits 0.
         directory.update_manifest(finished=time.time())
-        print_summary(recipe, run)
 
 
 def _peak_memory(trainer: TandemTrainer) -> dict[str, int]:
@@ -65,7 +61,7 @@ def _peak_memory(trainer: TandemTrainer) -> dict[str, int]:
     return found
 
 
-def _look_back(directory: RunDirectory) -> None:
+def _write_report(directory: RunDirectory) -> None:
     """Write the report. An error of it is printed: the run is whole without it."""
     with waiting("writing the report", after_s=1.0):
         problem = write_report(directory)

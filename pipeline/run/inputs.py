@@ -8,8 +8,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pipeline.data.preparation import batch_warmup
-from pipeline.data.rows import held_out_coverage
+from pipeline.data.row_plan import batch_warmup
+from pipeline.data.validation import held_out_coverage
 from pipeline.hardware.device import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.errors import DataError
@@ -17,8 +17,8 @@ from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import ran
 from pipeline.recipe import Recipe
 from pipeline.run.open_run import OpenRun
+from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.open import with_recorded_inputs
-from pipeline.sources.verify import FactsOfFiles
 from pipeline.tokenizer import identity
 from pipeline.training.distributed import on_rank_0
 
@@ -97,7 +97,7 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
     """Looked for before the first step (run/data.py) and kept from then on; nothing where nothing is held out."""
     if begun:
         return {"overlap": begun["overlap"]} if "overlap" in begun else {}
-    from pipeline.data.decontamination import overlap_of
+    from pipeline.data.overlap import overlap_of
 
     overlap = overlap_of(*sources)
     known = {name: value for name, value in asdict(overlap).items() if value is not None}
@@ -121,28 +121,31 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     for role in ("sources", "validation"):
         if [s["fingerprint"] for s in before[role]] == [s["fingerprint"] for s in now[role]]:
             continue  # a moved folder may give a source another name
-        old, new = ({s["name"]: s for s in inputs[role]} for inputs in (before, now))
+        old = {source["name"]: source for source in before[role]}
+        new = {source["name"]: source for source in now[role]}
         for name in sorted(old.keys() | new.keys()):
             if name not in old or name not in new:
                 lines.append(f"{role}: {name} is {'new' if name in new else 'gone'}")
             elif old[name]["fingerprint"] != new[name]["fingerprint"]:
-                lines += _changed_files(f"{role}: {name}", old[name], new[name])
-    lines += [
-        f"{key}: {before.get(key)} -> {now[key]}"
-        for key in ("batch_tokens", "max_steps", "start_from")
-        if before.get(key) != now[key]
-    ]
+                lines += [f"{role}: {name}: {line}" for line in _changed_files(old[name], new[name])]
+    for key in ("batch_tokens", "max_steps", "start_from"):
+        if before.get(key) != now[key]:
+            lines.append(f"{key}: {before.get(key)} -> {now[key]}")
     return lines
 
 
-def _changed_files(where: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    before, after = ({f["label"]: f["sha256"] for f in source["files"]} for source in (old, new))
-    lines = [
-        f"{where}: {label} has other content" for label in before if label in after and before[label] != after[label]
-    ]
-    lines += [f"{where}: {label} is gone" for label in before if label not in after]
-    lines += [f"{where}: {label} is new" for label in after if label not in before]
-    return lines or [f"{where}: the files' order or how their rows are read"]
+def _changed_files(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    before = {file["label"]: file["sha256"] for file in old["files"]}
+    after = {file["label"]: file["sha256"] for file in new["files"]}
+    lines = []
+    for label in before | after:
+        if label not in after:
+            lines.append(f"{label} is gone")
+        elif label not in before:
+            lines.append(f"{label} is new")
+        elif before[label] != after[label]:
+            lines.append(f"{label} has other content")
+    return lines or ["the files' order or how their rows are read"]
 
 
 def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | None:
@@ -153,7 +156,7 @@ def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | N
         return None
     if not Path(start_from).is_dir():
         return begun if begun and begun["from"] == start_from else {"from": start_from} | _commit(start_from)
-    facts = FactsOfFiles(cache_dir(recipe.data.cache_dir))
+    facts = FileFacts(cache_dir(recipe.data.cache_dir))
     files = sorted(Path(start_from).absolute().glob("model*.safetensors"))
     for path in files:  # a header takes no time, a hash of a terabyte of zeros half an hour
         try:

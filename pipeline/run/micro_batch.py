@@ -13,7 +13,7 @@ from pipeline.hardware.device import batch_ranks, device_info
 from pipeline.plan.memory import CPU_POSITIONS, CPU_SHARE, micro_batches
 from pipeline.process.errors import OutOfMemoryError
 from pipeline.recipe import Recipe
-from pipeline.recipe.resolve import KEY, micro_batch, micro_steps, rows_per_step
+from pipeline.recipe.batch import KEY, micro_batch, micro_steps, rows_per_step
 from pipeline.recipe.schema import with_values
 from pipeline.run.open_run import OpenRun
 from pipeline.training.causes import fits

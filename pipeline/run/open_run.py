@@ -23,12 +23,10 @@ from pipeline.process.errors import (
 )
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import remove_file, write_text
-from pipeline.recipe import Recipe, dump_recipe, read_recipe
+from pipeline.recipe import Recipe, dump_recipe
+from pipeline.recipe.identity import differences, resume_keys
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.recipe.resolve import (
-    differences,
-    must_match,
-)
+from pipeline.run.fork import can_fork, parent_of
 from pipeline.run_dir.checkpoints import by_step, clean, newest_whole, problems, step_of
 from pipeline.run_dir.failures import record_failures_in
 from pipeline.run_dir.run_directory import RunDirectory
@@ -64,25 +62,23 @@ class OpenRun:
         return self.checkpoint is not None and self.checkpoint.parent != self.directory.checkpoints
 
 
-def restore_run(recipe: Recipe) -> Recipe:
-    """Fetch a run and its base that are not here, on rank 0 for all ranks: what this start takes from an earlier one
-    is resolved after it. Return the recipe, read again where its base came: sizes and tokenizer are the base's."""
+def restore_run(recipe: Recipe) -> None:
+    """Fetch a run that is not here from the Hub or the mirror, on rank 0 for all ranks: what this start takes from an
+    earlier one is resolved after it."""
     directory = RunDirectory.of(recipe)
 
-    def restore() -> bool:
+    def restore() -> None:
         if recipe.hub.strategy == "checkpoint":
             from pipeline.hub.pull import restore_from_hub
 
             restore_from_hub(recipe, directory)
-        address, where = recipe.run.mirror, recipe.where("run.mirror")
-        if not address:
-            return False
-        from pipeline.contrib.mirror import restore_base_from_mirror, restore_from_mirror
+        if recipe.run.mirror:
+            from pipeline.contrib.mirror import restore_from_mirror
 
-        restore_from_mirror(address, directory, resume=recipe.run.resume, where=where)
-        return restore_base_from_mirror(address, directory, start=recipe.model.start_from, where=where)
+            where = recipe.where("run.mirror")
+            restore_from_mirror(recipe.run.mirror, directory, resume=recipe.run.resume, where=where)
 
-    return read_recipe(recipe.arguments, stage=recipe.stage) if on_rank_0(restore) else recipe
+    on_rank_0(restore)
 
 
 def open_run(recipe: Recipe) -> OpenRun:
@@ -123,16 +119,12 @@ def _open(recipe: Recipe) -> OpenRun:
     forks = recipe.run.fork_from is not None
     parent = None
     if forks and not by_step(directory.checkpoints):
-        from pipeline.recipe.parents import parent_of
-
         parent = parent_of(recipe)
     directory.hold()
     record_failures_in(directory)
     remove_file(directory.failure)
     checkpoint = _choose_checkpoint(recipe, directory)
     if checkpoint is None and forks:
-        from pipeline.recipe.parents import parent_of
-
         checkpoint, facts = parent or parent_of(recipe)  # again when its own were damaged, every one
         directory.update_manifest(forked_from=facts)
     return _record_attempt(recipe, directory, manifest, checkpoint, begun=begun)
@@ -152,7 +144,7 @@ def _record_attempt(
         note=recipe.run.note,
         tags=recipe.run.tags,
         created=manifest.get("created", datetime.now(UTC).isoformat(timespec="seconds")),
-        must_match=manifest["must_match"] if begun else must_match(recipe),
+        must_match=manifest["must_match"] if begun else resume_keys(recipe),
         attempts=attempt,
         status="running",
         command=[redacted(argument) for argument in sys.argv],
@@ -202,14 +194,12 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
         raise CannotWriteError(
             f"{directory.path}: run.resume is never and the run exists. Give another run.name, or remove the folder."
         )
-    saved, now = manifest["must_match"], must_match(recipe)
+    saved, now = manifest["must_match"], resume_keys(recipe)
     if "finished" not in manifest and "inputs" in manifest and by_step(directory.checkpoints):
         saved, now = _without_places(saved), _without_places(now)  # run/inputs.py compares the files by their hashes
     found = differences(saved, now)
     if found:
         lines = "\n  ".join(found)
-        from pipeline.recipe.parents import can_fork
-
         with_state = ""
         if can_fork(found):
             with_state = f", and with it run.fork_from={directory.name} to start from that one's state"

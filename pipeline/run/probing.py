@@ -24,9 +24,10 @@ from pipeline.hardware.processor import peak_bytes
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.plan.plan import make_plan
 from pipeline.recipe import read_recipe
-from pipeline.recipe.resolve import isolates_documents, rows_per_step
+from pipeline.recipe.batch import isolates_documents, rows_per_step
 from pipeline.recipe.schema import with_values
-from pipeline.run.attention import attention_needs, choose_attention
+from pipeline.run.attention import choose_attention
+from pipeline.run.checks import attention_needs
 from pipeline.run.start_process import resolve_open_values, start_process
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.load import load_ready

@@ -19,8 +19,9 @@ from pipeline.hardware.rates import bfloat16_is_faster, decide_for_all_ranks, se
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, is_writable
 from pipeline.recipe import Recipe, dump_recipe
-from pipeline.recipe.resolve import begun_run, resolve_start, with_batch_tokens
+from pipeline.recipe.batch import with_batch_tokens
 from pipeline.recipe.schema import with_values
+from pipeline.recipe.start_from import previous_attempt, resolve_start
 from pipeline.run.open_run import dotted, versions
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import from_every_rank, on_rank_0
@@ -126,7 +127,7 @@ def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:
     goes on with it."""
     recipe = resolve_start(recipe)
     batch_tokens = with_batch_tokens(recipe, batch_ranks(processes))
-    kept = begun_run(recipe).get("data.batch_tokens")
+    kept = previous_attempt(recipe).get("data.batch_tokens")
     if recipe.data.batch_tokens is None and kept not in (None, batch_tokens):
         print(
             f"{recipe.where('train.gradient_accumulation_steps')}: would make a step of {batch_tokens:,} tokens on "
@@ -154,4 +155,4 @@ def _trains_in_bfloat16(recipe: Recipe) -> bool:
 def _kept_shape(recipe: Recipe) -> dict[str, Any]:
     """Return what a run that has begun on this kind of processor was trained with; empty for any other."""
     shape = RunDirectory.of(recipe).read_manifest().get("shape", {})
-    return shape if shape.get("device") == cpu_name() and begun_run(recipe) else {}
+    return shape if shape.get("device") == cpu_name() and previous_attempt(recipe) else {}

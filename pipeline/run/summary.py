@@ -7,7 +7,6 @@ from pipeline.hardware.processor import process_start
 from pipeline.metrics import BEST_BY, is_evaluation, metric_of
 from pipeline.process.commands import command, stage_command
 from pipeline.process.progress import seconds_text
-from pipeline.recipe import Recipe
 from pipeline.run.open_run import OpenRun
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
@@ -48,8 +47,11 @@ def subject_lines(found: dict[str, float]) -> list[str]:
     return lines
 
 
-def print_summary(recipe: Recipe, run: OpenRun) -> None:
-    """Print the five lines that a run ends with, and before them the chat tasks by subject."""
+def print_summary(run: OpenRun, *, stage: str, prompts: list[str], files: list[str]) -> None:
+    """Print the five lines that a run ends with, and before them the chat tasks by subject.
+
+    prompts: of its samples, of which one is proposed. files: of the recipe and of those that it extends.
+    """
     directory = run.directory
     found = results(directory)
     report = directory.report / "report.html"
@@ -60,7 +62,7 @@ def print_summary(recipe: Recipe, run: OpenRun) -> None:
         f"result    {result_text(found)}",
         f"time      {time_text(directory, attempt=run.attempt, prepared=run.prepared)}",
         f"model     {directory.model}{with_report}",
-        *next_lines(recipe, directory),
+        *next_lines(directory, stage=stage, prompts=prompts, files=files),
     ]
     print("\n".join(lines), flush=True)
 
@@ -117,13 +119,12 @@ def _ordinal(number: int) -> str:
     return f"{number}{suffix}"
 
 
-def next_lines(recipe: Recipe, directory: RunDirectory) -> list[str]:
+def next_lines(directory: RunDirectory, *, stage: str, prompts: list[str], files: list[str]) -> list[str]:
     """Return the commands that a person would type next in the shell that started the run."""
-    prompt = next((prompt for prompt in recipe.samples.prompts if prompt.strip() and "\n" not in prompt), None)
+    prompt = next((prompt for prompt in prompts if prompt.strip() and "\n" not in prompt), None)
     words = ["-p", prompt] if prompt else []
     lines = [f"talk      {command('chat', directory.path, *words)}"]
-    if recipe.stage == "pretrain":
-        files = [place.rpartition(":")[0] for place in recipe.places.values()]
+    if stage == "pretrain":
         recipes = {directory.read_manifest().get("recipe_name"), *(Path(file).stem for file in files)}
         lines.append(f"stage 2   {stage_2_command(recipes, directory)}")
     return lines

@@ -17,7 +17,7 @@ from pipeline.process.errors import (
     raised,
 )
 from pipeline.recipe import read_recipe
-from pipeline.recipe.resolve import run_folder
+from pipeline.recipe.identity import run_folder
 from pipeline.run.checks import machine_problems
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -15,8 +15,8 @@ from pipeline.plan.memory import CPU_POSITIONS, KEPT, checkpoints_on_disk, micro
 from pipeline.plan.plan import make_plan, workload_of
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.recipe.batch import micro_batch, rows_per_step
 from pipeline.recipe.model_sizes import model_fields, sizes_of
-from pipeline.recipe.resolve import micro_batch, rows_per_step
 
 QUICKSTART = str(Path(__file__).parents[2] / "recipes" / "quickstart_pretrain.yaml")
 SMALL = ["tokenizer.vocab_size=1024", "model.n_layer=4", "model.n_embd=128", "model.n_head=2", "data.row_tokens=128", "data.batch_tokens=512", "train.per_device_train_batch_size=4"]  # fmt: skip

@@ -17,8 +17,8 @@ from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import Sizes
 from pipeline.run import checks
-from pipeline.run.attention import TOLERANCE, attention_line, attention_needs, choose_attention, difference_from_eager
-from pipeline.run.checks import kernel_problems
+from pipeline.run.attention import TOLERANCE, attention_line, choose_attention, difference_from_eager
+from pipeline.run.checks import attention_needs, kernel_problems
 from pipeline.training import build
 
 RECIPES = Path(__file__).parents[2] / "recipes"

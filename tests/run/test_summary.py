@@ -17,7 +17,9 @@ def ends(recipe, name, directory):
     """Return the commands that a run of this recipe ends with, by the word before them."""
     run = RunDirectory(directory / "runs" / "mine")
     run.path.mkdir(parents=True, exist_ok=True)
-    lines = next_lines(read_recipe([recipe], stage=name), run)
+    read = read_recipe([recipe], stage=name)
+    files = [place.rpartition(":")[0] for place in read.places.values()]
+    lines = next_lines(run, stage=name, prompts=read.samples.prompts, files=files)
     return dict(line.split(maxsplit=1) for line in (line.replace("stage 2", "stage-2") for line in lines))
 
 

@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import yaml
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from safetensors.torch import load_file
@@ -23,7 +22,6 @@ from pipeline.contrib.mirror import (
     CheckpointUploader,
     LostOwnership,
     Mirror,
-    restore_base_from_mirror,
     restore_from_mirror,
 )
 from pipeline.hardware.processor import cpu_name
@@ -73,10 +71,6 @@ def restored(tmp_path, name="small"):
 
 def restore(run, resume="auto"):
     restore_from_mirror(ADDRESS, run, resume=resume, where="recipe.yaml: run.mirror")
-
-
-def restore_base(chat, start):
-    return restore_base_from_mirror(ADDRESS, chat, start=start, where="recipe.yaml: run.mirror")
 
 
 def taking_over(run):
@@ -400,10 +394,6 @@ def test_a_full_disk_is_no_store_that_does_not_answer(tmp_path, run, mirror, mon
     with pytest.raises(OSError, match="No space left") as error:
         restored(tmp_path)
     assert error.value.errno == errno.ENOSPC
-    finish(run)
-    mirror.send()
-    with pytest.raises(OSError, match="No space left"):
-        restore_base(*second_stage(tmp_path, "small"))
 
 
 def test_damaged_records_in_the_store_are_not_taken_over_those_here(tmp_path, run, mirror):
@@ -591,50 +581,6 @@ def test_a_store_in_trouble_loses_nothing_and_the_queue_is_drained_afterwards(
     assert not mirror.is_behind()
 
 
-def second_stage(tmp_path, start, begun=None):
-    """Return the run of a second stage on another, empty disk, which began from `begun`, and model.start_from."""
-    chat = RunDirectory(tmp_path / "other" / "chat")
-    if begun is not None:
-        chat.update_manifest(must_match={"model.start_from": begun})
-    return chat, start
-
-
-@pytest.mark.parametrize(
-    ("start", "begun"), [("small", None), ("other/small", None), ("latest:small", "other/small/model")]
-)
-def test_the_base_of_a_second_stage_comes_from_the_mirror_too(tmp_path, run, mirror, monkeypatch, start, begun):
-    monkeypatch.chdir(tmp_path)
-    chat, start = second_stage(tmp_path, start, begun)
-    assert not restore_base(chat, start)  # there is no model of it yet
-    finish(run)
-    mirror.send()
-    assert restore_base(chat, start)
-    base = RunDirectory(tmp_path / "other" / "small")
-    assert problems(base.model) == []
-    assert "finished" in base.read_manifest()
-    assert not restore_base(chat, start)  # it is here now
-
-
-def test_a_base_whose_fetch_failed_is_fetched_by_the_same_command(tmp_path, run, mirror, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    finish(run)
-    mirror.send()
-    asked = second_stage(tmp_path, "other/small/model")
-    with monkeypatch.context() as patch:
-        patch.setattr(Mirror, "_get", lambda *_: (_ for _ in ()).throw(OSError("SlowDown")))
-        with pytest.raises(ServiceError, match="Run the same command again"):
-            restore_base(*asked)
-    assert restore_base(*asked)
-
-
-@pytest.mark.parametrize("start", [None, "somebody/small", "elsewhere/models/small", "latest:small"])
-def test_what_is_no_run_of_this_folder_is_not_looked_for_in_the_mirror(tmp_path, run, mirror, monkeypatch, start):
-    monkeypatch.chdir(tmp_path)
-    finish(run)
-    mirror.send()
-    assert not restore_base(*second_stage(tmp_path, start))
-
-
 # A rank up to the checks before the training; its arguments: the folder behind the stores' interface, and those of a training.
 RESOLVED = """
 import json, os, sys
@@ -725,28 +671,3 @@ def test_the_same_command_on_an_empty_disk_goes_on_from_the_mirror_bitwise(
     finished = runner.train(recipe, "run.name=cut")
     assert "the run has finished" in finished.output
     assert problems(finished.directory / "model") == []
-
-
-@pytest.mark.slow
-def test_a_second_stage_on_an_empty_disk_goes_on_bitwise_though_its_base_is_gone_too(
-    tmp_path, text_files, chat_files, s3
-):
-    runner = Runner(tmp_path, tmp_path / "cache", text_files, chat_files)
-    mirrored = {"mirror": "s3://runs/stages"}
-    base = runner.train(runner.recipe("base", "modern", run=mirrored))
-    recipe = runner.sft_recipe("chat", "modern", run=mirrored)
-    tree = yaml.safe_load(recipe.read_text()) | {"model": {"start_from": "base"}}
-    tree["data"]["row_tokens"] = 64
-    del tree["tokenizer"]
-    recipe.write_text(yaml.safe_dump(tree))
-    uncut = runner.train(recipe, "run.name=uncut", "run.mirror=null", stage="sft")
-    there = Mirror(RunDirectory(runner.folder / "runs" / "cut"), mirrored["mirror"])
-    cut = runner.kill(recipe, name="cut", after_step=12, ready=lambda directory: 10 in there.steps(), stage="sft")
-    for folder in (base.directory, cut):
-        shutil.rmtree(folder)
-    gone_on = runner.train(recipe, "run.name=cut", stage="sft")
-    assert "base: was restored from s3://runs/stages/base" in gone_on.output
-    assert "going on from checkpoint-10 (attempt 2)" in gone_on.output
-    one, other = (load_file(run.directory / "model" / "model.safetensors") for run in (uncut, gone_on))
-    assert all(one[name].equal(other[name]) for name in one)
-    assert uncut.values("train/loss") == gone_on.values("train/loss")
