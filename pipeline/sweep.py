@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeline.evals.intervals import student_t, two_sided
 from pipeline.hardware.accelerators import device_without_torch, leave_accelerators, visible_gpus
-from pipeline.metrics import BPB_OF_STAGE, SFT_BPB, VAL_BPB_DOCUMENTS, metric_of
+from pipeline.metrics import BPB_OF_STAGE, metric_of
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.plan.probe import NotMeasured, measure
 from pipeline.process.commands import command, program, whole_number

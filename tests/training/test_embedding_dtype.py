@@ -10,10 +10,9 @@ from pipeline.model.groups import parameter_group, store_embeddings
 from pipeline.plan.plan import workload_of
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
-from pipeline.recipe.identity import default_name, differences, resume_keys
-from pipeline.recipe.model_sizes import sizes_of
 from pipeline.recipe.batch import micro_batch
 from pipeline.recipe.identity import default_name, differences, resume_keys
+from pipeline.recipe.model_sizes import sizes_of
 from pipeline.training.build import build_from_recipe
 from pipeline.training.guard import total_norm
 from pipeline.training.optimizer import build_optimizer
