@@ -422,7 +422,7 @@ def calls_of(path: Path) -> Iterator[tuple[str, ast.Call]]:
                 yield f"{ast.unparse(function.value)}.{function.attr}", node
 
 
-STARTS_PROCESSES = {"process/commands.py", "launch/launcher.py", "plan/probe.py", "sweep.py"}
+STARTS_PROCESSES = {"process/commands.py", "launch/launcher.py", "plan/probe.py", "sweep.py", "contrib/sandbox.py"}
 
 
 def test_side_processes_are_started_in_one_place():
