@@ -1,7 +1,6 @@
 """What a run was trained on: files, tokenizer and parent weights by hash, recorded once and compared at every later
 start."""
 
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ def keep_inputs(recipe: Recipe, run: OpenRun) -> Recipe:
 def record_inputs(
     recipe: Recipe, run: OpenRun, *, tokenizer: Any, sources: tuple[list, list], rows: Any, validation: Any
 ) -> None:
-    """Write the inputs to the manifest at the first start, set validation.coverage, and note that all is prepared.
+    """Write the inputs to the manifest at the first start, and set validation.coverage.
 
     At a later one raises DataError naming each input that is another one now: going on would mix two runs.
     """
@@ -76,7 +75,6 @@ def record_inputs(
         return validation.coverage
 
     validation.coverage = on_rank_0(record)
-    run.prepared = time.time()
 
 
 def _protocols(recipe: Recipe, validation: Any, scored_bytes: dict[str, int]) -> dict[str, Any]:

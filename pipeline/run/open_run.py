@@ -50,7 +50,6 @@ class OpenRun:
     checkpoint: Path | None
     attempt: int
     finished: bool
-    prepared: float | None = None  # when the rows of the first step were ready, in seconds since 1970
 
     @property
     def step(self) -> int:

@@ -60,7 +60,7 @@ def print_summary(run: OpenRun, *, stage: str, prompts: list[str], files: list[s
         *subject_lines(found),
         f"{directory.path}: finished",
         f"result    {result_text(found)}",
-        f"time      {time_text(directory, attempt=run.attempt, prepared=run.prepared)}",
+        f"time      {time_text(directory, attempt=run.attempt)}",
         f"model     {directory.model}{with_report}",
         *next_lines(directory, stage=stage, prompts=prompts, files=files),
     ]
@@ -95,28 +95,21 @@ def _from_to(name: str, found: dict[str, float]) -> str:
     return f"{name} {change}{lower}"
 
 
-def time_text(directory: RunDirectory, *, attempt: int, prepared: float | None) -> str:
-    """Return how long this start took, and with what. prepared: when its first rows were ready, in seconds since
-    1970."""
-    began, now, rows = process_start(), time.time(), read_rows(directory.metrics)
-    own = [row for row in rows if row.get("attempt") == attempt]
-    opened = next((row["time"] for row in own if row.get("event") == "attempt"), began)
-    totals = [row["perf/total_s"] for row in own if "perf/total_s" in row]
-    before = [row["perf/total_s"] for row in rows if "perf/total_s" in row and row.get("attempt", attempt) < attempt]
-    trained = (totals[-1] - min(max(before, default=0.0), totals[0])) if totals else 0.0
-    scored = sum(value for row in own for name, value in row.items() if name.endswith("/eval_s"))
-    prepared = max(prepared or opened, opened)
-    parts = {"start": opened - began, "preparation": prepared - opened, "training": trained, "evaluation": scored}
-    parts["saving and the rest"] = max(now - began - sum(parts.values()), 0.0)
-    starts = f" in this start, the {_ordinal(attempt)}" if attempt > 1 else ""
-    return f"{seconds_text(now - began)}{starts}: " + ", ".join(
-        f"{name} {seconds_text(s)}" for name, s in parts.items()
-    )
-
-
-def _ordinal(number: int) -> str:
-    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{suffix}"
+def time_text(directory: RunDirectory, *, attempt: int) -> str:
+    """Return how long this start took, and of that the steps and the evaluations."""
+    rows = read_rows(directory.metrics)
+    scored = trained_before = trained = 0.0
+    for row in rows:
+        total_s = row.get("perf/total_s", 0.0)  # of the steps, over all attempts
+        if row.get("attempt", attempt) < attempt:
+            trained_before = max(trained_before, total_s)
+            continue
+        trained = max(trained, total_s)
+        scored += sum(value for name, value in row.items() if name.endswith("/eval_s"))
+    trained = max(trained - trained_before, 0.0)
+    start = f" in start {attempt}" if attempt > 1 else ""
+    whole = seconds_text(time.time() - process_start())
+    return f"{whole}{start}: training {seconds_text(trained)}, evaluation {seconds_text(scored)}"
 
 
 def next_lines(directory: RunDirectory, *, stage: str, prompts: list[str], files: list[str]) -> list[str]:

@@ -39,9 +39,8 @@ def test_the_time_of_a_start_has_the_parts_that_it_had(tmp_path):
     append_row(run.metrics, {"event": "attempt", "attempt": 2, "step": 9, "time": now - 300})
     append_row(run.metrics, {"attempt": 2, "step": 19, "perf/total_s": 340.0})
     append_row(run.metrics, {"attempt": 2, "step": 19, "perf/eval_s": 12.0, "chat/eval_s": 8.0})
-    said = time_text(run, attempt=2, prepared=now - 280)
-    assert "in this start, the 2nd" in said
-    assert "preparation 20 s, training 4.0 min, evaluation 20 s" in said
+    said = time_text(run, attempt=2)
+    assert "in start 2: training 4.0 min, evaluation 20 s" in said
 
 
 @pytest.mark.parametrize("console", [None, "tandem"])
