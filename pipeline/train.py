@@ -69,7 +69,7 @@ def train(recipe: Recipe, signals: Signals) -> int:
         rows=rows,
         validation=validation,
         watched=stop.on_every_rank,
-        eval_on_start=evaluation_is_due(recipe, run),
+        eval_on_start=evaluation_is_due(run, recipe.train, at_start=recipe.evals.bpb.at_start),
     )
     if is_auto(recipe):
         from pipeline.run.micro_batch import resolve_micro_batch

@@ -127,7 +127,7 @@ def plan_of(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]
         from pipeline.data.preview import about_steps
 
         tokens, held_out = count()
-        scored = None if held_out is None else scored_at_most(recipe, held_out)
+        scored = None if held_out is None else scored_at_most(recipe.evals.bpb, held_out, chat=recipe.stage == "sft")
         make = partial(make, scored_bytes=scored, about_steps=about_steps(tokens, plan.recipe))
         plan = make()
     if is_elsewhere and plan.row_fits is False and processes > 1:

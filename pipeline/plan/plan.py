@@ -40,7 +40,7 @@ from pipeline.recipe.batch import (
 from pipeline.recipe.dial import horizon_steps
 from pipeline.recipe.model_sizes import sizes_from_config, sizes_of
 from pipeline.recipe.model_statistics import CountedSizes
-from pipeline.recipe.schema import with_values
+from pipeline.recipe.schema import Bpb, with_values
 from pipeline.recipe.sizes import Sizes, SizesUnknownError
 from pipeline.recipe.start_from import start_folder
 from pipeline.run_dir.run_directory import RunDirectory
@@ -146,11 +146,11 @@ class Plan:
         train = self.recipe.train
         num_saves = 0 if train["save_strategy"] == "no" else max(1, self.steps // train["save_steps"])
         token_s = step_s / self.batch_tokens  # of all processes, which share the scoring too
-        scored_tokens = self.evaluation_tokens * num_evaluations(self.recipe, self.steps)
+        evaluations = num_evaluations(train, self.steps, at_start=self.recipe.evals.bpb.at_start)
         return Duration(
             start=START_S[self.device.kind] + (self.probe.first_step_s if self.probe else 0),
             steps=token_s * self.tokens,
-            evaluations=FORWARD * token_s * scored_tokens,
+            evaluations=FORWARD * token_s * self.evaluation_tokens * evaluations,
             saves=num_saves * (self.checkpoint_bytes or 0) / SAVE_BYTES_S,
             mfu=mfu,
         )
@@ -222,27 +222,26 @@ def _assumed_step(plan: Plan) -> tuple[float | None, float | None]:
     return (mfu, flops / (mfu * peak)) if peak else (None, None)
 
 
-def num_evaluations(recipe: Recipe, steps: int) -> int:
+def num_evaluations(train: dict[str, Any], steps: int, *, at_start: bool) -> int:
     """Return how often bits per byte are scored: before the first step, every train.eval_steps, and at the end."""
-    every = recipe.train["eval_steps"] if recipe.train["eval_strategy"] != "no" else steps
-    return int(recipe.evals.bpb.at_start) + math.ceil(steps / every)
+    every = train["eval_steps"] if train["eval_strategy"] != "no" else steps
+    return int(at_start) + math.ceil(steps / every)
 
 
-def evaluation_tokens(recipe: Recipe, scored_bytes: int | None) -> float:
+def evaluation_tokens(limits: Bpb, scored_bytes: int | None) -> float:
     """Return the tokens of one scoring of bits per byte: by the bytes that are scored, else between the least that is
-    held out and the recipe's limits."""
+    held out and the recipe's limits (evals.bpb)."""
     if scored_bytes is not None:
         return scored_bytes / BYTES_A_TOKEN
-    rows, documents = recipe.evals.bpb.tokens, recipe.evals.bpb.document_bytes / BYTES_A_TOKEN
+    rows, documents = limits.tokens, limits.document_bytes / BYTES_A_TOKEN
     least = LEAST_VALIDATION / BYTES_A_TOKEN
     return math.sqrt((min(rows, least) + min(documents, least)) * (rows + documents))
 
 
-def scored_at_most(recipe: Recipe, held_out: int) -> int:
+def scored_at_most(limits: Bpb, held_out: int, *, chat: bool) -> int:
     """Return the bytes of one scoring of bits per byte, as rows and in pretraining as documents too, within the
-    recipe's limits."""
-    limits = recipe.evals.bpb
-    documents = 0 if recipe.stage == "sft" else min(held_out, limits.document_bytes)
+    recipe's limits (evals.bpb)."""
+    documents = 0 if chat else min(held_out, limits.document_bytes)
     return round(min(held_out, limits.tokens * BYTES_A_TOKEN)) + documents
 
 
@@ -280,7 +279,7 @@ def make_plan(
     # 2. The model, and what a process makes of it.
     sizes, sizes_unknown = planned_sizes(recipe)
     shards = model_shards(processes) if shards is None else shards
-    compute, compiled = _compute_format(recipe, device), _compiled(recipe, device, shards)
+    compute, compiled = _compute_format(recipe.train, device), _compiled(recipe.train, device, shards)
     workload = None
     if sizes is not None:
         half = compute in ("bfloat16", "float16")
@@ -333,7 +332,7 @@ def make_plan(
         queued_bytes=queued,
         run_disk_bytes=run_disk,
         shards_bytes=shards_bytes,
-        evaluation_tokens=evaluation_tokens(recipe, scored_bytes),
+        evaluation_tokens=evaluation_tokens(recipe.evals.bpb, scored_bytes),
         compiled=compiled,
     )
 
@@ -420,13 +419,12 @@ def planned_sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | No
         return None, None
 
 
-def _compute_format(recipe: Recipe, device: DeviceInfo) -> str:
+def _compute_format(train: dict[str, Any], device: DeviceInfo) -> str:
     """Return the format of the matrix products. What `auto` means on a GPU is known without torch only by the table of
     peaks.
 
     Under train.fp8 bfloat16 too: what float8 gains depends on the widths, and hours are not promised on it.
     """
-    train = recipe.train
     bf16 = train.get("bf16")
     if bf16 == "auto":
         is_fast = bfloat16_is_faster() if device.kind == "cpu" else "bfloat16" in (device.peak_flops or {})
@@ -438,8 +436,8 @@ def _compute_format(recipe: Recipe, device: DeviceInfo) -> str:
     return "tf32" if train.get("tf32") and device.kind == "cuda" else "float32"
 
 
-def _compiled(recipe: Recipe, device: DeviceInfo, shards: int) -> bool:
-    compiled = recipe.train.get("torch_compile")
+def _compiled(train: dict[str, Any], device: DeviceInfo, shards: int) -> bool:
+    compiled = train.get("torch_compile")
     if compiled == "auto":  # as decide_compile
         return shards == 1 and (cpu_can_compile() if device.kind == "cpu" else device.kind == "cuda")
     return bool(compiled)

@@ -284,14 +284,14 @@ def _print_notes(notes: list[str]) -> None:
         print(note, file=sys.stderr, flush=True)
 
 
-def evaluation_is_due(recipe: Recipe, run: OpenRun) -> bool:
-    """Return whether the first thing to do is an evaluation: at step 0 when asked, or one that a checkpoint's step
-    still owes."""
+def evaluation_is_due(run: OpenRun, train: dict[str, Any], *, at_start: bool) -> bool:
+    """Return whether the first thing to do is an evaluation: at step 0 with at_start (evals.bpb.at_start), or one that
+    a checkpoint's step still owes."""
     if run.step == 0:
-        return recipe.evals.bpb.at_start
-    train = recipe.train
+        return at_start
     on_cadence = train["eval_strategy"] == "steps" and run.step % train["eval_steps"] == 0
-    if run.step != train["max_steps"] and not (on_cadence and run.step >= train["eval_delay"]):
+    is_due = on_cadence and run.step >= train["eval_delay"]
+    if run.step != train["max_steps"] and not is_due:
         return False
     return not has_evaluation(run.directory, run.step)
 

@@ -42,7 +42,7 @@ def start_process(recipe: Recipe) -> int:
         # training/sharding.py shards the model of several processes; accelerate would wrap it, and that of one process
         # too.
         os.environ["ACCELERATE_USE_FSDP"] = os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"
-    _ignore_accelerate_settings(recipe)
+    _ignore_accelerate_settings(recipe.train)
     on_cpu = device_info().kind == "cpu"
     if on_cpu:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), kept=_kept_shape(recipe).get("threads"))
@@ -59,7 +59,7 @@ def start_process(recipe: Recipe) -> int:
     return state.num_processes
 
 
-def _ignore_accelerate_settings(recipe: Recipe) -> None:
+def _ignore_accelerate_settings(train: dict[str, Any]) -> None:
     """Take precision and compilation from the recipe alone: accelerate's file or variables would overrule it without a
     word."""
     for variable, setting, neutral, keys in (
@@ -71,7 +71,7 @@ def _ignore_accelerate_settings(recipe: Recipe) -> None:
             continue  # refused with the key to write instead (run/checks.py)
         os.environ[variable] = neutral
         if given.lower() != neutral.lower() and os.environ.get("RANK", "0") == "0":
-            decided = ", ".join(f"train.{key}: {recipe.train.get(key)}" for key in keys)
+            decided = ", ".join(f"train.{key}: {train.get(key)}" for key in keys)
             print(
                 f"accelerate: its {setting} ({given.lower()}) is ignored: the recipe decides ({decided})", flush=True
             )

@@ -128,8 +128,8 @@ def test_a_probe_of_the_steps_counts_before_arithmetic(on_cpu):
 
 
 def test_evaluations_and_saves_are_in_the_time(on_cpu):
-    assert num_evaluations(on_cpu().recipe, 2400) == 1 + 3
-    assert num_evaluations(on_cpu("train.eval_strategy=no", "evals.bpb.at_start=false").recipe, 1900) == 1
+    assert num_evaluations(on_cpu().recipe.train, 2400, at_start=True) == 1 + 3
+    assert num_evaluations(on_cpu("train.eval_strategy=no").recipe.train, 1900, at_start=False) == 1
     few, many = (on_cpu(f"train.eval_steps={n}", scored_bytes=10**6).duration for n in (2400, 100))
     assert many.evaluations == pytest.approx(few.evaluations * 21 / 2)
     assert on_cpu("train.save_strategy=no").duration.saves == 0 < few.saves
