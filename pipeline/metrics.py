@@ -270,7 +270,7 @@ def metric_of(name: str) -> Metric | None:
 
 @cache
 def groups(*sections: str) -> tuple[str, ...]:
-    """Return what stands before the slash in the names of those sections, or of all."""
+    """Return what comes before the slash in the names of those sections, or of all."""
     found = (metric for section in sections or SECTIONS for metric in SECTIONS[section] if "/" in metric.name)
     return tuple(dict.fromkeys(metric.group for metric in found))
 

@@ -196,7 +196,7 @@ def _report_checks(plan: Plan, *, is_elsewhere: bool) -> None:
 
 
 def _data_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
-    """Return what is found in the data that are on this machine; the Hub is not asked."""
+    """Return what is found in the data that are on this machine; without the Hub."""
     only = ["weights"]
     if _keeps_sources(recipe):
         only.append("sources")

@@ -407,7 +407,7 @@ def planned_sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | No
         except SizesUnknownError as error:
             return None, str(error)
         except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError):
-            # Of wrong values, or of code of its own: known when it is loaded, if it is trusted.
+            # Wrong values, or a model's own code: known when it is loaded, if it is trusted.
             return None, "its config is not one of transformers' own types"
     try:
         return sizes_of(recipe), None

@@ -137,7 +137,7 @@ def try_attention(
     trial, dtype = trial or difference_from_eager, needs.dtype
     try:
         difference = trial(implementation, sizes, isolated=needs.isolated, dtype=dtype, device="cuda")
-    except Exception as error:  # of Triton, the compiler, the driver or the kernel: each has classes of its own
+    except Exception as error:  # of Triton, the compiler, the driver or the kernel: each raises its own classes
         lines = str(error).strip().splitlines() or [""]
         return False, f"{type(error).__name__}: {lines[0]}"
     return difference <= TOLERANCE[dtype], f"on this device it differs by {difference:.0e} from eager, in {dtype}"

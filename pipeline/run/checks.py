@@ -268,7 +268,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
 
 
 def machine_problems(plan: Plan) -> list[TandemError]:
-    """Return what would end the run on this machine, beside what does not fit: its kernels, folders and
+    """Return what would end the run on this machine, apart from what does not fit: kernels, folders and
     benchmarks."""
     return [
         *raised(_start, plan),
@@ -501,7 +501,7 @@ def _rows(start: Path | None) -> int:
 def _weights(recipe: Recipe) -> None:
     """Sealed weights are whole, and a folder that something else wrote has weights at all.
 
-    A run with a checkpoint of its own goes on from that one and reads them no more.
+    A run that has a checkpoint continues from it and reads them no more.
     """
     start = recipe.model.start_from
     if start is None or not Path(start).is_dir() or by_step(RunDirectory.of(recipe).checkpoints):

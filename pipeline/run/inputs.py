@@ -23,7 +23,7 @@ from pipeline.training.distributed import on_rank_0
 
 
 def keep_inputs(recipe: Recipe, run: OpenRun) -> Recipe:
-    """Return the recipe, of a run that goes on with the commits of Hub datasets and the held-out files that it began
+    """Return the recipe, of a run that continues with the commits of Hub datasets and the held-out files that it began
     with."""
     return with_recorded_inputs(recipe, run.directory.read_manifest().get("inputs", {})) if run.step else recipe
 
@@ -33,7 +33,7 @@ def record_inputs(
 ) -> None:
     """Write the inputs to the manifest at the first start, and set validation.coverage.
 
-    At a later one raises DataError naming each input that is another one now: going on would mix two runs.
+    At a later one raises DataError naming each input that is another one now: continuing would mix two runs.
     """
 
     def record() -> float:
@@ -148,7 +148,7 @@ def _changed_files(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | None:
     """Return files of a folder by hash, read once: a later start knows them by size and time of change. Of a Hub id
-    the commit, which a run that goes on keeps: its weights are in its checkpoint, whatever the branch holds by now."""
+    the commit, which a run that continues keeps: its weights are in its checkpoint, whatever the branch holds by now."""
     start_from = recipe.model.start_from
     if start_from is None:
         return None

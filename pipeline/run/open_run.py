@@ -41,7 +41,7 @@ VERSIONS = (
 
 @dataclass
 class OpenRun:
-    """A run that may train: its directory, the checkpoint to go on from, and the number of this attempt.
+    """A run that may train: its directory, the checkpoint to continue from, and the number of this attempt.
 
     The lock stays with rank 0's process for as long as it lives.
     """
@@ -57,7 +57,7 @@ class OpenRun:
 
     @property
     def forks(self) -> bool:
-        """Return whether it goes on from its parent's checkpoint: later it has its own."""
+        """Return whether it continues from its parent's checkpoint: later it has its own."""
         return self.checkpoint is not None and self.checkpoint.parent != self.directory.checkpoints
 
 
@@ -224,7 +224,7 @@ def _has_lost_all(directory: RunDirectory) -> bool:
 
 
 def _back_to(recipe: Recipe, directory: RunDirectory) -> int | None:
-    """Return the step that run.resume names, if it is for this start: the same command again goes on from where the
+    """Return the step that run.resume names, if it is for this start: the same command again continues from where the
     last one came to."""
     step = recipe.run.resume
     if not isinstance(step, int):
@@ -267,7 +267,7 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
 
 
 def _all_checkpoints_lost(directory: RunDirectory) -> DataError:
-    """Return the error of a run that has trained and cannot go on: only the user may throw that away."""
+    """Return the error of a run that has trained and cannot continue: only the user may throw that away."""
     aside = sorted(path.name for path in directory.quarantine.glob("*"))
     lies = f"{directory.quarantine} holds {', '.join(aside)}" if aside else f"{directory.quarantine} is empty"
     model = directory.newest_whole_model()

@@ -28,7 +28,7 @@ def open_rows(
     """Return the recipe with its number of steps, and training and validation rows, when the first step's rows are
     sealed, while the rest is prepared ahead.
 
-    run: rows before the step that it goes on from need not be kept.
+    run: rows before the step that it continues from need not be kept.
     """
     started: list[Preparation] = []
 

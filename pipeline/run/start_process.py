@@ -124,7 +124,7 @@ def _software() -> dict[str, str]:
 
 def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:
     """Return start and batch of the run, by key. A run that has begun keeps its batch, whatever number of processes
-    goes on with it."""
+    continues it."""
     recipe = resolve_start(recipe)
     batch_tokens = with_batch_tokens(recipe, batch_ranks(processes))
     kept = previous_attempt(recipe).get("data.batch_tokens")
@@ -145,7 +145,7 @@ def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:
 
 
 def _trains_in_bfloat16(recipe: Recipe) -> bool:
-    """Return whether `auto` is bfloat16. A run that goes on on the same processor keeps what it began with."""
+    """Return whether `auto` is bfloat16. A run that continues on the same processor keeps what it began with."""
     shape = _kept_shape(recipe)
     if recipe.train.get("bf16") == "auto" and shape:
         return shape.get("dtype") == "bfloat16"

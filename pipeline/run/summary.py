@@ -13,7 +13,7 @@ from pipeline.run_dir.run_directory import RunDirectory
 
 # Recipes of stage 2 that are made for the models of one of stage 1, or of a recipe that extends it.
 STAGE_2 = {"quickstart_pretrain": "quickstart_sft", "own_text": "own_chat", "fineweb_d24": "chat_sft_d24"}
-# Of scores that are not of a task of one's own, those that stand for the others.
+# Scores that sum up the others, where a task is not the user's.
 SHOWN = ("core/v1", "core/v2", "chat/core")
 
 
