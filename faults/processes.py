@@ -24,8 +24,8 @@ def import_everything() -> None:
     import pipeline.report.single
     import pipeline.run.finish
     import pipeline.run.inputs
+    import pipeline.run.open_rows
     import pipeline.run.open_run
-    import pipeline.run.rows
     import pipeline.sft
     import pipeline.sources.open
     import pipeline.tokenizer

@@ -30,7 +30,7 @@ PROGRAMS = ("data", "preflight", "tokenizer", "evals", "chat", "hub", "report")
 MODULES = {name: f"pipeline.{name}" for name in STAGES} | {name: f"pipeline.{name}.__main__" for name in PROGRAMS}
 MODULES["serve"] = "tests.hostile.serve_once"
 # Everything else that an entry imports, so that no child has to.
-ALSO = ("train", "run.finish", "run.rows", "report.page", "report.single", "training.build",
+ALSO = ("train", "run.finish", "run.open_rows", "report.page", "report.single", "training.build",
         "evals.texts", "evals.bpb", "chat.conversation", "hub.pull", "hub.export", "data.preview", "data.prepare", "data.preparation",
         "tokenizer.load", "tokenizer.train", "run.checks", "run.start_process")  # fmt: skip
 

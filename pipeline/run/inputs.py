@@ -148,7 +148,7 @@ def _changed_files(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | None:
     """Return files of a folder by hash, read once: a later start knows them by size and time of change. Of a Hub id
-    the commit, which a run that continues keeps: its weights are in its checkpoint, whatever the branch holds by now."""
+    the commit, which a run that continues keeps: its weights are in its checkpoint, whatever the branch has by now."""
     start_from = recipe.model.start_from
     if start_from is None:
         return None

@@ -16,7 +16,7 @@ from pipeline.process.errors import CannotWriteError, DataError, InputMissingErr
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
 from pipeline.run.checks import cadence_notes, check_before_training, named_code_problems, reading_findings
-from pipeline.run.rows import horizon_lines, resolve_warmup
+from pipeline.run.open_rows import horizon_lines, resolve_warmup
 from pipeline.sources.open import open_sources
 
 pytestmark = pytest.mark.full
