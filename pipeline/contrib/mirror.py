@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -342,7 +343,8 @@ class CheckpointUploader:
         self.thread.start()
 
     def _send_until_the_end(self) -> None:
-        yield_to_training()
+        if sys.platform == "linux":  # elsewhere it would slow down the training's own threads
+            yield_to_training()
         pause, gives_up_at = FIRST_PAUSE_S, float("inf")
         while time.monotonic() < gives_up_at:
             ends = self.ending.wait(LOOK_EVERY_S)
