@@ -20,7 +20,6 @@ from pipeline.data.preparation import make_plan
 from pipeline.data.prepare import Workshop
 from pipeline.data.rows import TrainingRows, ValidationRows
 from pipeline.data.stream import Fit, Loss, losses_of
-from pipeline.plan.__main__ import prepared_notes
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
 from pipeline.process.storage import read_sealed_json
@@ -329,16 +328,6 @@ def test_answers_of_which_most_is_not_trained_are_refused_but_not_to_a_run_that_
     rows = TrainingRows.open(preparation=stripping.prepared(recipe))
     losses = with_samples(rows.plan, rows.stream, sources=stripping.sources(recipe)[0], tokenizer=stripping.tokenizer)
     assert len(untrained_lines(recipe, losses, stripping.tokenizer, refuse=False)) == 1
-
-
-def test_the_plan_of_a_run_refuses_what_the_run_would_refuse(stripping, tmp_path):
-    recipe = stripping.recipe(stage="sft", sources=[thinking(tmp_path / "all.jsonl", thought="I take it from here.", every=1)])  # fmt: skip
-    stripping.tokenizer.save_pretrained(tmp_path / "tokenizer")
-    recipe.tokenizer.path = str(tmp_path / "tokenizer")
-    with pytest.raises(DataError, match="are not trained: the chat template takes <think>"):
-        prepared_notes(recipe)
-    recipe.data.sources = [thinking(tmp_path / "few.jsonl", thought="I take it.", every=20)]
-    assert [note for note in prepared_notes(recipe) if "few: " in note and "are not trained" in note]
 
 
 def test_a_few_answers_that_are_not_trained_are_said_and_kept_for_the_manifest(stripping, tmp_path, monkeypatch):
