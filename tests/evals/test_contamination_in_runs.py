@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pipeline.data.__main__ import main as prepare
-from pipeline.data.decontamination import Watchlist, items_digest
+from pipeline.contrib.decontamination import Watchlist, items_digest
 from pipeline.evals.__main__ import main as evaluate
 from pipeline.evals.chat import CHAT_CORE, chat_results
 from pipeline.evals.chat import TaskScore as ChatTaskScore

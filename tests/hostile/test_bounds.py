@@ -5,9 +5,9 @@ import socket
 import time
 
 import pytest
+from pipeline.evals.contamination import keep_findings
 
 from pipeline.data.preview import preview
-from pipeline.evals.contamination import keep_findings
 from pipeline.evals.subject import find_subject
 from pipeline.evals.tasks import append_entry
 from pipeline.monitor.sampler import COLUMNS, SampleTable, read_gpus
