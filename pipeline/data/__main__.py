@@ -119,7 +119,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.data.rows import TrainingRows
     from pipeline.data.validation import ValidationRows
     from pipeline.recipe import read_recipe
-    from pipeline.recipe.resolve import becomes_tandem, resolve_start, with_batch_tokens
+    from pipeline.recipe.batch import with_batch_tokens
+    from pipeline.recipe.start_from import becomes_tandem, resolve_start
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
 

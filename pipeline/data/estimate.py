@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from pipeline.process.errors import DataError
-from pipeline.recipe.resolve import step_rows
+from pipeline.recipe.batch import step_rows
 from pipeline.recipe.schema import Recipe
 from pipeline.sources.open import OpenSource, open_sources
 from pipeline.sources.raw_rows import text_bytes

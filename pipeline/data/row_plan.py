@@ -15,14 +15,9 @@ from pipeline.data.shards import FORMAT, ShardedDataset, damaged_seals, is_damag
 from pipeline.metrics import digest
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, file_lock, read_json, remove_file
-from pipeline.recipe.resolve import (
-    StepRows,
-    horizon_steps,
-    isolates_documents,
-    start_folder,
-    step_rows,
-    with_batch_tokens,
-)
+from pipeline.recipe.batch import StepRows, isolates_documents, step_rows, with_batch_tokens
+from pipeline.recipe.dial import horizon_steps
+from pipeline.recipe.start_from import start_folder
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.chat import RENDERING_VERSION, own_template

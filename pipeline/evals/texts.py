@@ -26,7 +26,7 @@ from pipeline.sources.formats import format_of
 from pipeline.sources.patterns import local_files
 from pipeline.sources.raw_rows import BadRow, read_blocks
 from pipeline.sources.recognition import recognise_files
-from pipeline.sources.verify import verify
+from pipeline.sources.verify import check_file
 from pipeline.tokenizer.chat import render, render_batch
 from pipeline.tokenizer.coverage import coverage, require_coverage, span_byte_lengths
 from pipeline.tokenizer.encode import byte_lengths, document_start, encode_documents, is_byte_level
@@ -91,7 +91,7 @@ def _items(
     total = 0
     for file in files:
         path, first, before, complete = file.local_path(), len(items), total, total < limit
-        if complete and (problems := verify(path, form, column_key=option).problems):
+        if complete and (problems := check_file(path, form, column_key=option).problems):
             raise DataError(f"{option}: {problems[0]}")
         rows = chain.from_iterable(read_blocks(path, columns=form.read_columns)) if complete else ()
         for _, row, value in rows:

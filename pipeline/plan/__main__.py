@@ -42,17 +42,11 @@ from pipeline.process.commands import command, program, whole_number
 from pipeline.process.errors import DataError, RecipeError, TandemError, refuse
 from pipeline.process.storage import cache_dir, can_be_used
 from pipeline.recipe import Recipe, describe_filled, read_recipe
-from pipeline.recipe.resolve import (
-    becomes_tandem,
-    is_auto,
-    micro_batch,
-    resolve_start,
-    sizes_at_depth,
-    start_folder,
-    step_rows,
-)
+from pipeline.recipe.batch import is_auto, micro_batch, step_rows
+from pipeline.recipe.dial import sizes_at_depth
 from pipeline.recipe.schema import Source
 from pipeline.recipe.sizes import Sizes
+from pipeline.recipe.start_from import becomes_tandem, resolve_start, start_folder
 from pipeline.run.checks import (
     attention_line,
     cadence_notes,

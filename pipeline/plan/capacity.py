@@ -15,10 +15,11 @@ from pipeline.plan.plan import Plan, gibibytes, gigabytes, make_plan
 from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError, raised
 from pipeline.process.storage import cache_dir, folder_bytes, nearest_existing
 from pipeline.recipe import Recipe
-from pipeline.recipe.counted_sizes import chosen_sizes
+from pipeline.recipe.batch import micro_batch, step_rows
+from pipeline.recipe.checks import check_halvings
+from pipeline.recipe.identity import run_folder
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.reader import check_halvings
-from pipeline.recipe.resolve import micro_batch, run_folder, step_rows
+from pipeline.recipe.model_statistics import chosen_sizes
 from pipeline.recipe.schema import OPTIM_ARGS
 from pipeline.recipe.sizes import Sizes
 from pipeline.run_dir.run_directory import RunDirectory
@@ -93,7 +94,7 @@ def _unused_optim_args(train: dict, where: str) -> list[str]:
 def _chosen_sizes(recipe: Recipe) -> list[str]:
     """Return the sizes that a config of transformers has beside those that the recipe names."""
     try:
-        chosen = chosen_sizes(recipe)
+        chosen = chosen_sizes(recipe.model, recipe.tokenizer.vocab_size or 512)
     except ImportError:
         return []
     listed = ", ".join(f"{name} {value}" for name, value in chosen.items())

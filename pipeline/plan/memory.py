@@ -10,8 +10,8 @@ from pipeline.hardware.accelerators import DeviceInfo
 from pipeline.hardware.device import batch_ranks, model_shards
 from pipeline.hardware.processor import available_bytes
 from pipeline.recipe import Recipe
-from pipeline.recipe.counted_sizes import CountedSizes
-from pipeline.recipe.resolve import micro_batch, rows_per_step
+from pipeline.recipe.batch import micro_batch, rows_per_step
+from pipeline.recipe.model_statistics import CountedSizes
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import SMEAR_GATE_CHANNELS, VALUE_GATE_CHANNELS, Sizes
 

@@ -40,24 +40,24 @@ from pipeline.process import commands
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
 from pipeline.recipe import Recipe
-from pipeline.recipe.counted_sizes import CountedSizes
-from pipeline.recipe.model_sizes import sizes_from_config, sizes_from_model, sizes_of
-from pipeline.recipe.resolve import (
+from pipeline.recipe.batch import (
     KEY,
-    horizon_steps,
     is_auto,
     isolates_documents,
     micro_batch,
     micro_steps,
-    must_match,
     rows_per_step,
-    start_folder,
     step_rows,
     tokens_at,
     with_batch_tokens,
 )
+from pipeline.recipe.dial import horizon_steps
+from pipeline.recipe.identity import resume_keys
+from pipeline.recipe.model_sizes import sizes_from_config, sizes_from_model, sizes_of
+from pipeline.recipe.model_statistics import CountedSizes
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import Sizes, SizesUnknownError
+from pipeline.recipe.start_from import start_folder
 from pipeline.run_dir.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def kept(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Probe | None:
 def _probe_place(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Path:
     settings = {
         name: value
-        for name, value in must_match(recipe).items()
+        for name, value in resume_keys(recipe).items()
         if name.startswith(("model.", "optimizer.")) and not name.startswith("optimizer.schedule.")
     }
     settings |= {f"train.{n}": value for n, value in recipe.train.items() if not n.startswith(WITHOUT)}

@@ -28,26 +28,21 @@ from pipeline.process.errors import (
 from pipeline.process.storage import NOT_WRITABLE, cache_dir, can_be_used, is_cache, nearest_existing
 from pipeline.process.user_code import import_attribute
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import isolates_documents
+from pipeline.recipe.identity import run_folder
 from pipeline.recipe.located_yaml import show
 from pipeline.recipe.model_sizes import model_fields
-from pipeline.recipe.reader import warmup_of
-from pipeline.recipe.resolve import (
-    becomes_tandem,
-    begun_run,
-    drops_attention,
-    isolates_documents,
-    run_folder,
-    start_folder,
-)
+from pipeline.recipe.resolve import warmup_of
 from pipeline.recipe.schema import ARGUMENTS, with_values
 from pipeline.recipe.sizes import Sizes
+from pipeline.recipe.start_from import becomes_tandem, drops_attention, previous_attempt, start_folder
 from pipeline.run_dir.checkpoints import SEAL, by_step, loadable_strays, problems
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import open_sources, with_recorded_inputs
 
 if TYPE_CHECKING:
     from pipeline.plan.plan import Plan
-    from pipeline.recipe.counted_sizes import CountedSizes
+    from pipeline.recipe.model_statistics import CountedSizes
 
 # A check of one thing raises what is wrong with it; one of several things yields or returns it.
 
@@ -332,11 +327,20 @@ def benchmarks_of(recipe: Recipe) -> list[Any]:
     if recipe.evals.core.every_steps is not None:
         from pipeline.evals.core import CoreBenchmark
 
-        benchmarks.append(CoreBenchmark(recipe))
+        benchmarks.append(CoreBenchmark(recipe.evals.core, cache=recipe.data.cache_dir))
     if recipe.evals.chat.every_steps is not None:
-        from pipeline.evals.chat import ChatBenchmark
+        from pipeline.evals.chat import benchmark_of_recipe
 
-        benchmarks.append(ChatBenchmark(recipe))
+        benchmarks.append(
+            benchmark_of_recipe(
+                recipe.evals.chat,
+                unsafe_exec=recipe.evals.unsafe_exec,
+                code=recipe.code,
+                folder=str(Path(recipe.path).parent) if recipe.path else None,
+                cache=recipe.data.cache_dir,
+                where=recipe.where("evals.chat"),
+            )
+        )
     return benchmarks
 
 
@@ -345,7 +349,7 @@ def _start(plan: "Plan") -> None:
     every start."""
     recipe, folder = plan.recipe, Path(plan.recipe.model.start_from or "")
     run = RunDirectory(folder.parent.parent)
-    begun = begun_run(recipe).get("model.start_from") == str(folder)
+    begun = previous_attempt(recipe).get("model.start_from") == str(folder)
     if not begun and folder.parent == run.checkpoints and run.in_use():
         raise InputMissingError(
             f"{recipe.where('model.start_from')}: run {run.path} is training, and may delete {folder.name} once it "

@@ -19,15 +19,16 @@ from pipeline.process.progress import short_count
 from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import ran
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import step_rows, tokens_at
+from pipeline.recipe.checks import check_warmup
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.reader import check_warmup
-from pipeline.recipe.resolve import step_rows, tokens_at
 from pipeline.recipe.schema import Schedule, with_values
 from pipeline.run.checks import benchmarks_of, cadence_notes
+from pipeline.run.fork import refuse_without_steps
 from pipeline.run.open_run import OpenRun
+from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.open import with_recorded_inputs
 from pipeline.sources.raw_rows import text_bytes
-from pipeline.sources.verify import FactsOfFiles
 from pipeline.tokenizer import identity
 from pipeline.training.distributed import on_rank_0
 
@@ -122,8 +123,6 @@ def open_rows(
     if in_epochs:
         recipe = resolve_warmup(recipe)
     if run.forks:
-        from pipeline.recipe.parents import refuse_without_steps
-
         refuse_without_steps(recipe, run.step)
     validation = ValidationRows.open(preparation)
 
@@ -292,7 +291,7 @@ def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | N
         return None
     if not Path(start_from).is_dir():
         return begun if begun and begun["from"] == start_from else {"from": start_from} | _commit(start_from)
-    facts = FactsOfFiles(cache_dir(recipe.data.cache_dir))
+    facts = FileFacts(cache_dir(recipe.data.cache_dir))
     files = sorted(Path(start_from).absolute().glob("model*.safetensors"))
     for path in files:  # a header takes no time, a hash of a terabyte of zeros half an hour
         try:

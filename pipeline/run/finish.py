@@ -14,8 +14,8 @@ from pipeline.metrics import BEST_BY, is_evaluation, metric_of
 from pipeline.process.commands import command, stage_command
 from pipeline.process.progress import seconds_text, waiting
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import is_auto
 from pipeline.recipe.model_sizes import sizes_from_model
-from pipeline.recipe.resolve import is_auto
 from pipeline.run.open_run import OpenRun
 from pipeline.run_dir.failures import write_report
 from pipeline.run_dir.rows import last_attempts, read_rows

@@ -12,9 +12,10 @@ from pipeline.hardware.accelerators import DeviceInfo
 from pipeline.hardware.device import decide_bf16, decide_compile
 from pipeline.process.errors import InputMissingError, RecipeError, TandemError
 from pipeline.recipe import Recipe
-from pipeline.recipe.counted_sizes import CountedSizes
-from pipeline.recipe.resolve import becomes_tandem, drops_attention, isolates_documents
+from pipeline.recipe.batch import isolates_documents
+from pipeline.recipe.model_statistics import CountedSizes
 from pipeline.recipe.sizes import Sizes, options_of
+from pipeline.recipe.start_from import becomes_tandem, drops_attention
 
 
 def float8_problems(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]:

@@ -30,7 +30,7 @@ from pipeline.plan.memory import CPU_POSITIONS, CPU_SHARE, options
 from pipeline.plan.plan import make_plan
 from pipeline.process.errors import OutOfMemoryError
 from pipeline.recipe import Recipe, read_recipe
-from pipeline.recipe.resolve import KEY, isolates_documents, micro_batch, micro_steps, rows_per_step
+from pipeline.recipe.batch import KEY, isolates_documents, micro_batch, micro_steps, rows_per_step
 
 # What a stage imports and a probe does not need counts in its memory.
 from pipeline.recipe.schema import with_values

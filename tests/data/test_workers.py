@@ -31,7 +31,7 @@ from pipeline.data.row_plan import locks, streams_of
 from pipeline.data.rows import TrainingRows
 from pipeline.data.workers import BlockRanges, EncodedReader, EncodeJob, WorkerPool, processes_for
 from pipeline.process.errors import DataError
-from pipeline.recipe.resolve import must_match
+from pipeline.recipe.identity import resume_keys
 from pipeline.recipe.schema import Source
 from pipeline.sources.raw_rows import BLOCK_ROWS
 from pipeline.tokenizer.train import cached_folder
@@ -104,7 +104,7 @@ def test_each_pass_of_a_source_reads_all_of_it_in_another_order_by_any_number_of
     assert sorted(labels[1]) == sorted(3 * labels[0])
     assert cached_folder(recipes[0], sources[0]) == cached_folder(recipes[1], sources[1])
     assert "read 3 times" in sources[1][0].headline()
-    assert not any("passes" in each for each in must_match(recipes[0])["data.sources"])
+    assert not any("passes" in each for each in resume_keys(recipes[0])["data.sources"])
 
     rows = [TrainingRows.open(preparation=bench.prepared(recipe)) for recipe in recipes]
     assert rows[1].total_rows() == pytest.approx(3 * rows[0].total_rows(), rel=0.02)

@@ -8,7 +8,7 @@ from pipeline.plan.memory import CPU_POSITIONS, larger_micro_batch, memory_of, o
 from pipeline.plan.plan import make_plan
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
-from pipeline.recipe.resolve import micro_batch
+from pipeline.recipe.batch import micro_batch
 from pipeline.recipe.schema import with_values
 from tests.plan.test_memory import QUICKSTART
 

@@ -251,7 +251,9 @@ def test_the_weights_that_a_run_starts_from_are_hashed_again_only_when_they_chan
     first, status = _weights(recipe, None), weights.stat()
     assert first == {"from": str(start), "model.safetensors": hashlib.sha256(weights.read_bytes()).hexdigest()}
     with monkeypatch.context() as patched:
-        patched.setattr("pipeline.sources.verify.sha256_file", lambda path: pytest.fail(f"{path} was hashed again"))
+        patched.setattr(
+            "pipeline.sources.file_facts.sha256_file", lambda path: pytest.fail(f"{path} was hashed again")
+        )
         assert _weights(recipe, None) == first
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))  # as rsync -t leaves other content

@@ -17,8 +17,8 @@ from pipeline.evals.bpb import per_token_nll
 from pipeline.model.build import build_model, initialize_identity_blocks
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
-from pipeline.recipe.resolve import resolve_start
 from pipeline.recipe.schema import with_values
+from pipeline.recipe.start_from import resolve_start
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
 from pipeline.training.build import build_from_recipe
