@@ -308,9 +308,8 @@ def _start(plan: Plan) -> None:
     every start."""
     recipe, folder = plan.recipe, Path(plan.recipe.model.start_from or "")
     run = RunDirectory(folder.parent.parent)
-    begun = EarlierRuns().previous_attempt(recipe.run.directory, recipe.run.name).get("model.start_from") == str(
-        folder
-    )
+    attempt = EarlierRuns().previous_attempt(recipe.run.directory, recipe.run.name)
+    begun = attempt.get("model.start_from") == str(folder)
     if not begun and folder.parent == run.checkpoints and run.in_use():
         raise InputMissingError(
             f"{recipe.where('model.start_from')}: run {run.path} is training, and may delete {folder.name} once it "
