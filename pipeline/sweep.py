@@ -424,7 +424,7 @@ def search(
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    direction = "minimize" if better == "lower" else "maximize"
+    direction: Any = "minimize" if better == "lower" else "maximize"
     made = optuna.create_study(study_name=study, storage=f"sqlite:///{file}", direction=direction, load_if_exists=True)
     for number in range(trials):
         made.sampler = optuna.samplers.TPESampler(seed=number)

@@ -59,9 +59,8 @@ def recipe_text(source: dict[str, Any], *, stage: str, path: Path, train: str) -
 def train_lines(source: dict[str, Any], *, stage: str) -> str:
     """Return the section `train`: the passes of the shipped recipe, and for a short run when it is scored and
     saved."""
-    recipe = read_recipe(
-        [OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"], stage=stage, earlier=EarlierRuns()
-    )  # type: ignore[arg-type]
+    words = [OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"]
+    recipe = read_recipe(words, stage=stage, earlier=EarlierRuns())  # type: ignore[arg-type]
     import pipeline.model.build  # noqa: F401 - makes the type of our models known, whose tokenizer may be loaded
 
     try:
