@@ -405,7 +405,7 @@ def _with_rows(recipe: Recipe) -> Recipe:
     ):  # half precision becomes float32
         return recipe
     from pipeline.tokenizer.load import ready_tokenizer
-    from pipeline.training.isolation import rows_of_recipe
+    from pipeline.training.build import rows_of_recipe
 
     with suppress(TandemError):  # the checks say what is wrong with the model
         return rows_of_recipe(recipe, ready_tokenizer(recipe)[0])

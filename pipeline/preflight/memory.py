@@ -102,7 +102,7 @@ def memory_of(
         own = sum(padded(unit, shards) for unit in units) // shards
         if recipe.optimizer.type == "muon_adamw":  # every rank keeps all variances
             matrices = sum(padded(block_matrices(sizes, n), shards) for n in range(sizes.n_layer)) // shards
-            states = sizes.variances + (2 + weight_copies(recipe)) * own - matrices
+            states = sizes.variances + 2 * own - matrices
             optimizer = FP32 * states
         elif optimizer is not None:
             optimizer = optimizer * FP32 * own // weights
@@ -187,16 +187,6 @@ def _narrower_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
 
 def optimizer_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
     """Optimizer state of one copy of the weights: what memory holds and what a checkpoint stores."""
-    of_updates = _update_rule_bytes(recipe, sizes)
-    return None if of_updates is None else of_updates + weight_copies(recipe) * weight_bytes(recipe, sizes)
-
-
-def weight_copies(recipe: Recipe) -> int:
-    """Return how many more copies of the weights the optimizer keeps."""
-    return bool(recipe.optimizer.average_steps) + (recipe.optimizer.ema_nesterov is not None)
-
-
-def _update_rule_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
     parameters = sizes.parameters()
     kind = recipe.optimizer.type
     if kind == "adamw":

@@ -136,13 +136,6 @@ def _embedding_dtype(recipe: Recipe, problems: Problems) -> None:
         problems.add(
             where, f"is {model.embedding_dtype} beside train.fp16, for GPUs without bfloat16. Keep one of the two."
         )
-    for name in ("average_steps", "ema_nesterov"):
-        if getattr(recipe.optimizer, name):
-            problems.add(
-                where,
-                f"is {model.embedding_dtype} beside optimizer.{name}, whose small changes it rounds away. Remove one "
-                "of the two.",
-            )
     if model.start_from and start is None:
         return
     kind = model.type if start is None else start.get("model_type")
@@ -322,18 +315,7 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
                 recipe.where(f"train.{name}"),
                 f"is not used by optimizer.type {kind}. Use {hint}, or set optimizer.type: trainer.",
             )
-    span = recipe.optimizer.ema_nesterov_span
-    if len(span) != 2 or not 0 <= span[0] < span[1] <= 1:
-        problems.add(
-            recipe.where("optimizer.ema_nesterov_span"),
-            f"is {span}; it must be two ascending shares of the run. Write [0.15, 0.75].",
-        )
     if ":" in kind:
-        if recipe.optimizer.ema_nesterov is not None:
-            problems.add(
-                recipe.where("optimizer.ema_nesterov"),
-                f"is not done around {kind}, an optimizer of your own. Remove it, or set optimizer.type: muon_adamw.",
-            )
         return
     for group in vars(recipe.optimizer.groups):
         settings: Group = getattr(recipe.optimizer.groups, group)

@@ -26,7 +26,6 @@ from pipeline.recipe.schema import (
     ARGUMENTS,
     COLUMN_ROLES,
     FORMATS,
-    Groups,
     OwnTask,
     ReadOnlyDict,
     Recipe,
@@ -255,19 +254,9 @@ KEPT_WHEN_OPEN = (
 # Keys that were added later: at their default they are left out, and runs begun before keep their names and go on.
 LATER: dict[str, Any] = {
     "model.embedding_dtype": "float32",
-    "optimizer.average_steps": None,
-    "optimizer.average_weight": 0.6,
     "optimizer.decay_scale": None,
-    "optimizer.ema_nesterov": None,
-    "optimizer.ema_nesterov_steps": 100,
-    "optimizer.ema_nesterov_span": [0.15, 0.75],
     "optimizer.schedule.batch_warmup_steps": 0,
     "optimizer.schedule.batch_halvings": 2,
-}
-LATER |= {
-    f"optimizer.groups.{g.name}.{key}": None
-    for g in fields(Groups)
-    for key in ("decay_fraction", "update_floor", "row_floor")
 }
 LATER_OF_A_SOURCE = ("columns", "passes")
 
@@ -481,7 +470,6 @@ MATRIX_GROUP: dict[str, dict[str, Any]] = {
     "adamw": {"learning_rate": 3e-3, "betas": [0.9, 0.95], "eps": 1e-10, "weight_decay": 0.1},
     "muon_adamw": {"learning_rate": 0.02, "momentum": 0.97, "weight_decay": MATRIX_DECAY},
 }
-MUON_FLOORS = ("update_floor", "row_floor")  # settings of Muon's matrices that are off where they are not given
 
 # fill(key, value) sets an open key by the dial; with cause=None by a plain default, which is not worth a line.
 Fill = Callable[..., None]
@@ -544,9 +532,7 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
 
 def group_settings(optimizer_type: str, group: str) -> set[str]:
     """Return names of the settings that a group has under an optimizer type."""
-    table = MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group]
-    floors = MUON_FLOORS if (optimizer_type, group) == ("muon_adamw", "matrices") else ()
-    return {*table, *floors, "decay_fraction"}
+    return set(MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group])
 
 
 def _scaling(sizes: "Sizes | CountedSizes") -> int:

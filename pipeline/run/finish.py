@@ -168,7 +168,7 @@ def say_shape(run: OpenRun, trainer: TandemTrainer) -> None:
         "replicas": model_replicas(),
         "tensor_parallel": tensor_parallel_size(),
         "threads": torch.get_num_threads(),
-        "dtype": "float8" if trainer.recipe.train.get("fp8") else half,
+        "dtype": "float8" if trainer.settings.fp8 else half,
         "compiled": args.torch_compile,
         "attention": trainer.model.config._attn_implementation,
     }

@@ -38,10 +38,8 @@ from pipeline.recipe.schema import with_values
 from pipeline.run.open_run import OpenRun, resolve_open_values, start_process
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.load import load_ready
-from pipeline.training.build import build_from_recipe, build_trainer
-from pipeline.training.causes import fits
+from pipeline.training.build import build_from_recipe, build_trainer, resolve_rows
 from pipeline.training.distributed import from_every_rank, on_rank_0
-from pipeline.training.isolation import resolve_rows
 from pipeline.training.trainer import TandemTrainer
 
 LEFT_OUT = 2  # steps: the first one compiles, and takes the optimizer's state; the second one may compile again
@@ -200,7 +198,7 @@ def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) ->
             f" into {100 * CPU_SHARE:.0f} % of the memory that is free, at most {CPU_POSITIONS:,} positions on a CPU"
         )
     recipe = with_values(recipe, {"micro_batch": rows})
-    trainer.set_micro_batch(recipe, rows=rows, micro_steps=micro_steps(recipe, batch_ranks(args.world_size)))
+    trainer.set_micro_batch(rows=rows, micro_steps=micro_steps(recipe, batch_ranks(args.world_size)))
     if trainer.is_world_process_zero():
         print(f"{KEY}: auto is {rows}: {'as this run began' if rows == kept else why}", flush=True)
     return recipe
@@ -245,7 +243,11 @@ def _tried(trainer: TandemTrainer, possible: list[int], step: int) -> int | None
     on_cuda = args.device.type == "cuda"
     limit = torch.cuda.mem_get_info(args.device)[1] if on_cuda else _address_space()
     reserve += max(int(RESERVE * max(limit, 0)), 0 if on_cuda else THREADS)  # a limit of -1 is none
-    found = next((n for n in possible if all(from_every_rank(fits(trainer, n, step=step, reserve=reserve)))), None)
+    found = None
+    for n in possible:
+        if all(from_every_rank(trainer.fits_in_memory(n, step=step, reserve=reserve))):
+            found = n
+            break
     if on_cuda:
         torch.cuda.reset_peak_memory_stats(args.device)  # the training's own peak is what memory_hint tells
     return found

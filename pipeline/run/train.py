@@ -1,20 +1,25 @@
 """The steps of a run from start to end, for both stages, and its callbacks in the order in which they act."""
 
-import os
 from functools import partial
-from pathlib import Path
 
 from transformers import PrinterCallback, TrainerCallback
 
-from pipeline.callbacks.log import Compiling, Console, MetricsFile, Samples, Stragglers
-from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
-from pipeline.callbacks.stopping import HangWatch, StopSignals
+from pipeline.callbacks.alarms import SlowRank
+from pipeline.callbacks.compiling import Compiling
+from pipeline.callbacks.console import Console
+from pipeline.callbacks.garbage_collection import GarbageCollection
+from pipeline.callbacks.hang_watch import HangWatch
+from pipeline.callbacks.machine import Machine
+from pipeline.callbacks.metrics_file import MetricsFile
+from pipeline.callbacks.samples import Samples
+from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.generation.texts import complete
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.preflight.checks import benchmarks_of, check_before_training
 from pipeline.process.network import limit_silence
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
+from pipeline.recipe.located_yaml import load_mapping
 from pipeline.recipe.resolve import is_auto
 from pipeline.run.data import keep_inputs, open_rows, record_inputs
 from pipeline.run.finish import finish_run, record_plan, say_shape
@@ -29,7 +34,7 @@ from pipeline.run_dir.failures import Signals
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
-from pipeline.training.build import build_from_recipe, build_trainer
+from pipeline.training.build import build_from_recipe, build_trainer, resolve_rows
 from pipeline.training.distributed import store_of_ranks
 from pipeline.training.trainer import TandemTrainer
 
@@ -62,8 +67,6 @@ def train(recipe: Recipe, signals: Signals) -> int:
     tokenizer = load_or_train(recipe, sources, validation=held_out)
     model = build_from_recipe(recipe, tokenizer)
     if not isinstance(model, TandemForCausalLM):  # held by tests/contracts: a row may hold several texts
-        from pipeline.training.isolation import resolve_rows
-
         recipe = resolve_rows(recipe, model, step=run.step)
     recipe, rows, validation = open_rows(recipe, tokenizer, (sources, held_out), run)
     record_inputs(recipe, run, tokenizer=tokenizer, sources=(sources, held_out), rows=rows, validation=validation)
@@ -76,7 +79,7 @@ def train(recipe: Recipe, signals: Signals) -> int:
         tokenizer=tokenizer,
         rows=rows,
         validation=validation,
-        watched=stop.on_every_rank,
+        interruptible=stop.on_every_rank,
         eval_on_start=evaluation_is_due(recipe, run),
     )
     if is_auto(recipe):
@@ -109,7 +112,16 @@ def add_callbacks(
         from pipeline.callbacks.trackers import trackers_of
 
         trackers.extend(
-            trackers_of(recipe, run, attempt=attempt, start_step=start_step, tokens_at=trainer.meter.tokens_at)
+            trackers_of(
+                recipe.monitor,
+                run,
+                config=load_mapping(run.recipe),
+                note=recipe.run.note,
+                tags=recipe.run.tags,
+                attempt=attempt,
+                start_step=start_step,
+                tokens_at=trainer.meter.tokens_at,
+            )
         )
     profiler = []
     if profile := recipe.monitor.profile_steps:
@@ -127,12 +139,18 @@ def add_callbacks(
     samples = recipe.samples
     trainer.remove_callback(PrinterCallback)
     for callback in (
-        HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, trainer=trainer),
-        Machine(trainer, run, attempt=attempt, gpu_hz=recipe.monitor.gpu_hz),
+        HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, ranks=trainer.ranks, timer=trainer.timer),
+        Machine(
+            run,
+            attempt=attempt,
+            gpu_hz=recipe.monitor.gpu_hz,
+            meter=trainer.meter,
+            world_size=trainer.args.world_size,
+        ),
         *profiler,
         MetricsFile(run, attempt=attempt, meter=trainer.meter),
         Console(run.console),
-        Compiling(Path(kernels) if (kernels := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) else None),
+        Compiling(),
         *trackers,
         Samples(
             run,
@@ -156,10 +174,10 @@ def add_callbacks(
             writers=[tracker for tracker in trackers if hasattr(tracker, "add_samples")],
         ),
         *own_callbacks(recipe),
-        Stragglers(run, attempt=attempt),
+        SlowRank(run, attempt=attempt),
         *benchmarks,
         stop,
-        GarbageBetweenSteps(),
+        GarbageCollection(),
     ):
         trainer.add_callback(callback)
 

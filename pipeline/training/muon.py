@@ -3,7 +3,7 @@
 The parts and where they were published: Muon (Jordan et al. 2024); Polar Express, the polynomial that orthogonalises
 (arXiv 2505.16932); MuonEq, equal row norms before it (arXiv 2603.28254); Muon+, the exact norm after it (2602.21545);
 NorMuon, the running variance per neuron (2510.05491). Their order and constants are nanochat's, so that its rates
-hold. Off by default: the floors of an update's norm (modded-nanogpt's optimization track).
+hold.
 
 Shapes: M stacked matrices of R rows and C columns, as they are stored. `output_dim` says which axis counts the
 outputs: -2 for nn.Linear's (out, in), -1 for GPT-2's Conv1D (in, out). float32 stacks are changed in place where a
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from pipeline.training.distributed import num_ranks
+from pipeline.training.norms import local
 
 # Five steps for singular values in [0.001, 1] with cushion 2, whose result is shrunk by 2 % for safety: Polar Express,
 # Algorithm 1. Each triple (a, b, c) maps a singular value s to a s + b s^3 + c s^5.
@@ -121,9 +122,6 @@ def cautious_update_(parameter: Tensor, direction: Tensor, *, rate: float, weigh
     parameter.sub_(direction, alpha=rate)
 
 
-# Muon's step for all matrices of a group: those of one shape are stacked, and the ranks share the
-# orthogonalisation.
-
 VARIANCE_BETA = 0.9  # NorMuon's average per neuron; nanochat's value
 SHARED_FROM = 1 << 18  # elements of a stack: less work than this is made by every rank sooner than it is gathered
 
@@ -201,32 +199,11 @@ class _Stack:
         variance_MN = torch.stack(self.variances).float()
         return self._scaled(self.directions_MRC[: len(self.members)], variance_MN, self.output_dim), variance_MN
 
-    def _apply_floor_(self, x_MRC: Tensor, floor: float, dim: tuple[int, ...]) -> None:
-        """Scale directions up whose update at a rate of 1 has a norm over `dim` below `floor` times that of the
-        weights.
-
-        Over both dimensions: the u/w-floor of Skylight-001 (modded-nanogpt, PR 274); over a row's inputs: its RowFloor
-        (PR 328). Matrices and rows of zeros, as an output begins, have no floor.
-        """
-        factor = rate_factor(self.members[0].shape, output_dim=self.output_dim)
-        of_weights = torch.stack([local(p).float().square().sum(dim, keepdim=True) for p in self.members])
-        squares = torch.stack([x_MRC.square().sum(dim, keepdim=True), of_weights])
-        of_updates, of_weights = self._of_all_ranks(squares, dim)
-        x_MRC.mul_((of_weights / of_updates.clamp_min(TINY)).sqrt().mul_(floor / factor).clamp_min_(1))
-
-    def _of_all_ranks(self, sums: Tensor, dim: tuple[int, ...]) -> Tensor:
-        """Return sums over `dim` of all ranks' parts. sums: of this rank's."""
-        return sums
-
     def update(self, norms: list[tuple[Tensor, Tensor]] | None) -> None:
         if self.work is not None:
             self.work.wait()
         x_MRC, variance_MN = self._ended()
         torch._foreach_copy_(self.variances, list(variance_MN))
-        if floor := self.group.get("update_floor"):
-            self._apply_floor_(x_MRC, floor, (-2, -1))
-        if floor := self.group.get("row_floor"):
-            self._apply_floor_(x_MRC, floor, (-3 - self.output_dim,))
         rate = self.group["lr"] * rate_factor(self.members[0].shape, output_dim=self.output_dim)
         for p, x_RC in zip(self.members, x_MRC, strict=True):
             own = local(p)
@@ -290,11 +267,6 @@ class _SharedStack(_Stack):
         )
         return received.split(sizes), work
 
-    def _of_all_ranks(self, sums: Tensor, dim: tuple[int, ...]) -> Tensor:
-        if self.cut_dim in dim:
-            dist.all_reduce(sums, group=self.process_group)
-        return sums
-
     def _ended(self) -> tuple[Tensor, Tensor]:
         rows = [part.view(len(numbers), -1) for part, numbers in zip(self.parts, self.owned, strict=True) if numbers]
         in_order = torch.tensor([n for numbers in self.owned for n in numbers], device=rows[0].device).argsort()
@@ -305,20 +277,7 @@ class _SharedStack(_Stack):
         return (x_MRC if self.cut_dim == -2 else x_MRC.mT), variance_MN
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, sharing its memory; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def chunk_sizes(rows: int, ranks: int) -> list[int]:
     """Return the rows of each rank, as torch.chunk cuts them, and FSDP2."""
     most = -(-rows // ranks)
     return [min(max(rows - r * most, 0), most) for r in range(ranks)]
-
-
-def alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the sharded tensors and the others, which torch does not take in one list, as far as there are any.
-    Tensor parallelism has both: what it does not split is whole on every rank."""
-    sharded: list[Tensor] = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
-    whole = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
-    return [some for some in (sharded, whole) if some]

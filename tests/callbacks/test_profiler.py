@@ -8,7 +8,7 @@ import torch
 
 from pipeline.callbacks.profiler import ProfileSteps
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.metrics import StepMeter
+from pipeline.training.meters import StepMeter
 
 
 def meter():

@@ -23,7 +23,7 @@ from pipeline.metrics import (
 )
 from pipeline.report.curves import KINDS
 from pipeline.report.run_data import MEANS
-from pipeline.training.metrics import data_numbers
+from pipeline.training.log_row import data_numbers
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text()

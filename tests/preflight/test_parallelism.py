@@ -16,8 +16,8 @@ from pipeline.preflight.memory import fsdp_units, gathered_bytes, memory_of
 from pipeline.preflight.plan import make_plan
 from pipeline.recipe import read_recipe
 from pipeline.recipe.model_sizes import model_fields, sizes_of
-from pipeline.training.muon import local
-from pipeline.training.optimizer import build_optimizer
+from pipeline.training.build import build_optimizer
+from pipeline.training.norms import local
 from pipeline.training.sharding import shard_model
 from tests.ranks import on_ranks
 

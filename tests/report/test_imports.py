@@ -211,7 +211,7 @@ def test_the_dev_logs_columns_and_figures_are_those_that_are_read(tmp_path):
 
 @pytest.mark.parametrize("mfu", [None, 41.0])
 def test_our_own_console_line_comes_back_as_the_row_that_it_was_made_of(tmp_path, mfu):
-    from pipeline.callbacks.log import step_line  # which takes transformers
+    from pipeline.callbacks.console import step_line  # which takes transformers
 
     row = {
         "train/loss_ema": 2.336916, "optim/lrm": 0.05, "perf/step_s": 0.9974, "perf/tok_per_s": 1051311.2, "data/epoch": 1, "data/pq": 122,

@@ -4,7 +4,7 @@ import inspect
 
 import torch
 
-from pipeline.training.metrics import GIB, DeviceMemory
+from pipeline.training.meters import GIB, DeviceMemory
 
 
 class Allocator:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline.recipe.sizes import Sizes
-from pipeline.training.metrics import LossSum, StepMeter
+from pipeline.training.meters import LossSum, StepMeter
 
 
 def meter_of(*, max_steps):
@@ -56,7 +56,7 @@ def test_flops_of_isolated_rows_count_each_pair_of_one_conversation_and_none_acr
         [({"position_ids": positions_BT}, lengths), ({"position_ids": positions_BT[1:]}, lengths[1:]), ({}, [[8]])], 1
     ):
         meter.begin()
-        meter.look(batch)
+        meter.count(batch)
         meter.step(1)
         numbers = meter.read(step=number, losses=[1.0], wait_s=0.0)
         # Each query sees itself and what is before it in its conversation, as far as the layer's window goes.

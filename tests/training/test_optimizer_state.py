@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load, save
 
 from pipeline.process.errors import DataError
-from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
 from pipeline.training.optimizer import MuonAdamW
+from pipeline.training.optimizer_state import load_optimizer_state, optimizer_settings, optimizer_tensors
 
 
 class Network(torch.nn.Module):

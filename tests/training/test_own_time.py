@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipeline.callbacks.log import Samples
+from pipeline.callbacks.samples import Samples
 from pipeline.training.checkpoint import CheckpointSaver
-from pipeline.training.metrics import slowest
+from pipeline.training.meters import slowest
 from pipeline.training.stages import ORDER, STAGES
 from pipeline.training.trainer import TandemTrainer
 

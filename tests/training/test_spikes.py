@@ -1,7 +1,6 @@
 """Spikes: every step is looked at, whenever it is logged."""
 
 import math
-import types
 
 import pytest
 import torch
@@ -14,19 +13,15 @@ from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.guard import StepGuard
 
 
-def trainer_at(step):
-    return types.SimpleNamespace(state=types.SimpleNamespace(global_step=step), is_world_process_zero=lambda: True)
-
-
 def test_a_step_that_the_loss_scaler_skipped_is_no_spike_and_leaves_the_usual_values_as_they_are(tmp_path):
     guard = StepGuard(RunDirectory(tmp_path), Monitor(on_spike="stop"))
     for norm in [1.0] * ENOUGH + [float("inf"), float("nan")] * ENOUGH:
         guard.norms.append(norm if math.isfinite(norm) else None)
-    guard.report_spikes(trainer_at(3 * ENOUGH), {"optim/grad_norm": guard.norms})
+    guard.report_spikes(3 * ENOUGH, {"optim/grad_norm": guard.norms})
     with pytest.raises(
         DivergedError, match=r"optim/grad_norm is 2, usually 1.1 at most; monitor.on_spike is stop"
     ) as raised:
-        guard.report_spikes(trainer_at(61), {"optim/grad_norm": [2.0]})
+        guard.report_spikes(61, {"optim/grad_norm": [2.0]})
     assert raised.value.facts == {
         "step": 61,
         "name": "optim/grad_norm",
@@ -39,7 +34,7 @@ def test_a_step_that_the_loss_scaler_skipped_is_no_spike_and_leaves_the_usual_va
 def test_only_high_norms_and_losses_are_printed(tmp_path, capsys):
     guard = StepGuard(RunDirectory(tmp_path), Monitor())
     for name, values in {"optim/grad_norm": [1.0] * ENOUGH + [1.5, 2.5], "train/loss": [2.0] * ENOUGH + [2.5]}.items():
-        guard.report_spikes(trainer_at(len(values)), {name: values})
+        guard.report_spikes(len(values), {name: values})
     printed = capsys.readouterr().out
     assert [word in printed for word in ("grad_norm is 1.5", "grad_norm is 2.5", "loss is 2.5")] == [False, True, True]
     assert len(read_rows(guard.run.metrics)) == 3
@@ -62,7 +57,7 @@ def test_the_same_steps_spike_whatever_logging_steps_is(tmp_path, every):
     for end in [*range(every, 200, every), 200]:
         begin = (end - 1) // every * every
         logged = {"optim/grad_norm": norms[begin:end], "train/loss": losses[begin:end]}
-        guard.report_spikes(trainer_at(end), logged)
+        guard.report_spikes(end, logged)
     found = [(row["name"], row["step"], row["value"]) for row in read_rows(guard.run.metrics)]
     assert sorted(found) == [
         ("optim/grad_norm", 30, 2.3),

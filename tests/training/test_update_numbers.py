@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pipeline.training import optimizer as optimizers
-from pipeline.training.metrics import UpdateNumbers, count_zeros
+from pipeline.training.meters import UpdateNumbers
+from pipeline.training.norms import count_zeros
 from pipeline.training.optimizer import MuonAdamW, in_portions
 
 
@@ -39,7 +40,7 @@ def test_the_update_ratio_is_that_of_a_copy_and_measuring_changes_no_bit(monkeyp
     numbers = UpdateNumbers()
     for _ in range(3):
         before = [p.detach().clone() for p in measured]
-        numbers.look(measured, one)
+        numbers.record(measured, one)
         one.step()
         other.step()
         row = numbers.read(measured)
@@ -49,7 +50,7 @@ def test_the_update_ratio_is_that_of_a_copy_and_measuring_changes_no_bit(monkeyp
         assert row["optim/update_ratio"] == pytest.approx((change.norm() / whole.norm()).item(), rel=1e-5)
         assert all(torch.equal(a, b) for a, b in zip(measured, plain, strict=True))
     one.step()
-    assert "optim/update_ratio" not in numbers.read(measured)  # nobody looked
+    assert "optim/update_ratio" not in numbers.read(measured)  # nothing was recorded
 
 
 def test_only_the_step_that_was_asked_for_is_measured():
@@ -73,7 +74,7 @@ def test_zeros_of_the_gradient_are_counted_exactly():
 def test_an_update_that_was_left_out_has_no_ratio():
     parameters = parameters_with_gradients()
     optimizer, numbers = optimizer_of(parameters), UpdateNumbers()
-    numbers.look(parameters, optimizer)
+    numbers.record(parameters, optimizer)
     optimizer.zero_grad()  # as the guard leaves a step out
     optimizer.step()
     assert set(numbers.read(parameters)) == {"optim/param_norm", "optim/num_zeros_in_grad"}
@@ -82,7 +83,7 @@ def test_an_update_that_was_left_out_has_no_ratio():
 def test_another_optimizer_has_no_ratio_and_the_other_two_numbers():
     parameters = parameters_with_gradients()
     optimizer, numbers = torch.optim.AdamW(parameters), UpdateNumbers()
-    numbers.look(parameters, optimizer)
+    numbers.record(parameters, optimizer)
     optimizer.step()
     assert set(numbers.read(parameters)) == {"optim/param_norm", "optim/num_zeros_in_grad"}
 
