@@ -15,12 +15,12 @@ from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.generation.texts import complete
 from pipeline.model.modeling_tandem import TandemForCausalLM
-from pipeline.preflight.checks import benchmarks_of, check_before_training
 from pipeline.process.network import limit_silence
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import is_auto
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.recipe.resolve import is_auto
+from pipeline.run.checks import benchmarks_of, check_before_training
 from pipeline.run.data import keep_inputs, open_rows, record_inputs
 from pipeline.run.finish import finish_run, record_plan, say_shape
 from pipeline.run.open_run import (

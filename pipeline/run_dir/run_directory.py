@@ -135,7 +135,7 @@ KEYS = (
     Key("code.ran.[].file", "text", "", "every start, before step 1", "run/data.py", "its file or folder"),
     Key("code.ran.[].sha256", "text?", "sha256", "every start, before step 1", "run/data.py", "of that file; null for several or none"),
     Key("shares", "object", "", "before step 1 and the end", f"run/data.py, {CLOSING}", "each source's part of the rows"),
-    Key("shares.<source>", "object", "", "before step 1 and the end", f"run/data.py, {CLOSING}", "key, rows, tokens, share, targets_per_row, epochs, lost (shares padded, cropped, split, cut, too long, no target, empty, bad); of conversations `conversations`: read, too_long, cut, no_target, tokens_lost (share), row_tokens_99 (rows that hold 99 % of them), sampled (conversations that these two were estimated from, where not counted), untrained (share of the answers' characters, by a sample)"),
+    Key("shares.<source>", "object", "", "before step 1 and the end", f"run/data.py, {CLOSING}", "key, rows, tokens, share, targets_per_row, epochs, lost (shares padded, cropped, split, cut, too long, no target, empty, bad); of conversations `conversations`: read, too_long, cut, no_target, tokens_lost (share), row_tokens_99 (rows that hold 99 % of them)"),
     Key("shares.<source>.<fact>", "any", "", "before step 1 and the end", f"run/data.py, {CLOSING}", "as data/rows.py counts it"),
     Key("shape", "object", "", SHAPE, "run/finish.py", "what the last bits depend on"),
     Key("shape.device", "text", "", SHAPE, "run/finish.py", "name of one device"),
@@ -164,13 +164,13 @@ KEYS = (
     Key("plan.run_disk_bytes", "integer", "bytes", PLANNED, RECORD, "checkpoints and model at the fullest moment"),
     Key("plan.assumed_mfu", "number", "share of the peak", "no longer", RECORD, "what training_s of older runs stands on where nothing was measured"),
     Key("plan.training_s", "number", "seconds", PLANNED, RECORD, "in steps, without compilation, evaluations and saves"),
-    Key("plan.duration_s", "object", "", PLANNED, RECORD, "of the whole run without preparing its data and benchmarks (preflight/plan.py)"),
+    Key("plan.duration_s", "object", "", PLANNED, RECORD, "of the whole run without preparing its data and benchmarks (plan/plan.py)"),
     Key("plan.duration_s.<part>", "object", "", PLANNED, RECORD, "total, start (and end), steps, evaluations, saves"),
     Key("plan.duration_s.<part>.<end>", "number", "seconds", PLANNED, RECORD, "low, value, high: from, expected, to"),
     Key("plan.duration_source", "text", "", PLANNED, RECORD, "what it is known from: a probe, arithmetic"),
     Key("plan.cost", "number", "as run.gpu_hour_cost", PLANNED, RECORD, "of the expected duration on all devices"),
     Key("plan.energy_kwh", "number", "kWh", PLANNED, RECORD, "of the expected duration at the devices' rated power"),
-    Key("plan.probe", "object", "", PLANNED, RECORD, "the steps that training_s was measured with (preflight/plan.py)"),
+    Key("plan.probe", "object", "", PLANNED, RECORD, "the steps that training_s was measured with (plan/plan.py)"),
     Key("plan.probe.step_s", "number", "seconds", PLANNED, RECORD, "median of the measured steps"),
     Key("plan.probe.low_s", "number", "seconds", PLANNED, RECORD, "the quickest of them"),
     Key("plan.probe.high_s", "number", "seconds", PLANNED, RECORD, "the slowest of them"),
@@ -178,11 +178,6 @@ KEYS = (
     Key("plan.probe.first_step_s", "number", "seconds", PLANNED, RECORD, "the first step, which compiles"),
     Key("plan.probe.peak_bytes", "integer", "bytes", PLANNED, RECORD, "most that the process took of the device; on a CPU its resident memory"),
     Key("plan.probe.time", "number", "seconds since 1970", PLANNED, RECORD, "when it was measured"),
-    Key("plan.val_bpb", "object", "", PLANNED, RECORD, "the last val/bpb as earlier runs let expect it (report/curves.py)"),
-    Key("plan.val_bpb.value", "number", "bits per byte", PLANNED, RECORD, "expected"),
-    Key("plan.val_bpb.low", "number", "bits per byte", PLANNED, RECORD, "lower end of the 95 % prediction interval"),
-    Key("plan.val_bpb.high", "number", "bits per byte", PLANNED, RECORD, "upper end"),
-    Key("plan.val_bpb.fit", "text", "", PLANNED, RECORD, "the file that says so"),
     Key("model", "object", "", SHAPE, RECORD, "the model as it was built"),
     Key("model.class", "text", "", SHAPE, RECORD, "its Python class"),
     Key("model.parameters", "integer", "parameters", SHAPE, RECORD, "counted, shared ones once"),
@@ -506,11 +501,6 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], list[str]]:
     except ValueError as error:
         return {}, [f"it is no JSON as it was written ({error})"]
     return manifest, manifest_problems(manifest)
-
-
-def fit_file(runs: Path, family: str) -> Path:
-    """Return what the runs of a family in that folder were fitted to (report/curves.py)."""
-    return runs / f"fit-{family}.json"
 
 
 def find_run(name: str, runs: str = "runs") -> RunDirectory | None:

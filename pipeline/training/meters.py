@@ -17,7 +17,7 @@ from pipeline.training.norms import count_zeros, group_by_placement, local, norm
 from pipeline.training.optimizer import MuonAdamW
 
 if TYPE_CHECKING:
-    from pipeline.recipe.counted_sizes import CountedSizes
+    from pipeline.recipe.model_statistics import CountedSizes
     from pipeline.recipe.sizes import Sizes
 
 GIB = 2**30

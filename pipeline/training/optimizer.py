@@ -106,7 +106,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 # The optimizers by optimizer.type, each made from parameter_groups; a type's default settings: MATRIX_GROUP of
-# recipe/resolve.py.
+# recipe/dial.py.
 OPTIMIZERS = {"adamw": MuonAdamW, "muon_adamw": MuonAdamW}
 
 

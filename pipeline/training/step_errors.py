@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from pipeline.process.errors import HangError, OutOfMemoryError, first_line
-from pipeline.recipe.resolve import KEY
+from pipeline.recipe.batch import KEY
 from pipeline.run_dir.failures import is_out_of_memory
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.ranks import Ranks

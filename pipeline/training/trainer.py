@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from pipeline.data.rows import StepLoader, on_device
+from pipeline.data.loader import StepLoader, on_device
 from pipeline.evals.bpb import EvaluationInterrupted, score_validation
 from pipeline.hardware.device import batch_rank, batch_ranks, tensor_parallel_size
 from pipeline.process.errors import TandemError
