@@ -16,7 +16,6 @@ SEEN, MOVED = 3e-5, 1e-3
 BLANK = 1e-4  # of the logits: the blocks of a new model may write nothing yet
 STD = 0.1
 MASKED = 1e30
-SCAN_CHUNK = 16
 
 
 @torch.no_grad()
@@ -29,21 +28,14 @@ def try_isolation(model: Any, *, row_tokens: int = sum(LENGTHS)) -> Found:
     """
     config, training, attention = model.config, model.training, model.config._attn_implementation
     parts = [(part, getattr(part, "use_cache", None)) for part in (config, config.get_text_config())]
-    # Without kernels a scan takes memory with the square of its chunk, however short the text is.
-    scans = [module for module in model.modules() if type(getattr(module, "chunk_size", None)) is int]
-    chunks = [module.chunk_size for module in scans]
     model.eval()  # dropout would give another result each time
     for part, _ in parts:
         part.use_cache = False  # as while training: with a cache, transformers takes a row for one text
     if attention not in ("eager", "sdpa"):
         config._attn_implementation = "eager"  # flash kernels do not run on the CPU
     try:
-        for module in scans:
-            module.chunk_size = min(module.chunk_size, SCAN_CHUNK)
         return _found(model, row_tokens) or _found(_random_copy(model), row_tokens) or "isolates"
     finally:
-        for module, chunk in zip(scans, chunks, strict=True):
-            module.chunk_size = chunk
         for part, use_cache in parts:
             part.use_cache = use_cache
         config._attn_implementation = attention

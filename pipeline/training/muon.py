@@ -12,14 +12,13 @@ name ends in _: on a CPU, new memory costs more than the arithmetic.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from pipeline.training.distributed import num_ranks
 from pipeline.training.norms import local
@@ -137,15 +136,12 @@ def muon_step(
 
     norms: to which each one is appended with the norm of its change.
     """
-    stacks: dict[tuple, list[Tensor]] = defaultdict(list)
+    stacks: dict[tuple, list[Any]] = defaultdict(list)
     for p in parameters:
         stacks[tuple(p.shape), p.placements if isinstance(p, DTensor) else ()].append(p)
     before: _Stack | None = None
-    first_owner = 0
     for (_, placements), members in stacks.items():
-        kind: Callable[..., _Stack] = partial(_SharedStack, first_owner=first_owner) if placements else _Stack
-        stack = kind(group, members, state)
-        first_owner += len(members)
+        stack = (_ShardedStack if placements else _Stack)(group, members, state)
         if before is not None:
             before.update(norms)
         before = stack
@@ -154,7 +150,7 @@ def muon_step(
 
 
 class _Stack:
-    """The matrices of one shape; made, their directions are on the way from all ranks."""
+    """The matrices of one shape. Once made, their directions are being gathered from all ranks."""
 
     def __init__(self, group: dict[str, Any], members: list[Any], state: Mapping[Tensor, dict[str, Tensor]]):
         self.group, self.members = group, members
@@ -164,8 +160,7 @@ class _Stack:
         self._begin(self._momenta([state[p]["momentum"] for p in members]))
 
     def _momenta(self, momenta: list[Tensor]) -> Tensor:
-        """Return the averages one step on, looked ahead of as Nesterov does, float32; of sharded matrices this rank's
-        rows."""
+        """Return the averages after this step with Nesterov's look ahead, float32."""
         gradients = [local(p.grad) for p in self.members]
         momenta = [local(momentum) for momentum in momenta]
         torch._foreach_lerp_(momenta, gradients, 1 - self.group["momentum"])
@@ -195,7 +190,7 @@ class _Stack:
         return scale_neurons_(x_MRC.float(), variance_MN, output_dim=output_dim, beta2=VARIANCE_BETA)
 
     def _ended(self) -> tuple[Tensor, Tensor]:
-        """Return the directions, of sharded matrices this rank's rows, and the variances one step on."""
+        """Return the directions, of sharded matrices this rank's part, and the variances after this step."""
         variance_MN = torch.stack(self.variances).float()
         return self._scaled(self.directions_MRC[: len(self.members)], variance_MN, self.output_dim), variance_MN
 
@@ -213,68 +208,25 @@ class _Stack:
                 norms.append((p, torch.linalg.vector_norm(before.sub_(own), dtype=torch.float32)))
 
 
-class _SharedStack(_Stack):
-    """Matrices whose rows are cut among the ranks (FSDP2), or among those of each copy (HSDP), which all make the
-    same; under tensor parallelism their rows or their columns. Each is made whole by one rank alone, its owner, which
-    sends the others their rows of the direction: a rank holds its share of the stack whole, and never the stack.
+class _ShardedStack(_Stack):
+    """Matrices whose rows or columns are cut among the ranks (FSDP2, tensor parallelism), or among those of each copy
+    (HSDP). Their momenta are gathered: every rank orthogonalises its share of whole matrices, and keeps its part of
+    the directions."""
 
-    first_owner: of the first matrix; the next rank owns the next one. So stacks of few matrices fall on different
-    ranks. cut_dim: -2 where rows are cut, -1 where columns are: then everything between is done with the transposed
-    matrices.
-    """
-
-    def __init__(self, *stack: Any, first_owner: int):
-        self.first_owner = first_owner
-        super().__init__(*stack)
-
-    def _begin(self, x_MRC: Tensor) -> None:
+    def _momenta(self, momenta: list[Tensor]) -> Tensor:
         mesh, placements = self.members[0].device_mesh, self.members[0].placements
-        dim = len(placements) - 1
-        if placements not in ((Shard(0),), (Shard(1),), (Replicate(), Shard(0))):
-            raise NotImplementedError(
-                f"Muon's matrices are cut by rows, in HSDP's copies or in one, or by columns, not {placements}"
-            )
-        self.process_group, rank, ranks = mesh.get_group(dim), mesh.get_local_rank(dim), mesh.size(dim)
-        (rows, columns), self.cut_dim, output_dim = self.members[0].shape, -2, self.output_dim
-        if placements == (Shard(1),):
-            x_MRC, (rows, columns), self.cut_dim, output_dim = x_MRC.mT, (columns, rows), -1, -3 - output_dim
-        self.heights = chunk_sizes(rows, ranks)
-        owners = [(self.first_owner + n) % ranks for n in range(len(self.members))]
-        self.owned = [[n for n, owner in enumerate(owners) if owner == r] for r in range(ranks)]
-        own = self.owned[rank]
-        parts, _ = self._exchange(
-            [x_MRC[numbers] for numbers in self.owned], [len(own) * height * columns for height in self.heights]
-        )
-        whole_MRC = torch.cat(
-            [part.view(len(own), height, columns) for part, height in zip(parts, self.heights, strict=True)], dim=1
-        )
-        variance_MN = torch.stack(self.variances).float()[own]
-        if own:
-            whole_MRC = self._scaled(self._orthogonalised(whole_MRC, output_dim), variance_MN, output_dim)
-        # Beside its rows each rank gets the variances, which all of them keep.
-        sent = [torch.cat([x.flatten(1), variance_MN], dim=1) for x in whole_MRC.split(self.heights, dim=1)]
-        width = self.heights[rank] * columns + variance_MN.shape[1]
-        self.parts, self.work = self._exchange(sent, [len(numbers) * width for numbers in self.owned], async_op=True)
-
-    def _exchange(
-        self, sent: Sequence[Tensor], sizes: list[int], *, async_op: bool = False
-    ) -> tuple[Sequence[Tensor], dist.Work | None]:
-        """Return what comes from each rank, flat and of these sizes, and the work to wait for. sent: to each rank."""
-        flat = torch.cat([tensor.flatten() for tensor in sent])
-        received = flat.new_empty(sum(sizes))
-        work = dist.all_to_all_single(
-            received, flat, sizes, [tensor.numel() for tensor in sent], group=self.process_group, async_op=async_op
-        )
-        return received.split(sizes), work
+        self.cut_dim = placements[-1].dim + 1
+        self.parts, self.part = mesh.size(-1), mesh.get_local_rank(-1)
+        of_stack = [Shard(self.cut_dim) if isinstance(placement, Shard) else placement for placement in placements]
+        shape = torch.Size([len(self.members), *self.members[0].shape])
+        stride = (shape[1] * shape[2], shape[2], 1)
+        own = super()._momenta(momenta)
+        return DTensor.from_local(own, mesh, of_stack, run_check=False, shape=shape, stride=stride).full_tensor()
 
     def _ended(self) -> tuple[Tensor, Tensor]:
-        rows = [part.view(len(numbers), -1) for part, numbers in zip(self.parts, self.owned, strict=True) if numbers]
-        in_order = torch.tensor([n for numbers in self.owned for n in numbers], device=rows[0].device).argsort()
-        x_MX = torch.cat(rows)[in_order]
-        longest = self.variances[0].numel()
-        x_MK, variance_MN = x_MX[:, :-longest], x_MX[:, -longest:]
-        x_MRC = x_MK.unflatten(1, (-1, self.members[0].shape[-3 - self.cut_dim]))
-        return (x_MRC if self.cut_dim == -2 else x_MRC.mT), variance_MN
+        x_MRC, variance_MN = super()._ended()
+        sizes = chunk_sizes(x_MRC.shape[self.cut_dim], self.parts)
+        return x_MRC.split(sizes, dim=self.cut_dim)[self.part], variance_MN
 
 
 def chunk_sizes(rows: int, ranks: int) -> list[int]:

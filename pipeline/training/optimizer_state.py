@@ -41,15 +41,14 @@ def load_optimizer_state(
     """Put the state of `optimizer_tensors` (copied) into an optimizer over the same parameters, whatever their order.
 
     settings: of `optimizer_settings`; without them the groups keep what they have, which suits a schedule that sets
-    them from the step, or a fork with other rates. Raises DataError naming all parameters and states that are missing
-    or extra.
+    them from the step, or a fork with other rates. Raises DataError naming all parameters that are missing or extra.
     """
     members = named_members(optimizer, model)
     saved: dict[str, Tensors] = defaultdict(dict)
     for key, value in tensors.items():
         name, _, state = key.rpartition("/")
         saved[name][state] = value
-    refuse_differences(optimizer, members, saved)
+    refuse_differences({name for _, name in members}, set(saved))
     plain = optimizer.state_dict()
     plain["state"] = {
         i: {key: as_state(value, parameter) for key, value in saved[name].items()}
@@ -71,25 +70,14 @@ def named_members(optimizer: Any, model: torch.nn.Module) -> list[tuple[Tensor, 
     return [(p, names[id(p)]) for group in optimizer.param_groups for p in group["params"]]
 
 
-def refuse_differences(optimizer: Any, members: list[tuple[Tensor, str]], saved: dict[str, Tensors]) -> None:
-    names = {name for _, name in members}
-    problems = [f"{name} is missing" for name in sorted(names - saved.keys())]
-    problems += [f"{name} is not a parameter here" for name in sorted(saved.keys() - names)]
-    name_of = {id(p): name for p, name in members}
-    for group in optimizer.param_groups:
-        # An update rule gives all parameters of one group and dimension the same states.
-        states: dict[int, set[str]] = defaultdict(set)
-        present = [(p, saved[name_of[id(p)]]) for p in group["params"] if name_of[id(p)] in saved]
-        present = [(p, state) for p, state in present if NO_STATE not in state]
-        for p, state in present:
-            states[p.ndim] |= state.keys()
-        for p, state in present:
-            problems += [f"{name_of[id(p)]}/{key} is missing" for key in sorted(states[p.ndim] - state.keys())]
+def refuse_differences(names: set[str], saved: set[str]) -> None:
+    """Raise DataError naming the parameters without a state, and the states without a parameter."""
+    problems = [f"{name} is missing" for name in sorted(names - saved)]
+    problems += [f"{name} is not a parameter here" for name in sorted(saved - names)]
     if problems:
         raise DataError(
-            f"optimizer state: {'; '.join(problems)}, so it is not the state of this model's optimizer and the run "
-            "cannot go on exactly. Use the recipe that wrote it, or model.start_from to start a new run from the "
-            "weights."
+            f"optimizer state: {'; '.join(problems)}, so the run cannot continue exactly. Use the recipe that wrote "
+            "it, or model.start_from to start a new run from the weights."
         )
 
 

@@ -16,7 +16,7 @@ from pipeline.training.guard import StepGuard
 from pipeline.training.log_row import LogRow, data_numbers
 from pipeline.training.meters import GIB
 from tests.ranks import on_ranks
-from tests.training.test_device_memory import Allocator
+from tests.training.test_meters import Allocator
 
 
 def log_row_in(folder, **more):

@@ -1,4 +1,4 @@
-"""A file in memory has the very bytes that safetensors writes, and is filled again without being made anew."""
+"""A safetensors file in memory holds the bytes that safetensors would write."""
 
 import os
 

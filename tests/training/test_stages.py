@@ -1,4 +1,4 @@
-"""The slowest rank and how much slower it is."""
+"""The slowest rank, and the stages that a thread may be in."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""TensorBoard and W&B hold what they are given, and what fails in them is one sentence and no end of a run."""
+"""Trackers hold the rows that they get; one that fails is reported once and ends no run."""
 
 import shutil
 import sys
