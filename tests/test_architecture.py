@@ -404,7 +404,7 @@ RUNS_CODE = {
     "AutoModelForCausalLM.from_pretrained": {"hub/isolated_load_test.py"},
     "AutoTokenizer.from_pretrained": {"hub/export.py", "hub/isolated_load_test.py", "tokenizer/load.py", "tokenizer/train.py"},
     "PreTrainedTokenizerFast.from_pretrained": {"tokenizer/train.py"},
-    "model_class.from_pretrained": {"hub/isolated_load_test.py", "model/build.py"},  # with what allow_model_code decided
+    "model_class.from_pretrained": {"hub/isolated_load_test.py", "model/saved.py"},  # with what allow_model_code decided
 }  # fmt: skip
 # Files in which trust_remote_code may be another thing than False.
 DECIDES_TRUST = {"model/load.py", "evals/subject.py", "hub/isolated_load_test.py"}

@@ -21,16 +21,10 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils import cached_file
 
-from .build import (
-    ModelOptionsError,
-    from_pretrained,
-    has_own_head,
-    tandem_config,
-    to_native_name,
-    use_chunked_loss,
-    weight_files,
-)
+from .build import use_chunked_loss
 from .modeling_tandem import TandemForCausalLM
+from .native import tandem_config, to_native_name
+from .saved import ModelOptionsError, from_pretrained, has_own_head, weight_files
 
 # How pictures and sound become numbers: the model's folder is not whole without them.
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -66,6 +60,7 @@ def repaired_generation_config(given: dict[str, Any]) -> tuple[GenerationConfig,
         config.validate(strict=True)
     except Exception:  # the file is somebody else's, and may hold anything
         ids = {name: settings[name] for name in TOKEN_IDS if isinstance(settings.get(name), int | list)}
+        ids = {name: value for name, value in ids.items() if value != -1}  # an unset pad_token_id of old
         return GenerationConfig(**ids), {name: value for name, value in settings.items() if name not in ids}
     return config, {}
 

@@ -462,7 +462,8 @@ def _model(recipe: Recipe) -> None:
         return
     import torch
 
-    from pipeline.model.build import ModelOptionsError, build_model
+    from pipeline.model.build import build_model
+    from pipeline.model.saved import ModelOptionsError
 
     fields = model_fields(
         recipe, vocab_size=recipe.tokenizer.vocab_size or 512, bos_token_id=0, eos_token_id=0, pad_token_id=0

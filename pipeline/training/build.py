@@ -21,9 +21,10 @@ from pipeline.hardware.device import (
     shards_model,
 )
 from pipeline.metrics import VAL_BPB_DOCUMENTS
-from pipeline.model.build import PLAIN_HEADS, ModelOptionsError, build_model, save_model
+from pipeline.model.build import PLAIN_HEADS, build_model
 from pipeline.model.groups import store_embeddings
 from pipeline.model.modeling_tandem import TandemForCausalLM
+from pipeline.model.saved import ModelOptionsError, save_model
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json, remove_folder
 from pipeline.process.user_code import guarded, import_attribute

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.trainer_callback import TrainerState
 
 from pipeline.metrics import BEST_BY
-from pipeline.model.build import load_weights, read_tensors, saved_form, saved_weights
+from pipeline.model.saved import load_weights, read_tensors, saved_form, saved_weights
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, HangError, TandemError
 from pipeline.process.progress import waiting

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.metrics import AROUND, ENOUGH, HIGH_NORM, RecentValues
-from pipeline.model.build import first_nonfinite
+from pipeline.model.finite import first_nonfinite
 from pipeline.process.errors import DataError, DivergedError
 from pipeline.process.progress import write
 from pipeline.recipe.schema import Monitor

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipeline.data.rows import rows_of_micro_batch
 from pipeline.hardware.device import batch_rank
-from pipeline.model.build import first_nonfinite
+from pipeline.model.finite import first_nonfinite
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import from_every_rank, num_ranks
 

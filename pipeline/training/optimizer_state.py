@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from pipeline.model.build import cut_like
+from pipeline.model.saved import cut_like
 from pipeline.process.errors import DataError
 
 Tensors = dict[str, Tensor]

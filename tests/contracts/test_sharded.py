@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.model.build import read_tensors
+from pipeline.model.saved import read_tensors
 from pipeline.run_dir.checkpoints import by_step, step_of
 from pipeline.training.checkpoint_parts import part_file
 from pipeline.training.staging_buffer import layout_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.model.build import read_tensors
+from pipeline.model.saved import read_tensors
 from pipeline.run_dir.checkpoints import by_step, step_of
 from pipeline.training.staging_buffer import layout_of
 from tests.contracts.test_exact_resume import assert_same_end, positions

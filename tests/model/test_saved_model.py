@@ -8,8 +8,9 @@ from safetensors.torch import load_file
 from tiny_models import GPT2, MODERN, NANOCHAT, random_ids, tiny
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 
-from pipeline.model.build import build_model, save_model
+from pipeline.model.build import build_model
 from pipeline.model.load import load_model
+from pipeline.model.saved import save_model
 from pipeline.training.checkpoint import ModelFiles
 from pipeline.training.staging_buffer import StagingBuffer
 
