@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pipeline"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # The data's path. A room may import rooms to its left, never to its right.
-ROOMS = ["process", "run_dir", "hardware", "recipe", "monitor", "metrics", "sources", "tokenizer", "data", "model", "generation", "evals", "training", "callbacks", "report", "hub", "plan", "run", "preflight"]  # fmt: skip
+ROOMS = ["process", "run_dir", "hardware", "recipe", "monitor", "metrics", "sources", "tokenizer", "data", "model", "generation", "evals", "training", "callbacks", "report", "hub", "plan", "run", "train", "stage", "preflight"]  # fmt: skip
 ENTRIES = ["pretrain", "sft", "chat", "launch", "sweep"]  # they import every room; nothing imports them
 # What only some runs need: it may import every room, and is imported by functions alone, where a recipe's key or an option asks.
 CONTRIB = "contrib"
@@ -422,7 +422,7 @@ def calls_of(path: Path) -> Iterator[tuple[str, ast.Call]]:
                 yield f"{ast.unparse(function.value)}.{function.attr}", node
 
 
-STARTS_PROCESSES = {"contrib/sandbox.py", "process/commands.py", "launch/launcher.py", "plan/plan.py", "sweep.py"}
+STARTS_PROCESSES = {"process/commands.py", "launch/launcher.py", "plan/probe.py", "sweep.py", "contrib/sandbox.py"}
 
 
 def test_side_processes_are_started_in_one_place():

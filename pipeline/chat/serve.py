@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         )
     from transformers.cli.transformers import app
 
-    from pipeline.model.build import TandemForCausalLM  # which registers its config too
+    from pipeline.model.saved import TandemForCausalLM  # which registers its config too
     from pipeline.tokenizer.template_sandbox import bound_templates
 
     bound_templates()
