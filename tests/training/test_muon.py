@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from pipeline.training.muon import POLAR_EXPRESS, cautious_update_, equalise_, orthogonalised, polar_express, rate_factor, scale_neurons_
+from pipeline.training.muon import (
+    POLAR_EXPRESS,
+    cautious_update_,
+    equalise_,
+    orthogonalised,
+    polar_express,
+    rate_factor,
+    scale_neurons_,
+)
 from pipeline.training.optimizer import MuonAdamW
 
 SHAPES = [(24, 24), (64, 16), (16, 64), (1, 12), (12, 1)]  # (out, in)

@@ -8,7 +8,13 @@ import torch
 
 from pipeline.recipe.schema import Schedule
 from pipeline.training.optimizer import MuonAdamW
-from pipeline.training.schedules import StepSchedule, apply_schedule, learning_rate_multiplier, muon_momentum, weight_decay_multiplier
+from pipeline.training.schedules import (
+    StepSchedule,
+    apply_schedule,
+    learning_rate_multiplier,
+    muon_momentum,
+    weight_decay_multiplier,
+)
 
 NANOCHAT = Schedule()  # 40 steps up, the last 65 % down to 0.05, momentum 400 steps up, decay half a cosine
 
