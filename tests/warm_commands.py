@@ -217,7 +217,7 @@ def rank_process(rank: int, asked: dict, world: dict[str, str]) -> int:
 def write_markdown(run, *, limit_s: float | None = None) -> str | None:
     """Write report.md as failures.write_report has it written: in this process, and without the seconds of its page and picture."""
     from pipeline.process.storage import write_text
-    from pipeline.report.imported_logs import read_runs
+    from pipeline.report.run_data import read_runs
     from pipeline.report.single import report
 
     try:

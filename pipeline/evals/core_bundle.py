@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -314,19 +314,15 @@ def _reason(task: CoreTask, item: Any) -> str | None:
     return None
 
 
-# Why a mean over tasks of CORE may not be called CORE. Nothing here imports torch: reports tell it too.
+def why_partial(missing: Iterable[str], published: Mapping[str, bool]) -> list[str]:
+    """Return why a mean over tasks may not be called CORE; empty for CORE itself.
 
-
-def why_partial(missing: Iterable[str], tasks: Iterable[tuple[str, int, int, bool]]) -> list[str]:
-    """Return the reasons in words; none for CORE itself. tasks: name, items scored, items that were to be, whether the
-    file is the published one."""
-    missing, tasks = list(missing), list(tasks)
+    published: of each task scored, whether its file is the published one.
+    """
+    missing = list(missing)
     reasons = [f"missing {', '.join(missing)}"] if missing else []
-    scored, wanted = sum(items for _, items, _, _ in tasks), sum(of for _, _, of, _ in tasks)
-    if scored < wanted:
-        reasons.append(f"the time limit left room for {scored:,} of {wanted:,} items")
-    other = [name for name, _, _, published in tasks if not published]
-    if other and len(other) == len(tasks):
+    other = [name for name, is_published in published.items() if not is_published]
+    if other and len(other) == len(published):
         reasons.append("none of the files is the published one")
     elif other:
         reasons.append(f"not the published file of {', '.join(other)}")

@@ -18,7 +18,9 @@ from pipeline.evals.subject import Subject
 from pipeline.generation.texts import complete
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, Protocol, digest
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
-from pipeline.recipe.schema import Samples, Source
+from pipeline.process.storage import cache_of_run
+from pipeline.process.user_code import COMMAND_TRUST, CodeFolder
+from pipeline.recipe.schema import Recipe, Samples, Source, with_values
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.formats import format_of
 from pipeline.sources.patterns import local_files
@@ -121,7 +123,23 @@ def _items(
     return items, parts
 
 
-# A run's own validation rows, found again from its recipe: the same protocol, hence the same ids, as in training.
+def sources_of_run(run: RunDirectory, *, trust_code: bool = False) -> tuple[Recipe, tuple[list[Any], list[Any]]]:
+    """Return the run's recipe, and its (training, validation) sources; Hub datasets at the commits, and the files
+    held out, that it began with.
+
+    trust_code: whether a format that the recipe names as module:attr is run: the recipe may be somebody else's.
+    """
+    import pipeline.model.build  # noqa: F401 - else transformers warns of a tokenizer with a model that it does not know
+    from pipeline.recipe import read_recipe
+    from pipeline.sources.open import open_sources, with_recorded_inputs
+
+    recipe = read_recipe([str(run.recipe)], stage=None)
+    why = f"{run.recipe} belongs to a run, which may have come from elsewhere"
+    folder = recipe.run.code_folder if trust_code else None
+    code = CodeFolder(folder, trusted=trust_code, trust_with=COMMAND_TRUST, closed=why)
+    recipe = with_values(recipe, {"code": code, "data.cache_dir": str(cache_of_run(recipe.data.cache_dir))})
+    recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs") or {})
+    return recipe, open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
 
 
 def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False) -> Any:
@@ -133,13 +151,12 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
     from pipeline.data.preparation import Preparation, locks, make_plan
     from pipeline.data.prepare import Workshop
     from pipeline.data.rows import ValidationRows, held_out_coverage
-    from pipeline.evals.contamination import own_sources
 
     if not run.recipe.exists():
         raise InputMissingError(
             f"{run.recipe}: missing, so the run's validation text is unknown. Name text with --text."
         )
-    recipe, sources = own_sources(run, trust_code=trust_code)
+    recipe, sources = sources_of_run(run, trust_code=trust_code)
     plan = {**make_plan(recipe, tokenizer, sources=sources), "train": None}
     with locks(plan):
         for _ in Workshop(plan, tokenizer, sources=sources).prepare():

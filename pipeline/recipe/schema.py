@@ -278,7 +278,6 @@ class Core(Section):
     every_steps: int | None = key(None, "Optimizer steps between two scorings while training, and at the end; default never.", minimum=1)
     bundle: str | None = key(None, "Folder or zip of the eval_bundle, relative to the recipe's folder, then to the working folder; default the published files, fetched once and checked by hash.")
     max_per_task: int | None = key(500, "While training: the first so many items of each task, in an order that never changes; null: all.", minimum=1)
-    max_s: float | None = key(None, "While training: seconds that a scoring may take. As large a share of every task is scored as is expected to fit, and the mean is called core_partial.", above=0)
     long_prompts: Literal["fewer_shots", "crop"] = key("fewer_shots", "A prompt longer than the model's positions: fewer_shots leaves whole examples out and keeps BOS; crop keeps the last tokens, as nanochat does and as GPT-2's published scores were made.")
 
 
@@ -306,7 +305,6 @@ class ChatTasks(Section):
     own: list[OwnTask] = key(list, "Tasks of one's own, beside these.")
     data: str | None = key(None, "Folder with the tasks' files, relative to the recipe's folder, then to the working folder; default the Hub's.")
     max_per_task: int | None = key(200, "While training: the first so many items of each task; null: all.", minimum=1)
-    max_s: float | None = key(None, "While training: seconds after which no further task is begun; a task that was begun is scored whole.", above=0)
     max_new_tokens: int = key(512, "Longest answer of the generated tasks.", minimum=1, maximum=MOST_POSITIONS)
     execute: bool = key(False, "Run the programs that the model writes for humaneval, each in a sandbox; without it humaneval is refused.")
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 
 from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, is_evaluation, metric_of
-from pipeline.report.imported_logs import meaning_of
 from pipeline.report.run_data import MEANS, RunData, joined, number, table
 
 # Curves: of one run, thinned for drawing in panels by step, tokens or time, and of several on a common axis.
@@ -243,7 +242,7 @@ def positions(data: RunData, x: str) -> tuple[np.ndarray, np.ndarray]:
 
 def flops_per_token(data: RunData) -> float | None:
     """Return a run's by our formula (exact matmuls, causal attention once); an imported log's as the log gives it."""
-    if meaning_of(data, "perf/tflops_per_gpu") is None:
+    if data.meaning_of("perf/tflops_per_gpu") is None:
         (at, rates), (steps, tflops) = data.curve("perf/tok_per_s_per_gpu"), data.curve("perf/tflops_per_gpu")
         _, rated, measured = np.intersect1d(at[rates != 0], steps, return_indices=True)
         if len(measured):

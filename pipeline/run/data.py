@@ -103,7 +103,7 @@ def open_rows(
         benchmarks, cache = benchmarks_of(recipe), cache_dir(recipe.data.cache_dir)
         watchlist = None
         if benchmarks:
-            from pipeline.evals.contamination import save_watchlist
+            from pipeline.contrib.contaminated_items import save_watchlist
 
             watchlist = save_watchlist(benchmarks, cache=cache)
         here = run.directory.path
@@ -145,7 +145,7 @@ def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
     what to do."""
     if not plan["watchlist"]:
         return []
-    from pipeline.evals.contamination import unchecked_text
+    from pipeline.contrib.contaminated_items import unchecked_text
 
     unchecked, shards = unchecked_text(plan)
     if not unchecked:

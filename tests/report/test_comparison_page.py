@@ -8,12 +8,12 @@ import pytest
 
 from pipeline.report.comparison import comparison_panels, write_comparison
 from pipeline.report.curves import LOOKS, curve_over, legends, look
-from pipeline.report.imported_logs import read_runs
 from pipeline.report.page import PAGE_BYTES
+from pipeline.report.run_data import read_runs
 from pipeline.run_dir.columns import Columns
+from tests.contrib.test_imported_logs import NANOCHAT_HEAD, base_line
 from tests.report.made_runs import made_run
 from tests.report.test_comparison import write_run
-from tests.report.test_imports import NANOCHAT_HEAD, base_line
 from tests.report.test_page import HOSTILE
 
 

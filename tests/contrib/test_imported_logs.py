@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.contrib.imported_logs import read_log
 from pipeline.process.errors import DataError
 from pipeline.report.__main__ import main
-from pipeline.report.imported_logs import lost_lines, meaning_of, read_log, read_runs
+from pipeline.report.run_data import read_runs
 from pipeline.report.single import report
 from pipeline.run_dir.rows import append_row
 
@@ -65,7 +66,7 @@ def write(path, text):
 
 def one(path):
     (data,) = read_log(path)
-    assert not lost_lines(data)
+    assert not data.lost_lines
     return data
 
 
@@ -85,16 +86,16 @@ def test_a_whole_nanochat_log_gives_every_number_under_our_name_and_unit(tmp_pat
     assert (row["data/epoch"], row["data/pq"], row["data/rg"], row["perf/bf16_mfu_pct"]) == (1, 3, 7, 43.21)
     assert data.last("mem/run_peak_allocated_gib") == pytest.approx(28481 / 1024)
     assert data.manifest["shape"] == {"device": "NVIDIA H100 80GB HBM3", "dtype": "bfloat16", "processes": 2}
-    assert data.recipe["model"] == {"n_layer": 12, "n_embd": 768, "n_head": 6, "n_kv_head": 6, "options": {"window_pattern": "SSSL"}}  # fmt: skip
-    assert "rank 0's last micro-batch" in meaning_of(data, "train/loss_ema")
-    assert meaning_of(data, "perf/step_s") is None
+    assert data.recipe["model"] == {"n_layer": 12, "n_embd": 768, "n_head": 6, "n_kv_head": 6}
+    assert "rank 0's last micro-batch" in data.meaning_of("train/loss_ema")
+    assert data.meaning_of("perf/step_s") is None
 
 
 def test_lines_of_older_shapes_are_read_with_gradient_norm_and_mfu(tmp_path):
     data = one(write(tmp_path / "old.log", "".join(old_base_line(step, 9) for step in range(9))))
     assert data.last("optim/grad_norm") == 0.4321
     assert data.last("perf/bf16_mfu_pct") == 43.8
-    assert "H100" in meaning_of(data, "perf/bf16_mfu_pct")
+    assert "H100" in data.meaning_of("perf/bf16_mfu_pct")
     assert len(data.series("train/loss_ema")) == 9
 
 
@@ -124,7 +125,7 @@ def test_the_first_sft_script_logged_an_unsmoothed_loss(tmp_path):
         write(tmp_path / "a.log", "".join([*lines[:5], "Step 00005 | Validation loss: 1.234567\n", *lines[5:]]))
     )
     assert data.loss_name() == "train/loss"
-    assert "last micro-batch" in meaning_of(data, "train/loss")
+    assert "last micro-batch" in data.meaning_of("train/loss")
     assert (data.step(), data.series("val/loss")) == (9, [(5, 1.234567)])
 
 
@@ -135,7 +136,7 @@ def test_a_line_that_looks_like_a_step_and_cannot_be_read_is_reported_with_its_n
     lines += ["[rank0]: " + base_line(7), "\x1b[32m" + base_line(8), "2025-12-21 08:16:00 " + base_line(9)]
     path = write(tmp_path / "a.log", "".join(lines) + base_line(10)[:60])
     (data,) = read_log(path)
-    assert [number for number, _ in lost_lines(data)] == [6, 7, 13]
+    assert [number for number, _ in data.lost_lines] == [6, 7, 13]
     assert [step for step, _ in data.series("train/loss_ema")] == [1, 2, 3, 4, 5, 8, 9, 10]
     assert main([str(path)]) == 0
     assert f"{path}:6: looks like a measured step and cannot be read: 'step 00005/00030" in capsys.readouterr().err
@@ -173,14 +174,6 @@ def test_the_stages_of_one_log_are_runs_of_their_own(tmp_path):
     assert found[2].series("sft/assistant_bpb") == [(0, 0.7)]
 
 
-def test_the_tokens_of_a_step_are_reported_only_where_the_lines_leave_one_number_possible(tmp_path):
-    many = one(write(tmp_path / "a.log", "".join(base_line(s, 400, dt=531 + s / math.pi) for s in range(400))))
-    assert many.manifest["inputs"]["batch_tokens"] == 524288
-    assert many.tokens() == 400 * 524288
-    few = one(write(tmp_path / "b.log", base_line(0)))
-    assert "tokens" not in few.rows[0]
-
-
 @pytest.mark.skipif(not SEEDS.exists(), reason="the seed documents are not here")
 def test_the_line_of_the_analysis_that_people_read_is_found_inside_its_text(tmp_path):
     (document,) = SEEDS.glob("000_*")
@@ -209,34 +202,6 @@ def test_the_dev_logs_columns_and_figures_are_those_that_are_read(tmp_path):
     assert (data.last("perf/step_s"), data.last("perf/bf16_mfu_pct")) == (1.217, 43.8)
 
 
-@pytest.mark.parametrize("mfu", [None, 41.0])
-def test_our_own_console_line_comes_back_as_the_row_that_it_was_made_of(tmp_path, mfu):
-    from pipeline.callbacks.log import step_line  # which takes transformers
-
-    row = {
-        "train/loss_ema": 2.336916, "optim/lrm": 0.05, "perf/step_s": 0.9974, "perf/tok_per_s": 1051311.2, "data/epoch": 1, "data/pq": 122,
-        "data/rg": 80, "perf/total_s": 5547.6, "perf/eta_s": 6.0,
-    } | ({} if mfu is None else {"perf/bf16_mfu_pct": mfu})  # fmt: skip
-    lines = [step_line(row, step=step, max_steps=5568) for step in (0, 5567)]
-    data = one(write(tmp_path / "mine" / "console.log", "\n".join([*lines, "step 05568 | val/bpb: 0.812345", ""])))
-    assert (data.name, data.manifest["imported"]["program"], data.status()) == ("mine", "tandem", "finished")
-    found = next(r for r in data.rows if r["step"] == 5568)
-    assert {name: found.get(name) for name in row} == pytest.approx(row, rel=1e-6)
-    assert data.last("val/bpb") == 0.812345
-    assert meaning_of(data, "train/loss_ema") is None
-
-
-def test_a_metrics_file_alone_is_a_run_and_its_torn_line_is_reported(tmp_path):
-    path = tmp_path / "a" / "metrics.jsonl"
-    for step in (1, 2, 3):
-        append_row(path, {"step": step, "attempt": 1, "tokens": step * 8, "train/loss": 9.0 - step})
-    with open(path, "a") as file:
-        file.write('{"step": 4, "att')
-    (data,) = read_log(path)
-    assert (data.name, data.step(), data.tokens(), data.last("train/loss")) == ("a", 3, 24, 6.0)
-    assert lost_lines(data) == [(4, '{"step": 4, "att')]
-
-
 NEMO = {
     "reduced_train_loss": [11.9, 7.5, 6.25], "train_step_timing in s": [14.5, 12.25, 12.0], "TFLOPS_per_GPU": [500.0, 624.0, 625.5],
     "peak_memory_usage": [64.5e9] * 3, "memory_allocated": [43e9, 44e9, 44.2e9], "num_zeros_in_grad": [3.2e8] * 3,
@@ -249,7 +214,7 @@ def nemo_rows():
 
 
 def check_nemo(data):
-    assert not lost_lines(data)
+    assert not data.lost_lines
     assert data.series("train/loss") == [(1, 11.9), (2, 7.5), (3, 6.25)]  # global_step counts from zero
     assert data.last("data/samples") == 384
     assert data.last("mem/run_peak_allocated_gib") == pytest.approx(60.07, abs=0.01)
@@ -257,7 +222,7 @@ def check_nemo(data):
     assert (data.last("perf/step_s"), data.last("optim/grad_norm"), data.last("optim/lr")) == (12.0, 0.007, 4.5e-7)
     assert data.last("optim/num_zeros_in_grad") == 3.2e8
     assert data.last("perf/tflops_per_gpu") == 625.5
-    assert meaning_of(data, "perf/tflops_per_gpu") == "attention counted in full, not causally"
+    assert data.meaning_of("perf/tflops_per_gpu") == "attention counted in full, not causally"
 
 
 def test_a_history_of_nemo_from_wandb_is_a_run_as_csv_json_and_json_lines(tmp_path):
@@ -300,7 +265,7 @@ def test_scalars_from_tensorboard_a_file_each_become_one_run(tmp_path):
 def test_a_cell_that_is_no_number_is_reported_and_one_that_is_nan_left_out(tmp_path):
     text = "global_step,reduced_train_loss,lr\n0,11.9,1e-4\n1,seven,1e-4\n2,NaN,2e-4\n,5.0,2e-4\n"
     (data,) = read_log(write(tmp_path / "a.csv", text))
-    assert [number for number, _ in lost_lines(data)] == [3, 5]
+    assert [number for number, _ in data.lost_lines] == [3, 5]
     assert data.series("train/loss") == [(1, 11.9)]
     assert data.series("optim/lr") == [(1, 1e-4), (3, 2e-4)]
 
@@ -323,7 +288,7 @@ def test_a_trainer_state_is_a_run_named_after_its_folder(tmp_path):
     }
     data = one(write(tmp_path / "checkpoint-2" / "trainer_state.json", json.dumps(state)))
     assert (data.name, data.series("train/loss"), data.last("val/loss")) == ("checkpoint-2", [(1, 2.0), (2, 1.0)], 1.5)
-    assert meaning_of(data, "val/loss") == "mean of batch means"
+    assert data.meaning_of("val/loss") == "mean of batch means"
 
 
 def test_a_file_without_a_measured_step_is_refused_with_what_can_be_given(tmp_path):
@@ -333,7 +298,7 @@ def test_a_file_without_a_measured_step_is_refused_with_what_can_be_given(tmp_pa
         ("c.json", "[1, 2]"),
         ("d.jsonl", "{}\n"),
     ):
-        with pytest.raises(DataError, match="nothing in it is a measured step"):
+        with pytest.raises(DataError, match="no line is a measured step"):
             read_log(write(tmp_path / name, text))
 
 
