@@ -87,7 +87,7 @@ def held_out_files(files: list[SourceFile], *, pinned: list[str] | None = None) 
     return sorted(taken, key=lambda file: file.label)
 
 
-def hold_out_copies(train: list[SourceFile], held: list[SourceFile]) -> None:
+def hold_out_duplicates(train: list[SourceFile], held: list[SourceFile]) -> None:
     """Move files of the content of a held-out one out of training, unless nothing is left: names say nothing of
     content."""
     contents = {file.sha256 for file in held}
@@ -354,7 +354,7 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
     sorted order. Raises all that is wrong as one RecipeError, InputMissingError, DataError or ServiceError, whichever
     comes first.
     """
-    opening = _Opening(recipe, kind)
+    opening = SourceResolver(recipe, kind)
     if not recipe.data.sources:
         raise RecipeError(
             f"{opening.where}data.sources names no source, so there is nothing to train on. Write one: data: "
@@ -385,7 +385,7 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
 def planned_sources(recipe, *, kind: Literal["text", "chat"]) -> list[OpenSource]:
     """Return the training sources with their sorted files, nothing looked at. Raises as open_sources what they cannot
     mean."""
-    opening = _Opening(recipe, kind)
+    opening = SourceResolver(recipe, kind)
     planned = opening.planned(recipe.data.sources, "data.sources")
     opening.refuse()
     return planned
@@ -397,7 +397,7 @@ def permuted(items: list, *, key: str) -> list:
     return [items[index] for index in order]
 
 
-class _Opening:
+class SourceResolver:
     """One pass over a recipe's sources, collecting what is wrong."""
 
     def __init__(self, recipe, kind: Literal["text", "chat"]):
@@ -488,7 +488,7 @@ class _Opening:
             if {file.label for file in source.files} == {file.label for file in held.files}:
                 split_rows(source.files, held.files, self.facts, kind=self.kind)
             else:
-                hold_out_copies(source.files, held.files)
+                hold_out_duplicates(source.files, held.files)
 
     def recognise_all(self, sources: list[OpenSource]) -> None:
         """Look at the rows of the sources, and choose how they are read where the recipe names neither a format nor a
