@@ -24,9 +24,10 @@ from pipeline.recipe.resolve import TEXT_ID, step_rows
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.recipe.values import Converter
 from pipeline.sources.formats import Format
-from pipeline.sources.open import OpenSource, open_sources, planned_sources
+from pipeline.sources.open import open_sources, planned_sources
 from pipeline.sources.raw_rows import kind_of, read_blocks, text_bytes
 from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, first_rows, recognise
+from pipeline.sources.source import OpenSource
 from pipeline.sources.verify import grouped, untrainable
 from pipeline.tokenizer.chat import rendered_talks
 from pipeline.tokenizer.encode import plain_backend

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, first_line
-from pipeline.sources.files import refuse_archives, shown, some, visible
+from pipeline.process.storage import read_json
+from pipeline.sources.files import SHOWN, SPLITS, STATE, refuse_archives, shown, some, visible
 from pipeline.sources.raw_rows import is_data
 
 LOG = logging.getLogger(__name__)
@@ -124,32 +125,46 @@ def _unreadable(reason: str, name: str, where: str) -> str:
 def saved_files(folder: Path, *, split: str, where: str) -> list[Path]:
     """Return the arrow files of a saved Dataset, or those of the split of a saved DatasetDict.
 
-    Raises RecipeError for a split that there is not, InputMissingError for a folder that is not whole, DataError for
-    rows that are to be chosen by indices.
+    Only those that its state lists: `map` and `filter` leave their caches in the same folder. Raises RecipeError for a
+    split that there is not, InputMissingError for a file that is gone, DataError for rows that are to be chosen by
+    indices.
     """
-    import datasets
-
-    try:
-        saved: Any = datasets.load_from_disk(str(folder))
-    except Exception as error:  # its files are somebody else's, and may hold anything
-        raise InputMissingError(
-            f"{where}: the saved dataset {folder} cannot be opened ({_first_line(error)}). Save it again."
-        ) from error
-    if isinstance(saved, datasets.DatasetDict):
-        if split not in saved:
+    if (folder / SPLITS).is_file():
+        splits = _read(folder / SPLITS, where).get("splits") or []
+        if split not in splits:
             raise RecipeError(
-                f"{where}.split: {folder} has no split {split!r}; it has {', '.join(saved)}. "
-                f"{_write_split(saved, split)}"
+                f"{where}.split: {folder} has no split {split!r}; it has {', '.join(splits)}. "
+                f"{_write_split(splits, split)}"
             )
-        saved = saved[split]
-    elif split not in ("train", saved.split):  # train is the default
-        raise RecipeError(f"{where}.split: {folder} is one dataset without the split {split!r}. Leave split out.")
-    if saved._indices is not None:
+        folder = folder / split
+        state = _read(folder / STATE, where)
+    else:
+        state = _read(folder / STATE, where)
+        if split not in ("train", state.get("_split")):  # train, the default, asks for nothing
+            raise RecipeError(
+                f"{where}.split: {folder} is one dataset without splits, and {split!r} is asked for. Leave split out."
+            )
+    if state.get("_indices_data_files") or state.get("_indices_files"):
         raise DataError(
-            f"{where}: {folder} was saved with a selection of its rows (indices), which is not read here. Save it "
-            "again after flatten_indices()."
+            f"{where}: {folder} was saved with a selection or order of its rows beside them (indices), which only old "
+            "versions of `datasets` write and which is not read here. Save it again with "
+            "load_from_disk(...).flatten_indices().save_to_disk(...) of the version that wrote it."
         )
-    return [Path(file["filename"]) for file in saved.cache_files]
+    files = [folder / file["filename"] for file in state.get("_data_files") or []]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing or not files:
+        lacks = f"lacks {', '.join(missing[:SHOWN])}" if missing else "lists no files"
+        raise InputMissingError(f"{where}: the saved dataset {folder} {lacks}, so it is not whole. Save it again.")
+    return files
+
+
+def _read(path: Path, where: str) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise InputMissingError(
+            f"{where}: {path} cannot be read ({_first_line(error)}), so the saved dataset is not whole. Save it again."
+        ) from error
 
 
 @contextmanager
