@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.decontamination import Matches, Watchlist, flags_of, id_of_file, without_contaminated
+from pipeline.contrib.decontamination import Matches, Watchlist, flags_of, id_of_file, without_contaminated
 from pipeline.evals.chat_tasks import ChatItem, LoadedTask
 from pipeline.evals.core_bundle import TASKS, Bundle, CoreTask
 from pipeline.process.storage import file_lock, read_json, write_json
-from pipeline.recipe.parents import parents_of
+from pipeline.run_dir.parents import parents_of
 from pipeline.run_dir.run_directory import RunDirectory
 
 Findings = dict[str, Any]  # as Matches.findings gives them: report/contamination.json

@@ -1,4 +1,4 @@
-"""HumanEval: programs that the model writes, executed in a sandbox. Source of the rules: nanochat tasks/humaneval.py."""
+"""HumanEval: programs that the model writes, executed in a sandbox. The rules are nanochat's (tasks/humaneval.py)."""
 
 import re
 from dataclasses import replace

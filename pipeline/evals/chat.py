@@ -383,10 +383,6 @@ def chat_protocol(loaded: LoadedTask, score: TaskScore) -> Protocol:
     )
 
 
-def heading() -> str:
-    return f"{'task':<20} {'items':>7} {'accuracy':>9}  {'95 %':<11}  {'centred':>8} {'tokens':>10} {'seconds':>8}"
-
-
 def task_line(loaded: LoadedTask, score: TaskScore) -> str:
     low, high = score.interval
     line = (

@@ -99,7 +99,9 @@ def rows_of(task: CoreTask, items: list[dict], tokens: Tokens) -> tuple[list[Row
     spans = _encoded(task, items, shots, tokens)
     num_long = sum(not _fit(found, tokens) for found in spans.values())
     keep_bos = tokens.long_prompts == "fewer_shots"
-    while keep_bos and (long := {i: shots[i] - 1 for i, found in spans.items() if shots[i] and not _fit(found, tokens)}):
+    while keep_bos and (
+        long := {i: shots[i] - 1 for i, found in spans.items() if shots[i] and not _fit(found, tokens)}
+    ):
         shots |= long
         spans |= _encoded(task, items, long, tokens)
     rows: list[Row] = []
@@ -293,13 +295,13 @@ def _score_batch(
     output = forward_at(
         model, torch.from_numpy(ids_BT).to(device), wanted.to(device), cache=cache, use_cache=cache is not None
     )
-    owner_N = np.array(numbers)[row_N]
+    owner_N = torch.tensor(numbers)[row_N].numpy()
     for some in torch.arange(len(owner_N)).split(TARGETS_AT_ONCE):
         logits_NV = output.logits[row_N[some].to(device), position_N[some].to(device)].float()
         targets = target_N[some].to(device)
         nats_N = torch.nn.functional.cross_entropy(logits_NV, targets, reduction="none")
-        np.add.at(nats_R, owner_N[some], nats_N.cpu().double().numpy())
-        np.add.at(misses_R, owner_N[some], (logits_NV.argmax(-1) != targets).cpu().numpy())
+        np.add.at(nats_R, owner_N[some.numpy()], nats_N.cpu().double().numpy())
+        np.add.at(misses_R, owner_N[some.numpy()], (logits_NV.argmax(-1) != targets).cpu().numpy())
 
 
 def forward_at(model, input_ids_BT: torch.Tensor, wanted_N: torch.Tensor, *, cache=None, use_cache=False) -> Any:
@@ -546,9 +548,7 @@ def closing_lines(score: CoreScore) -> list[str]:
     if not score.whole:
         published = {scored.task.name: score.bundle.published(scored.task) for scored in score.tasks}
         lines.append(f"This is not CORE: {'; '.join(why_partial(score.missing, published))}.")
-    lines.append(
-        f"bundle {score.bundle.id}, protocol {score.protocol.id} ({score.protocol}); {score.seconds:.1f} s"
-    )
+    lines.append(f"bundle {score.bundle.id}, protocol {score.protocol.id} ({score.protocol}); {score.seconds:.1f} s")
     return lines
 
 
@@ -597,5 +597,7 @@ def with_findings(score: CoreScore, findings: dict[str, Any] | None) -> list[dic
     from pipeline.contrib.contaminated_items import add_clean_scores, texts_of_bundle
 
     correct = {f"core/{scored.task.name}": scored.correct.tolist() for scored in score.tasks}
-    add_clean_scores(rows, findings, texts_of_bundle(score.bundle), correct, in_order=lambda flags: in_order(flags, None))
+    add_clean_scores(
+        rows, findings, texts_of_bundle(score.bundle), correct, in_order=lambda flags: in_order(flags, None)
+    )
     return rows

@@ -20,6 +20,7 @@ from pipeline.process.storage import file_lock, read_json, write_json
 from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.run_dir.run_directory import RunDirectory
 
+
 class OtherRankFailed(RuntimeError):
     """Another rank's share of an evaluation failed; it says why itself."""
 

@@ -148,18 +148,19 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
 
     Raises what the recipe and the sources raise when the text is no longer there or was changed.
     """
-    from pipeline.data.preparation import Preparation, locks, make_plan
-    from pipeline.data.prepare import Workshop
-    from pipeline.data.rows import ValidationRows, held_out_coverage
+    from pipeline.data.preparation import Preparation
+    from pipeline.data.prepare import ShardBuilder
+    from pipeline.data.row_plan import locks, plan_rows
+    from pipeline.data.validation import ValidationRows, held_out_coverage
 
     if not run.recipe.exists():
         raise InputMissingError(
             f"{run.recipe}: missing, so the run's validation text is unknown. Name text with --text."
         )
     recipe, sources = sources_of_run(run, trust_code=trust_code)
-    plan = {**make_plan(recipe, tokenizer, sources=sources), "train": None}
+    plan = {**plan_rows(recipe, tokenizer, sources=sources), "train": None}
     with locks(plan):
-        for _ in Workshop(plan, tokenizer, sources=sources).prepare():
+        for _ in ShardBuilder(plan, tokenizer, sources=sources).prepare():
             pass
     rows = ValidationRows.open(Preparation(plan))
     rows.coverage = held_out_coverage(tokenizer, sources[1])

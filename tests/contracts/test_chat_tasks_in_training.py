@@ -123,13 +123,6 @@ def test_two_ranks_have_the_chat_scores_of_one(runner):
 
 
 @pytest.mark.full
-def test_a_task_that_the_time_limit_left_no_room_for_is_named(runner):
-    run = runner.train(recipe_of(runner, "short", every_steps=10, max_s=1e-9), stage="sft")
-    assert [row["name"] for row in entries_of(run)[0]["results"]] == ["chat/arc_easy"]
-    assert "chat: gsm8k, mine not begun within evals.chat.max_s" in run.output
-
-
-@pytest.mark.full
 def test_a_checker_that_fails_is_reported_on_both_ranks_and_the_run_goes_on(runner):
     (runner.folder / "own_checks.py").write_text("def broken(messages, text):\n    raise KeyError('nothing')\n")
     own = [{"name": "mine", "files": "tasks/own.jsonl", "checker": "own_checks:broken"}]

@@ -13,7 +13,7 @@ from dataset_hub import REPO, HubServer
 from test_hub_files import environment_for
 
 from pipeline.process.errors import DataError, RecipeError
-from pipeline.recipe.resolve import must_match
+from pipeline.recipe.identity import resume_keys
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.formats import format_of
 from pipeline.sources.open import open_sources
@@ -376,7 +376,7 @@ HUB = """
 import json, sys
 import pipeline.sources.hub_files as hub_files
 hub_files.FIRST_WAIT_S = 0.02
-from pipeline.recipe.resolve import must_match
+from pipeline.recipe.identity import resume_keys
 from pipeline.recipe.schema import Recipe, Source
 import pipeline.sources.holdout as holdout
 from pipeline.sources.open import open_sources
@@ -420,6 +420,6 @@ def test_conversations_of_a_hub_are_recognised_by_the_file_that_is_read_first(en
 def test_a_source_without_columns_leaves_the_keys_that_must_match_and_the_runs_name_as_they_were():
     made = Recipe()
     made.data.sources = [Source(files="a.jsonl")]
-    assert "columns" not in must_match(made)["data.sources"][0]
+    assert "columns" not in resume_keys(made)["data.sources"][0]
     made.data.sources[0].columns = {"text": "body"}
-    assert must_match(made)["data.sources"][0]["columns"] == {"text": "body"}
+    assert resume_keys(made)["data.sources"][0]["columns"] == {"text": "body"}

@@ -1,33 +1,28 @@
 """Evaluation items that stand in a run's training text: found while it is prepared, reported beside every score."""
 
 import json
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import yaml
 
+from pipeline.contrib.contaminated_items import (
+    contamination_line,
+    record_findings,
+    texts_of_bundle,
+    texts_of_chat_tasks,
+)
+from pipeline.contrib.decontamination import Watchlist, items_digest
+from pipeline.contrib.humaneval import humaneval_item
 from pipeline.data.__main__ import main as prepare
-from pipeline.data.decontamination import Watchlist, items_digest
 from pipeline.evals.__main__ import main as evaluate
 from pipeline.evals.chat import CHAT_CORE, chat_results
 from pipeline.evals.chat import TaskScore as ChatTaskScore
-from pipeline.evals.chat_tasks import BUILT_IN, LoadedTask, arc_item, gsm8k_item, humaneval_item, mmlu_item
-from pipeline.evals.contamination import (
-    chat_texts,
-    clean_mean,
-    clean_score,
-    contamination_line,
-    core_texts,
-    record_findings,
-    search_text,
-)
-from pipeline.evals.core import CoreScore, TaskScore, core_results, in_order
-from pipeline.evals.core_bundle import TASKS, open_bundle
+from pipeline.evals.chat_tasks import BUILT_IN, LoadedTask, arc_item, gsm8k_item, mmlu_item
+from pipeline.evals.core import CoreScore, TaskScore, in_order, with_findings
+from pipeline.evals.core_bundle import TASKS, Bundle, open_bundle
 from pipeline.metrics import Protocol
-from pipeline.process.errors import DataError, InputMissingError, RecipeError
-from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.process.errors import DataError
 from tests.runner import WarmRunner
 
 BY_NAME = {task.name: task for task in TASKS}
@@ -99,11 +94,8 @@ def assert_told(entry, flags, count):
         assert found["unjudged"] == scored.count(None)
         assert found["score"] == pytest.approx(rows[f"core/{name}"]["value"])
         assert (found["shards"] > 0, found["unchecked_shards"]) == (True, 0)
-    mean = rows["core_partial/v1"]["contamination"]
-    without = [BY_NAME[name].centred(rows[f"core/{name}"]["contamination"]["score_without"], "v1") for name in SCORED]
-    assert mean["score_without"] == pytest.approx(sum(without) / len(without))
-    assert (mean["left_out"], mean["not_looked_for"]) == ([], [])
-    assert mean["contaminated"] == sum(in_order(flags[name], count).count(True) for name in SCORED) > 0
+        clean = [flag for flag in scored if not flag]
+        assert (found["score_without"] is not None) == bool(clean)
 
 
 @pytest.mark.full_except("1")
@@ -127,13 +119,13 @@ def test_a_run_tells_which_items_stand_in_its_text_and_the_score_without_them(ru
         assert evaluate([str(run.directory), "core"]) == 0
         said = capsys.readouterr().out
         assert_told(entries_of(run.directory)[-1], flags, MOST)
-        assert "contamination: 12 of 36 scored items stand in the training text (3 cannot be judged); without" in said
+        assert "contamination: 12 of 36 scored items are in the training text (3 cannot be judged)" in said
         copa = runner.folder / "bundle" / "eval_data" / BY_NAME["copa"].file
         copa.write_text("".join(copa.read_text().splitlines(keepends=True)[1:]))
         assert evaluate([str(run.directory), "core"]) == 0
         rows = {row["name"]: row for row in entries_of(run.directory)[-1]["results"]}
         assert "contamination" not in rows["core/copa"]
-        assert rows["core_partial/v1"]["contamination"]["not_looked_for"] == ["copa"]
+        assert "contamination" in rows["core/squad"]
 
 
 @pytest.mark.full
@@ -157,7 +149,7 @@ def test_without_benchmarks_nothing_is_looked_for(runner, capsys):
     assert not (run.directory / "report" / "contamination.json").exists()
     assert evaluate([str(run.directory), "core"]) == 0
     said = capsys.readouterr().out
-    assert "contamination: nobody looked for these items in the training text of this run" in said
+    assert "contamination: the training text of this run was not searched for these items" in said
 
 
 @pytest.mark.full
@@ -199,126 +191,10 @@ def test_an_sft_run_tells_which_chat_items_stand_in_its_conversations(runner, ca
     said = ["--own-task", f"mine={runner.folder / 'own.jsonl'}", "--checker", "contains", "--max-new-tokens", "4"]
     assert evaluate([str(run.directory), *said]) == 0
     assert (
-        "contamination: 6 of 13 scored items stand in the training text (1 cannot be judged)"
-        in capsys.readouterr().out
+        "contamination: 6 of 13 scored items are in the training text (1 cannot be judged)" in capsys.readouterr().out
     )
     (again,) = entries_of(run.directory)[-1]["results"]
     assert again["contamination"] == found
-
-
-@pytest.mark.full
-def test_the_text_of_a_finished_run_can_be_searched_and_what_was_found_is_kept(runner, capsys):
-    recipe, flags = recipe_of(runner, "plain", every_steps=None)
-    run = runner.train(recipe)
-    shutil.rmtree(runner.cache / "shards")  # as on another machine
-    assert evaluate([str(run.directory), "core", "--search-text"]) == 0
-    assert_told(entries_of(run.directory)[-1], flags, MOST)
-    found = findings_of(run)
-    assert evaluate([str(run.directory), "core:copa", "--search-text"]) == 0
-    assert findings_of(run) == found
-    capsys.readouterr()
-    assert evaluate([str(run.directory), "core"]) == 0
-    assert "contamination: 12 of 36 scored items stand in the training text" in capsys.readouterr().out
-    assert_told(entries_of(run.directory)[-1], flags, MOST)
-
-
-@pytest.mark.full
-def test_of_a_run_in_epochs_every_source_is_searched_to_its_end(runner):
-    documents = [line for path in runner.text_files for line in path.read_text().splitlines()]
-    long, short = runner.folder / "long.jsonl", runner.folder / "short.jsonl"
-    long.write_text("\n".join(documents[:200]) + "\n")
-    short.write_text("\n".join(documents[200:210]) + "\n")
-    recipe, _ = recipe_of(runner, "epochs", every_steps=None)
-    content = yaml.safe_load(recipe.read_text())
-    content["data"] |= {"sources": [{"files": str(long)}, {"files": str(short)}], "shard_rows": 16}
-    del content["train"]["max_steps"]
-    content["train"] |= {"num_train_epochs": 1, "save_steps": 1000}
-    recipe.write_text(yaml.safe_dump(content))
-    run = runner.train(recipe)
-    last = [" ".join(json.loads(line)["text"].split()[:20]) for line in documents[150:200]]
-    watched = [text for text in last if len(text.split()) == 20]
-    (found,) = search_text(RunDirectory(run.directory), {"task": watched})["tasks"].values()
-    keys = [share["key"] for share in RunDirectory(run.directory).read_manifest()["shares"].values()]
-    sealed = sum(len(list((runner.cache / "shards" / key).glob("shard-*.safetensors"))) for key in keys)
-    assert (found["shards"], found["unchecked"]) == (sealed, 0)
-    assert found["contaminated"] == list(range(len(watched)))
-
-
-@pytest.mark.full
-def test_items_in_the_text_of_the_base_model_are_found_too(runner, capsys):
-    base = runner.train(runner.recipe("base", "gpt2", train={"max_steps": 10}))
-    own, asked = runner.folder / "own.jsonl", {"role": "user", "content": "Go on."}
-    trained = [json.loads(line)["messages"] for line in runner.chat_files[0].read_text().splitlines()]
-    known = [talk[1]["content"] for talk in trained if len(talk) == 2 and len(talk[1]["content"].split()) >= 14][:2]
-    texts = known + trained_words(runner.text_files, count=24)[:3] + [f"{MADE_UP} place {n}" for n in range(4)]
-    own.write_text(
-        "".join(json.dumps({"messages": [asked, {"role": "assistant", "content": t}]}) + "\n" for t in texts)
-    )
-    tasks = [{"name": "mine", "files": "own.jsonl", "checker": "contains"}]
-    evals = {"chat": {"every_steps": 10, "tasks": [], "own": tasks, "max_new_tokens": 4}}
-    model = {"start_from": str(base.directory)}
-    recipe = yaml.safe_load(runner.sft_recipe("talk", "gpt2", train={"max_steps": 10}, evals=evals).read_text())
-    recipe_file = runner.folder / "talk.yaml"
-    recipe["data"] |= {"row_tokens": 64, "batch_tokens": 512}  # as the base has positions
-    recipe_file.write_text(yaml.safe_dump({**recipe, "model": model, "tokenizer": {}}))
-    run = runner.train(recipe_file, stage="sft")
-    (row,) = entries_of(run.directory)[-1]["results"]
-    assert (row["contamination"]["contaminated"], row["contamination"]["text_of"]) == (2, ["talk"])
-    assert row["contamination"]["not_searched"] == ["base"]
-
-    arguments = [str(run.directory), "--own-task", f"mine={own}", "--checker", "contains", "--max-new-tokens", "4"]
-    capsys.readouterr()
-    assert evaluate([*arguments, "--search-text"]) == 0
-    (row,) = entries_of(run.directory)[-1]["results"]
-    found = row["contamination"]
-    assert (found["contaminated"], found["text_of"], found["not_searched"]) == (5, ["talk", "base"], [])
-    both = findings_of(run)["tasks"]["chat/mine"]["contaminated"]
-    said = capsys.readouterr().out
-    assert "contamination: 5 of 9 scored items" in said
-    assert "looked through was the text of talk, base" in said
-
-    changed = yaml.safe_load(RunDirectory(base.directory).recipe.read_text())
-    changed["data"]["sources"] = changed["data"]["sources"][:1]
-    RunDirectory(base.directory).recipe.write_text(yaml.safe_dump(changed))
-    assert evaluate([*arguments, "--search-text"]) == 0
-    printed = capsys.readouterr()
-    assert "the text of base is not searched" in printed.err
-    assert "are not those that the run trained on" in printed.err
-    assert "not looked through: that of base, which this model comes from" in printed.out
-    (own_text,) = (set(entry["contaminated"]) for entry in findings_of(run)["tasks"].values())
-    assert (len(own_text), len(both)) == (2, 5)
-    assert own_text < set(both)
-
-
-@pytest.mark.full
-def test_text_that_has_changed_is_not_searched(runner):
-    recipe, _ = recipe_of(runner, "plain", every_steps=None)
-    run = runner.train(recipe)
-    content = yaml.safe_load((run.directory / "recipe.yaml").read_text())
-    content["data"]["sources"] = content["data"]["sources"][::-1][:1]
-    (run.directory / "recipe.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(DataError, match="are not those that the run trained on"):
-        evaluate([str(run.directory), "core", "--search-text"])
-    assert not (run.directory / "report" / "contamination.json").exists()
-
-
-@pytest.mark.full
-def test_a_search_that_cannot_be_made_is_refused_before_the_model_is_loaded(
-    tmp_path, text_files, monkeypatch, tiny_model
-):
-    bundle, _ = bundle_of(tmp_path / "bundle", text_files)
-    with pytest.raises(RecipeError, match="neither is asked for"):
-        evaluate([str(tiny_model), "bpb", "--search-text"])
-    with pytest.raises(RecipeError, match="is no run"):
-        evaluate([str(tiny_model), "core", "--bundle", str(bundle), "--search-text"])
-    run = RunDirectory(tmp_path / "run")
-    run.update_manifest(name="run")
-    shutil.copytree(tiny_model, run.model)
-    with pytest.raises(InputMissingError, match="what the run trained on is not recorded"):
-        evaluate([str(run.path), "core", "--bundle", str(bundle), "--search-text"])
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RecipeError, match="on one process"):
-        evaluate([str(run.path), "core", "--bundle", str(bundle), "--search-text"])
 
 
 @pytest.mark.full
@@ -333,11 +209,16 @@ def test_findings_that_cannot_be_recorded_end_no_training(tmp_path, capsys):
 
 @pytest.mark.full
 def test_a_tasks_text_is_its_question_and_right_answer(tmp_path):
-    item = {"query": "Question: Why?", "choices": ["no", "so"], "gold": 1}
-    assert core_texts(BY_NAME["arc_easy"], [item]) == ["Why? so"]
-    item = {"context_options": ["Tom", "Ann"], "continuation": "left.", "gold": 0}
-    assert core_texts(BY_NAME["winograd"], [item]) == ["Tom left."]
-    assert core_texts(BY_NAME["squad"], [{"context": "Where?", "continuation": "there"}]) == ["Where? there"]
+    items = {
+        "arc_easy": {"query": "Question: Why?", "choices": ["no", "so"], "gold": 1},
+        "winograd": {"context_options": ["Tom", "Ann"], "continuation": "left.", "gold": 0},
+        "squad": {"context": "Where?", "continuation": "there"},
+    }
+    others = {name: "not asked for" for name in BY_NAME if name not in items}
+    bundle = Bundle({BY_NAME[name].file: [item] for name, item in items.items()}, {}, {}, others)
+    assert texts_of_bundle(bundle) == {
+        "core/arc_easy": ["Why? so"], "core/winograd": ["Tom left."], "core/squad": ["Where? there"]
+    }  # fmt: skip
 
 
 @pytest.mark.full
@@ -352,7 +233,8 @@ def test_a_chat_tasks_text_is_its_question_and_right_answer():
         "humaneval": (humaneval_item(program), "def f():\n    return 1\n"),
     }
     for name, (item, text) in texts.items():
-        assert chat_texts(LoadedTask(task=BUILT_IN[name], items=[item, item], files=[])) == [text, text], name
+        loaded = LoadedTask(task=BUILT_IN[name], items=[item, item], files=[])
+        assert texts_of_chat_tasks([loaded]) == {f"chat/{name}": [text, text]}
 
 
 @pytest.mark.full
@@ -361,17 +243,17 @@ def test_a_core_score_leaves_out_just_the_contaminated_ones_of_the_items_scored(
     bundle = open_bundle(str(folder))
     tasks = {}
     for name in SCORED:
-        texts = core_texts(BY_NAME[name], bundle.items[BY_NAME[name].file])
+        texts = texts_of_bundle(bundle)[f"core/{name}"]
         found = {
             key: [n for n, flag in enumerate(flags[name]) if flag is is_]
             for key, is_ in (("contaminated", True), ("unjudged", None))
         }
         tasks[f"core/{name}"] = {"digest": items_digest(texts), "items": len(texts), **found, **HALF_SEARCHED}
     # Of a model that answers all but the contaminated ones rightly.
-    scores = [TaskScore(BY_NAME[name], ~np.array(in_order(flags[name], 7), bool), 7, 0) for name in SCORED]
-    score = CoreScore(scores, dict(bundle.missing), bundle, Protocol({"score": "core"}), 1.0, 1, 1)
-    rows = core_results(score, {"tasks": tasks})
-    assert [row["contamination"]["score_without"] for row in rows] == [1.0] * 5
+    scores = [TaskScore(BY_NAME[name], ~np.array(in_order(flags[name], 7), bool), 0) for name in SCORED]
+    score = CoreScore(scores, dict(bundle.missing), bundle, Protocol({"score": "core"}), 1.0)
+    rows = with_findings(score, {"tasks": tasks})
+    assert [row["contamination"]["score_without"] for row in rows[2:]] == [1.0] * 3
     assert all(row["value"] < 1 for row in rows)
 
 
@@ -382,14 +264,17 @@ def test_a_chat_score_leaves_out_just_the_contaminated_ones_of_the_items_scored(
         row = {"question": "Is it so", "choices": {"text": ["no", "yes"], "label": ["A", "B"]}, "answerKey": "B"}
         items = [arc_item({**row, "question": f"Is it so, {n}?"}) for n in range(8)]
         tasks.append(LoadedTask(task=BUILT_IN[name], items=items, files=[{"sha256": ""}]))
-        texts = chat_texts(tasks[-1])
+        (texts,) = texts_of_chat_tasks(tasks[-1:]).values()
         about = {"digest": items_digest(texts), "items": 8, "contaminated": [1, 2, 7], "unjudged": [0]}
         found[f"chat/{name}"] = about | HALF_SEARCHED
         scores.append(chat_score(name, [True, False, False, True, True]))
     rows = chat_results(tasks, scores, {"tasks": found})
-    assert [row["contamination"]["score_without"] for row in rows] == [1.0] * 6
+    assert [row["contamination"]["score_without"] for row in rows[1:]] == [1.0] * 5
     assert rows[0]["name"] == "chat/core_part"
-    assert (rows[0]["contamination"]["contaminated"], rows[0]["contamination"]["items"]) == (10, 25)
+    assert contamination_line(rows) == (
+        "contamination: 10 of 25 scored items are in the training text (5 cannot be judged); 1 of 2 shards were not "
+        "searched; not searched: the text of gone, which this model comes from"
+    )
     assert all(row["value"] < 1 for row in rows)
     assert not any("contamination" in row for row in chat_results(tasks, scores))
 
@@ -407,30 +292,7 @@ def chat_score(name, correct):
         correct=correct,
         too_long=0,
         seconds=1.0,
-        tokens_forwarded=1,
-        tokens_generated=0,
     )
-
-
-@pytest.mark.full
-def test_the_mean_without_contaminated_items_names_what_it_leaves_out():
-    cleaned = {
-        "a": clean_score(HALF_SEARCHED, [True, False], [True, False, None]),
-        "b": clean_score(HALF_SEARCHED | {"text_of": ["own", "base"]}, [True], [True, True]),
-    }
-    accuracies = {"a": 0.5, "b": 1.0, "c": 0.25}
-    mean = clean_mean(accuracies, cleaned, lambda name, accuracy: accuracy - (0.25 if name == "a" else 0))
-    assert mean["score_without"] == pytest.approx((-0.25 + 0.25) / 2)
-    assert (mean["left_out"], mean["not_looked_for"]) == (["b"], ["c"])
-    assert (mean["items"], mean["contaminated"]) == (3, 2)
-    rows = [{"name": "mean", "contamination": mean}, *({"name": n, "contamination": c} for n, c in cleaned.items())]
-    assert contamination_line(rows) == (
-        "contamination: 2 of 3 scored items stand in the training text (0 cannot be judged); without them mean 0.000000; "
-        "at 1 of 2 shards nobody looked; not looked through: that of gone, which this model comes from"
-    )
-    rows[1]["contamination"] |= {"text_of": ["base", "own"], "not_searched": []}
-    assert "; looked through was the text of base, own; not looked through: that of gone" in contamination_line(rows)
-    assert clean_mean(accuracies, {}, lambda name, accuracy: accuracy) is None
 
 
 @pytest.mark.full

@@ -246,27 +246,10 @@ ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page))
         "import builtins\nbuiltins.AssertionError = type('Silent', (), {})\nbuiltins.BaseException = KeyError\nassert False",
         "wrong",
     ),
-    "change_what_the_check_uses": (
-        "import builtins\nbuiltins.abs = lambda x: 0\nassert abs(3) < 1",
-        "forbidden: it changed Python's own names",
-    ),
-    "hide_that_it_changed_them": (
-        "import builtins\nbefore = dict(vars(builtins))\nbuiltins.abs = lambda x: 0\n"
-        "builtins.vars = lambda *_: before\nbuiltins.dict = lambda *_: before\nbuiltins.len = builtins.any = abs",
-        "forbidden: it changed Python's own names",
-    ),
     "change_how_the_end_is_told": (
         "import os, sys, json, traceback\nos._exit = os.write = os.read = sys.exit = json.dumps = traceback.print_exc = lambda *_: None\n"
         "sys.excepthook = sys.unraisablehook = lambda *_: None\nassert False",
         "wrong: AssertionError",
-    ),
-    "answer_on_every_descriptor": (
-        "import os\nfor descriptor in range(64):\n    try: os.write(descriptor, b'passed\\n' + b'0' * 32 + b'\\n')\n    except OSError: pass\nos._exit(0)",
-        "forbidden: it wrote into the sandbox's own pipe",
-    ),
-    "flood_every_descriptor": (
-        "import os\nfor descriptor in range(64):\n    try:\n        while descriptor > 2: os.write(descriptor, b'x' * 1000)\n    except OSError: pass",
-        "forbidden: it wrote into the sandbox's own pipe",
     ),
     # What cannot be read or said.
     "message_of_a_hundred_megabytes": ("raise ValueError('x\\n' * 50_000_000)", "wrong: ValueError: x x"),
@@ -276,7 +259,6 @@ ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page))
     ),
     "message_of_no_text": ("raise ValueError('\\ud800 \\x00 \\x1b[2J')", "wrong: ValueError: "),
     "nul_in_the_source": ("x = 1\0\nassert False", "wrong: (SyntaxError|ValueError): source code string cannot contain null bytes"),
-    "surrogate_in_the_source": ("x = '\ud800'", "wrong: UnicodeEncodeError"),
     "no_python": ("def f(:\n  \x00\x7f", "wrong: (SyntaxError|ValueError)"),
     "parentheses_without_end": ("(" * 100_000, "wrong: SyntaxError|memory: MemoryError"),
     "nothing_on_standard_input": ("input()", "wrong: EOFError"),
