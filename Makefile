@@ -39,7 +39,7 @@ endif
 
 docs:
 	$(PYTHON) -m pipeline.recipe
-	$(PYTHON) -m pipeline.metrics
+	$(PYTHON) docs/metrics_page.py
 	$(PYTHON) -m pipeline.report.diagnosis
 	$(PYTHON) findings --page
 	$(PYTHON) docs/code_page.py

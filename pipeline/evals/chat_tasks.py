@@ -19,7 +19,7 @@ from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format, format_of
 from pipeline.sources.patterns import local_files
 from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
-from pipeline.sources.verify import row_name, verify
+from pipeline.sources.verify import check_file, row_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class ChatItem:
 
 # Whether a written answer is right: texts come as the model wrote them, its control tokens included.
 MessagesChecker = Callable[[list[dict], str], Any]  # (messages with the right answer last, text) -> right or not
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 NUMBER_WORDS = {word: str(number) for number, word in enumerate(NUMBERS)}
 NUMBER_WORDS |= {"once": "1", "twice": "2", "zero": "0"}
 
@@ -402,7 +402,7 @@ def _load(task: ChatTask, files: list[SourceFile], revision: str | None, where: 
     problems, items, recorded = [], [], []
     for file in files:
         path = file.local_path()
-        found = verify(path, _AnyRows("any", "chat", None), column_key="").problems
+        found = check_file(path, _AnyRows("any", "chat", None), column_key="").problems
         kept, bad = ([], found) if found else _items(task, path)
         items += kept
         problems += bad

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pipeline.process.errors import DataError, InputMissingError, ServiceError
 from pipeline.process.storage import cache_dir, file_lock, write_bytes
-from pipeline.sources.raw_rows import lone_surrogate, wrong_content
+from pipeline.sources.raw_rows import check_content, lone_surrogate
 
 Kind = Literal["multiple_choice", "schema", "language_modeling"]
 FOUNDRY = "8c8dd48f72168c5d51e2f7b151595892a8fba43d"  # the commit whose files are meant
@@ -108,7 +108,7 @@ def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
             if git_blob(content) == blob:
                 write_bytes(place, content)
                 return content
-            reason = wrong_content(content[:4096]) or "gave another content than the published file."
+            reason = check_content(content[:4096]) or "gave another content than the published file."
             reasons.append(f"{address} {reason}")
         raise ServiceError(
             f"CORE bundle: no mirror gives {file}, so nothing was scored:\n  "
@@ -219,7 +219,7 @@ def _read(task: CoreTask, content: bytes) -> tuple[list[dict], list[str]]:
     """Return the items, and what is wrong with the file as `: ...` or `:row: ...`."""
     if not content.strip():
         return [], [" is empty."]
-    if reason := wrong_content(content[:4096]):
+    if reason := check_content(content[:4096]):
         return [], [f" {reason}"]
     items, wrong = [], []
     # Not splitlines(): it also breaks at characters that may be inside a JSON string.

@@ -26,7 +26,7 @@ from pipeline.sources.formats import format_of
 from pipeline.sources.patterns import local_files
 from pipeline.sources.raw_rows import BadRow, read_blocks
 from pipeline.sources.recognition import recognise_files
-from pipeline.sources.verify import verify
+from pipeline.sources.verify import check_file
 from pipeline.tokenizer.chat import render, render_batch
 from pipeline.tokenizer.coverage import coverage, require_coverage, span_byte_lengths
 from pipeline.tokenizer.encode import byte_lengths, document_start, encode_documents, is_byte_level
@@ -91,7 +91,7 @@ def _items(
     total = 0
     for file in files:
         path, first, before, complete = file.local_path(), len(items), total, total < limit
-        if complete and (problems := verify(path, form, column_key=option).problems):
+        if complete and (problems := check_file(path, form, column_key=option).problems):
             raise DataError(f"{option}: {problems[0]}")
         rows = chain.from_iterable(read_blocks(path, columns=form.read_columns)) if complete else ()
         for _, row, value in rows:
@@ -148,18 +148,19 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
 
     Raises what the recipe and the sources raise when the text is no longer there or was changed.
     """
-    from pipeline.data.preparation import Preparation, locks, make_plan
-    from pipeline.data.prepare import Workshop
-    from pipeline.data.rows import ValidationRows, held_out_coverage
+    from pipeline.data.preparation import Preparation
+    from pipeline.data.prepare import ShardBuilder
+    from pipeline.data.row_plan import locks, plan_rows
+    from pipeline.data.validation import ValidationRows, held_out_coverage
 
     if not run.recipe.exists():
         raise InputMissingError(
             f"{run.recipe}: missing, so the run's validation text is unknown. Name text with --text."
         )
     recipe, sources = sources_of_run(run, trust_code=trust_code)
-    plan = {**make_plan(recipe, tokenizer, sources=sources), "train": None}
+    plan = {**plan_rows(recipe, tokenizer, sources=sources), "train": None}
     with locks(plan):
-        for _ in Workshop(plan, tokenizer, sources=sources).prepare():
+        for _ in ShardBuilder(plan, tokenizer, sources=sources).prepare():
             pass
     rows = ValidationRows.open(Preparation(plan))
     rows.coverage = held_out_coverage(tokenizer, sources[1])

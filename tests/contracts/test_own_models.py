@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from pipeline.data.rows import positions
 from pipeline.model.load import load_model
 from pipeline.recipe import read_recipe
-from pipeline.recipe.resolve import resolve_start
+from pipeline.recipe.start_from import resolve_start
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.encode import document_end
 from pipeline.tokenizer.load import load_ready

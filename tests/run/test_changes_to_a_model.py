@@ -8,7 +8,7 @@ from pipeline.plan.__main__ import plan_table
 from pipeline.plan.plan import make_plan
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
-from pipeline.recipe.resolve import resolve_start
+from pipeline.recipe.start_from import resolve_start
 from pipeline.run.checks import reading_findings
 from tests.families import FAMILIES, save_model, tokenizer_of
 

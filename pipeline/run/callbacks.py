@@ -1,4 +1,4 @@
-"""The steps of a run from start to end, for both stages, and its callbacks in the order in which they act."""
+"""The callbacks of a run, in the order in which they act."""
 
 import os
 from functools import partial
@@ -10,94 +10,11 @@ from pipeline.callbacks.log import Compiling, Console, MetricsFile, Samples, Str
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
 from pipeline.callbacks.stopping import HangWatch, StopSignals
 from pipeline.generation.texts import complete
-from pipeline.model.modeling_tandem import TandemForCausalLM
-from pipeline.process.network import limit_silence
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
-from pipeline.recipe.resolve import is_auto
-from pipeline.run.checks import benchmarks_of, check_before_training
-from pipeline.run.data import keep_inputs, open_rows, record_inputs
-from pipeline.run.finish import finish_run, record_plan, say_shape
-from pipeline.run.open_run import (
-    evaluation_is_due,
-    open_run,
-    resolve_open_values,
-    restore_run,
-    start_process,
-)
-from pipeline.run_dir.failures import Signals
+from pipeline.run.checks import benchmarks_of
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.sources.open import open_sources
-from pipeline.tokenizer import load_or_train
-from pipeline.training.build import build_from_recipe, build_trainer
-from pipeline.training.distributed import store_of_ranks
 from pipeline.training.trainer import TandemTrainer
-
-
-def train(recipe: Recipe, signals: Signals) -> int:
-    """Train the run of the recipe to its end, from wherever it stands. Return the exit status; every rank calls it.
-
-    A recipe is frozen: each step that decides an open value (start, batch, attention, commits, steps, micro-batch)
-    returns the next one.
-    """
-    processes = start_process(recipe)
-    limit_silence()
-    signals.connect(store_of_ranks())
-    recipe = restore_run(recipe)
-    recipe = resolve_open_values(recipe, processes)
-    recipe = check_before_training(recipe, processes=processes)
-    run = open_run(recipe)
-    drain = None
-    if recipe.run.mirror:
-        from pipeline.run.mirror import Mirroring
-
-        drain = Mirroring(recipe, run.directory).drain
-    if run.finished:
-        if drain:
-            drain()
-        return 0
-
-    recipe = keep_inputs(recipe, run)
-    sources, held_out = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
-    tokenizer = load_or_train(recipe, sources, validation=held_out)
-    model = build_from_recipe(recipe, tokenizer)
-    if not isinstance(model, TandemForCausalLM):  # held by tests/contracts: a row may hold several texts
-        from pipeline.training.isolation import resolve_rows
-
-        recipe = resolve_rows(recipe, model, step=run.step)
-    recipe, rows, validation = open_rows(recipe, tokenizer, (sources, held_out), run)
-    record_inputs(recipe, run, tokenizer=tokenizer, sources=(sources, held_out), rows=rows, validation=validation)
-
-    stop = StopSignals(signals)
-    trainer = build_trainer(
-        recipe,
-        run.directory,
-        model=model,
-        tokenizer=tokenizer,
-        rows=rows,
-        validation=validation,
-        watched=stop.on_every_rank,
-        eval_on_start=evaluation_is_due(recipe, run),
-    )
-    if is_auto(recipe):
-        from pipeline.run.probing import resolve_micro_batch
-
-        recipe = resolve_micro_batch(recipe, run, trainer)
-    say_shape(run, trainer)
-    record_plan(recipe, run, trainer)
-    add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
-
-    publishing = None
-    if recipe.hub.id is not None:
-        from pipeline.run_dir.hub_queue import Publishing
-
-        publishing = Publishing(recipe.hub, run.directory, start_step=run.step)
-    trainer.resume(run.checkpoint)
-    signals.raise_if_stopped(step=trainer.state.global_step, first=drain)
-    finish_run(recipe, run, trainer, publishing)
-    if drain:
-        drain()
-    return 0
 
 
 def add_callbacks(

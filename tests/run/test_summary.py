@@ -8,7 +8,7 @@ import pytest
 from pipeline.process import commands
 from pipeline.process.commands import command, stage_command
 from pipeline.recipe import read_recipe
-from pipeline.run.finish import next_lines, result_text, time_text
+from pipeline.run.summary import next_lines, result_text, time_text
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -17,7 +17,9 @@ def ends(recipe, name, directory):
     """Return the commands that a run of this recipe ends with, by the word before them."""
     run = RunDirectory(directory / "runs" / "mine")
     run.path.mkdir(parents=True, exist_ok=True)
-    lines = next_lines(read_recipe([recipe], stage=name), run)
+    read = read_recipe([recipe], stage=name)
+    files = [place.rpartition(":")[0] for place in read.places.values()]
+    lines = next_lines(run, stage=name, prompts=read.samples.prompts, files=files)
     return dict(line.split(maxsplit=1) for line in (line.replace("stage 2", "stage-2") for line in lines))
 
 
@@ -37,9 +39,8 @@ def test_the_time_of_a_start_has_the_parts_that_it_had(tmp_path):
     append_row(run.metrics, {"event": "attempt", "attempt": 2, "step": 9, "time": now - 300})
     append_row(run.metrics, {"attempt": 2, "step": 19, "perf/total_s": 340.0})
     append_row(run.metrics, {"attempt": 2, "step": 19, "perf/eval_s": 12.0, "chat/eval_s": 8.0})
-    said = time_text(run, attempt=2, prepared=now - 280)
-    assert "in this start, the 2nd" in said
-    assert "preparation 20 s, training 4.0 min, evaluation 20 s" in said
+    said = time_text(run, attempt=2)
+    assert "in start 2: training 4.0 min, evaluation 20 s" in said
 
 
 @pytest.mark.parametrize("console", [None, "tandem"])

@@ -5,16 +5,13 @@ A recipe without mistakes needs none of it: the reader imports a message where i
 
 import difflib
 import math
-import unicodedata
 from dataclasses import is_dataclass
-from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from pipeline.recipe.located_yaml import INSTEAD, SECRET_NAME, Item, show
-from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Recipe, alternatives, keys_of
-from pipeline.recipe.sizes import TANDEM_OPTIONS
-
-# A key that does not exist: the right section, the new name, the nearest name.
+from pipeline.recipe.keys import all_keys, key_at
+from pipeline.recipe.located_yaml import FLOAT, INSTEAD, SECRET_NAME, Item, show
+from pipeline.recipe.schema import ARGUMENTS, REFUSED_OPTIMIZERS, SECTIONS, alternatives, keys_of
+from pipeline.recipe.sizes import NOT_OPTIONS, TANDEM_OPTIONS
 
 # Names that recipes elsewhere use, and what they are here: the new key, or a sentence.
 RENAMED = {
@@ -81,29 +78,15 @@ RENAMED = {
 }
 
 
-@cache
-def all_keys() -> dict[str, list[str]]:
-    """Return every key by its last word, as dotted paths; `data.sources.<n>.` stands as `data.sources.0.`."""
-    found: dict[str, list[str]] = {}
-
-    def walk(cls: Any, prefix: str) -> None:
-        for f, annotation in keys_of(cls):
-            found.setdefault(f.name, []).append(prefix + f.name)
-            for inner in filter(is_dataclass, (annotation, *get_args(annotation))):
-                walk(inner, f"{prefix}{f.name}." if inner is annotation else f"{prefix}{f.name}.0.")
-
-    walk(Recipe, "")
-    for name, argument in ARGUMENTS.items():
-        if argument.accepted:
-            found.setdefault(name, []).append(f"train.{name}")
-    return found
-
-
 def unknown_key(path: str) -> str:
     """Return the sentence about a key that is not in the schema. path: dotted, as written."""
     section, _, name = path.rpartition(".")
     if SECRET_NAME.search(name):
         return f"a secret never stands in a recipe. {INSTEAD}"
+    if section == "train" and name in ARGUMENTS:
+        return why_not_accepted(name)
+    if section == "model.options" and name in NOT_OPTIONS:
+        return f"is no option. It is set by {NOT_OPTIONS[name]}. Set it there."
     places = all_keys()
     elsewhere = [p for p in places.get(name, []) if p != path]
     if name in SECTIONS and section:
@@ -115,16 +98,12 @@ def unknown_key(path: str) -> str:
         return f"unknown key here; it belongs to another section. Write it as {' or '.join(elsewhere[:3])}."
     if name in ARGUMENTS and section != "train":
         return f"unknown key here, and train.{name} is not accepted: {why_not_accepted(name)}"
-    strange = lookalike(name)
     if near := difflib.get_close_matches(name, siblings(section), n=1, cutoff=0.6):
-        return f"unknown key. {strange}Did you mean {f'{section}.' if section else ''}{near[0]}?"
+        return f"unknown key. Did you mean {f'{section}.' if section else ''}{near[0]}?"
     if near := difflib.get_close_matches(name, list(places), n=1, cutoff=0.8):
-        return f"unknown key. {strange}Did you mean {' or '.join(places[near[0]][:3])}?"
+        return f"unknown key. Did you mean {' or '.join(places[near[0]][:3])}?"
     names = siblings(section)
-    return (
-        f"unknown key. {strange}{section or 'A recipe'} has: "
-        f"{', '.join(names[:40])}{', ...' if len(names) > 40 else ''}."
-    )
+    return f"unknown key. {section or 'A recipe'} has: {', '.join(names[:40])}{', ...' if len(names) > 40 else ''}."
 
 
 def siblings(section: str) -> list[str]:
@@ -135,11 +114,10 @@ def siblings(section: str) -> list[str]:
         return [name for name, argument in ARGUMENTS.items() if argument.accepted]
     if not section:
         return [*SECTIONS, "extends"]
-    generic = ".".join("0" if part.isdecimal() else part for part in section.split(".")).replace(
-        "data.validation", "data.sources"
-    )
-    paths = (p for group in all_keys().values() for p in group)
-    return [p[len(generic) + 1 :] for p in paths if p.startswith(generic + ".") and "." not in p[len(generic) + 1 :]]
+    if section.startswith("train."):
+        return list(ARGUMENTS[section.removeprefix("train.")].keys or ())
+    kinds = (option for option in alternatives(key_at(section)[0]) if is_dataclass(option))
+    return [f.name for kind in kinds for f, _ in keys_of(kind)]  # type: ignore[arg-type]
 
 
 def why_not_accepted(name: str) -> str:
@@ -150,19 +128,31 @@ def why_not_accepted(name: str) -> str:
     return f"is refused: {argument.text}. Remove it."
 
 
-def lookalike(text: str) -> str:
-    """Return `It holds U+0430 (CYRILLIC SMALL LETTER A). ` for the first character that no name of ours has; it may
-    look like one that it has."""
-    strange = next((c for c in text if not (c.isascii() and c.isprintable())), None)
-    if strange is None:
-        return ""
-    name = unicodedata.name(strange, "a character without a name")
-    return f"It holds U+{ord(strange):04X} ({name}). "
-
-
-# A value of another type than its key's.
-
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+# Bounds by pydantic's errors, and by the names of the schema.
+OUT_OF_BOUNDS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
+BOUND_WORDS = {"minimum": "at least", "above": "greater than", "maximum": "at most", "below": "below"}
+
+
+def wrong_value(path: str, item: Item, errors: set[str]) -> str:
+    """Return the sentence about a value that pydantic refuses. errors: by its types of errors."""
+    annotation, limits = key_at(path)
+    if "extra_forbidden" in errors:
+        return unknown_key(path)
+    if path in SECTIONS or any(map(is_dataclass, alternatives(annotation))):
+        return f"holds {describe(item)}; it must be keys with values. Write them below it, indented."
+    if errors & OUT_OF_BOUNDS:
+        bounds = []
+        for name, words in BOUND_WORDS.items():
+            if (limit := limits.get(name)) is not None:
+                bounds.append(f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}")
+        return f"is {show(item.value)}; it must be {' and '.join(bounds)}."
+    if "string_pattern_mismatch" in errors:
+        return f"is {show(item.value)}; it must be {limits['form'][0]}."
+    if path == "train.optim" and item.value in REFUSED_OPTIMIZERS:
+        why, instead = REFUSED_OPTIMIZERS[item.value]
+        return f"{item.value} is refused: {why}. Write {instead}."
+    return wrong_type(annotation, item)
 
 
 def wrong_type(annotation: Any, item: Item) -> str:
@@ -170,11 +160,6 @@ def wrong_type(annotation: Any, item: Item) -> str:
     if item.value is None:
         return f"is null; it must be {expected(annotation)}. Leave the key out for its default."
     return f"is {describe(item)}; it must be {expected(annotation)}.{advice(alternatives(annotation), item)}"
-
-
-def not_keys(item: Item) -> str:
-    """Return the sentence about a value where a section should be."""
-    return f"holds {describe(item)}; it must be keys with values. Write them below it, indented."
 
 
 def expected(annotation: Any) -> str:
@@ -210,15 +195,15 @@ def advice(options: tuple[Any, ...], item: Item) -> str:
     value = item.value
     choices = [str(v) for o in options if get_origin(o) is Literal for v in get_args(o)]
     if isinstance(value, str) and choices and (near := difflib.get_close_matches(value, choices, n=1)):
-        return f" {lookalike(value)}Did you mean {near[0]}?"
+        return f" Did you mean {near[0]}?"
     if isinstance(value, str) and bool in options:
         return " Write true or false without quotes."
     if isinstance(value, str) and (int in options or float in options):
-        return " Write the number without quotes." if item.quoted else " Write a number."
+        return " Write the number without quotes." if FLOAT.fullmatch(value) else " Write a number."
     if isinstance(value, float) and int in options:
         return f" Write {round(value)}." if math.isfinite(value) else " Write a whole number."
     if str in options and not isinstance(value, (dict, list)):
         return " Put it in quotes."
-    if any(get_origin(o) is list for o in options) and not isinstance(value, dict):
-        return " Write it as a list: [a, b]."
+    if any(get_origin(o) is list for o in options):
+        return " Write it as a list: [{key: value}]." if isinstance(value, dict) else " Write it as a list: [a, b]."
     return " Change it."
