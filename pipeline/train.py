@@ -7,13 +7,12 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.batch import is_auto
 from pipeline.run.callbacks import add_callbacks
 from pipeline.run.checks import check_before_training
-from pipeline.run.finish import finish_run
+from pipeline.run.finish import finish_run, print_summary
 from pipeline.run.inputs import keep_inputs, record_inputs
 from pipeline.run.open_rows import open_rows
 from pipeline.run.open_run import evaluation_is_due, open_run, restore_run
 from pipeline.run.settings import print_run_config, record_plan, settings_of
 from pipeline.run.start_process import resolve_open_values, start_process
-from pipeline.run.summary import print_summary
 from pipeline.run_dir.failures import Signals
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
