@@ -67,8 +67,9 @@ def plan_rows(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
     alone = one_text if chat or recipe.data.isolate_documents else {}
     steps = horizon_steps(recipe, int(batch_tokens))
     rows = step_rows(recipe, int(batch_tokens))
-    horizon = {"total_rows": rows.before(steps or 0), "epochs": None}
-    if not steps or steps < 0:
+    if steps and steps > 0:
+        horizon = {"total_rows": rows.before(steps), "epochs": None}
+    else:
         horizon = {"total_rows": None, "epochs": float(recipe.train.get("num_train_epochs") or 1.0)}
     bpb = recipe.evals.bpb
     plan = {
@@ -154,8 +155,8 @@ def step_rows_of(plan: dict) -> StepRows:
 
 
 def special_ids(tokenizer: Any) -> tuple[int, int]:
-    """(BOS, padding) ids; a tokenizer without one of them lends the token between its texts. Padding is never a
-    target."""
+    """Return (BOS, padding) ids; a tokenizer without one of them lends the token between its texts. Padding is never
+    a target."""
     bos = document_start(tokenizer)
     if bos is None:
         raise RecipeError(

@@ -124,7 +124,7 @@ def plan_of(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]
     make = partial(make_plan, recipe, device, processes=processes)
     plan = make()
     if plan.steps is None and _has_torch() and _can_count(recipe):
-        from pipeline.data.preview import about_steps
+        from pipeline.data.estimate import about_steps
 
         tokens, held_out = count()
         scored = None if held_out is None else scored_at_most(recipe.evals.bpb, held_out, chat=recipe.stage == "sft")
@@ -136,7 +136,7 @@ def plan_of(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]
 
 
 def _about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:
-    from pipeline.data.preview import about_tokens
+    from pipeline.data.estimate import about_tokens
 
     with suppress(TandemError):  # what is wrong with the data is said by their check
         return about_tokens(recipe)

@@ -12,9 +12,9 @@ from pipeline.contrib.contaminated_items import (
     texts_of_bundle,
     texts_of_chat_tasks,
 )
+from pipeline.contrib.decontamination import Watchlist, items_digest
 from pipeline.contrib.humaneval import humaneval_item
 from pipeline.data.__main__ import main as prepare
-from pipeline.data.decontamination import Watchlist, items_digest
 from pipeline.evals.__main__ import main as evaluate
 from pipeline.evals.chat import CHAT_CORE, chat_results
 from pipeline.evals.chat import TaskScore as ChatTaskScore

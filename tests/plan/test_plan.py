@@ -202,7 +202,7 @@ def test_a_plan_in_epochs_counts_nothing_that_would_be_fetched_or_cannot_be_kept
 
 def test_the_text_of_a_plan_in_epochs_is_counted_once_for_all_depths(text_files, tmp_path, capsys, monkeypatch):
     counted = []
-    monkeypatch.setattr("pipeline.data.preview.about_tokens", lambda recipe: counted.append(recipe) or (1e6, 1000))
+    monkeypatch.setattr("pipeline.data.estimate.about_tokens", lambda recipe: counted.append(recipe) or (1e6, 1000))
     sources = [f"data.sources=[{{files: {text_files[0]}}}]", f"data.validation=[{{files: {text_files[2]}}}]"]
     assert main(["own_text", *sources, f"data.cache_dir={tmp_path}", "--depths", "2,3"]) == 0
     assert len(counted) == 1

@@ -168,7 +168,7 @@ def test_documents_that_are_trained_on_are_looked_for_once_and_not_in_a_run_that
 
 @pytest.mark.parametrize("validation", ["[{files: b.jsonl}]", "null"])
 def test_the_text_read_for_validation_documents_is_bounded(recipe_file, tmp_path, monkeypatch, validation):
-    from pipeline.data import decontamination
+    from pipeline.contrib import decontamination
 
     for name in ("a", "b"):
         lines = [json.dumps({"text": f"{name} {n:05} " + "x" * 992}) + "\n" for n in range(3000)]

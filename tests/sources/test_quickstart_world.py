@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks.quickstart_corpora as quickstart
-from pipeline.data.decontamination import overlap_of
+from pipeline.data.overlap import overlap_of
 from pipeline.recipe import Recipe, read_recipe
 from pipeline.recipe.schema import Source
 from pipeline.sources.built_in import corpus_folder

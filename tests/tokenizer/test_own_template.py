@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from pipeline.data.preparation import make_plan
+from pipeline.data.row_plan import plan_rows
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import identity
@@ -543,7 +543,7 @@ def test_only_rows_of_own_templates_have_the_rendering_in_their_key(own, tokeniz
     recipe.data.batch_tokens, recipe.train["max_steps"] = recipe.data.row_tokens, 1
 
     def settings_of(one):
-        plan = make_plan(recipe, one, sources=([source], [source]))
+        plan = plan_rows(recipe, one, sources=([source], [source]))
         return plan["train"]["sequences"][0]["settings"]
 
     assert "rendering" not in settings_of(tokenizer)

@@ -9,7 +9,9 @@ import yaml
 from transformers import AutoModelForCausalLM, BertConfig, BloomConfig, LlamaConfig, Qwen3_5TextConfig, Qwen3Config
 
 from pipeline.data.prepare import prepare_now
-from pipeline.data.rows import IGNORED, TrainingRows, ValidationRows, bits
+from pipeline.data.row_plan import plan_rows
+from pipeline.data.rows import IGNORED, TrainingRows, bits
+from pipeline.data.validation import ValidationRows
 from pipeline.evals.bpb import per_token_nll
 from pipeline.model.build import build_model, initialize_identity_blocks
 from pipeline.process.errors import RecipeError
@@ -78,7 +80,7 @@ def opened(path):
     model = build_from_recipe(recipe, tokenizer)
     model.config.use_cache = False
     recipe = resolve_rows(recipe, model)
-    return recipe, model, prepare_now(recipe, tokenizer, sources=sources)
+    return recipe, model, prepare_now(plan_rows(recipe, tokenizer, sources=sources), tokenizer, sources=sources)
 
 
 def texts_of(stream, place, *, width: int, bos: int):

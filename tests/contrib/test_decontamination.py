@@ -4,31 +4,30 @@ import random
 import re
 import signal
 import time
+from itertools import islice
 
 import numpy as np
 import pytest
 
-from pipeline.data import decontamination as ngrams
-from pipeline.data.decontamination import (
+from pipeline.contrib import decontamination as ngrams
+from pipeline.contrib.decontamination import (
     Matches,
     NumberSet,
     Watchlist,
     Words,
     flags_of,
     item_ngrams,
-    ngram_hashes,
     without_contaminated,
 )
-from pipeline.data.packing import SequenceWriter
-from pipeline.data.preparation import make_plan, open_stream, sequence_folder, start_preparation
-from pipeline.data.prepare import prepare_now
+from pipeline.data.prepare import ShardBuilder
+from pipeline.data.row_plan import locks, open_stream, plan_rows, sequence_folder
 from pipeline.process.errors import DataError
 
 THIRTEEN = "the quick brown fox jumps over the lazy dog while nobody looks 42"
 
 
 def hashes(*texts, n=13):
-    return ngram_hashes(Words.of([text.encode() for text in texts]), n=n)[0].tolist()
+    return Words([text.encode() for text in texts]).ngrams(n)[0].tolist()
 
 
 def words_in_plain_python(text):
@@ -78,7 +77,7 @@ def test_no_ngram_spans_two_texts():
 def test_words_are_those_of_the_definition_for_any_text(text_files):
     awkward = "caf\u00e9 na\u00efve \u00abquoted\u00bb x\u00b2 \u0418\u0432\u0430\u043d \u4e2d\u6587 e\u0301 don\u2019t \u20ac5 \U0001f600 \x00\x1f\x7f a\u200db _x_ \u00c2\u00c3"
     for text in [awkward, "", " ", "\u2019", *documents(text_files[0])[:50]]:
-        found = Words.of([text.encode()])
+        found = Words([text.encode()])
         pieces = found.folded[1:].tobytes().split(b"\xff")[1].replace(b"\0", b" ").decode().split(" ")
         assert [piece for piece in pieces if piece] == words_in_plain_python(text)
 
@@ -175,7 +174,7 @@ def files(plan, pattern, role="train"):
 
 
 def prepared(bench, recipe, path):
-    return prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe), watchlist=path).plan
+    return bench.prepared(recipe, watchlist=path).plan
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "sft"])
@@ -196,24 +195,17 @@ def test_shards_are_the_same_bytes_whether_or_not_items_are_looked_for(bench, ta
         assert all(seen.contaminated(tasks["known"]))
 
 
-def test_what_was_found_for_a_shard_does_not_depend_on_where_preparation_was_stopped(bench, tasks):
-    watchlist = Watchlist.of(tasks)
+def test_what_was_found_for_a_shard_does_not_depend_on_where_preparation_was_stopped(bench, tasks, tmp_path):
+    path = Watchlist.of(tasks).save(tmp_path)
     found = []
     for cache, stops_after in (("whole", 10_000), ("stopped", 1), ("stopped later", 3)):
-        recipe = bench.recipe(cache=cache, shard_rows=256)
+        recipe = bench.recipe(cache=cache, shard_rows=256, train={"max_steps": 300})
         sources = bench.sources(recipe)
-        plan = make_plan(recipe, bench.tokenizer, sources=sources)
-        (about,) = plan["train"]["sequences"]
-        more = True
-        while more:
-            writer = SequenceWriter(
-                sequence_folder(plan, about),
-                source=sources[0][0],
-                tokenizer=bench.tokenizer,
-                settings=about["settings"],
-                watchlist=watchlist,
-            )
-            more = all(writer.extend() for _ in range(stops_after))
+        plan = plan_rows(recipe, bench.tokenizer, sources=sources, watchlist=path)
+        made = True
+        while made:
+            with locks(plan), ShardBuilder(plan, bench.tokenizer, sources=sources) as builder:
+                made = [role for role, *_ in islice(builder.prepare(), stops_after)]
         found.append(files(plan, "seen-*"))
     assert found[0] == found[1] == found[2]
     assert len(found[0]) > 5
@@ -229,7 +221,7 @@ def test_shards_that_were_sealed_without_the_watchlist_are_counted_and_looked_at
     seen = Matches.by_run(plan, watchlist.id)
     assert seen.unchecked == seen.shards > 1
     assert not len(seen.ngrams)
-    assert start_preparation(recipe, bench.tokenizer, sources=bench.sources(recipe), watchlist=path).child is None
+    assert bench.started(recipe, watchlist=path).child is None
     again = prepared(bench, recipe, path)
     assert files(again, "seen-*") == expected
     assert Matches.by_run(again, watchlist.id).unchecked == 0
@@ -243,14 +235,14 @@ def test_a_killed_child_and_its_successor_find_what_an_undisturbed_one_finds(ben
     expected = files(prepared(bench, bench.recipe(train=train), path), "seen-*")
     recipe = bench.recipe(train=train, cache="killed")
     sources = bench.sources(recipe)
-    preparation = start_preparation(recipe, bench.tokenizer, sources=sources, watchlist=path)
+    preparation = bench.started(recipe, sources=sources, watchlist=path)
     stream = open_stream(preparation.plan, "train")
-    while not stream.sequences[0].seals:
+    while not stream.datasets[0].seals:
         time.sleep(0.001)
         stream.refresh()
     os.kill(preparation.child.pid, signal.SIGKILL)
     preparation.child.wait()
-    again = start_preparation(recipe, bench.tokenizer, sources=sources, watchlist=path)
+    again = bench.started(recipe, sources=sources, watchlist=path)
     if again.child:
         assert again.child.wait(60) == 0
     assert files(again.plan, "seen-*") == expected
@@ -272,17 +264,6 @@ def test_a_runs_findings_tell_of_just_the_items_that_were_looked_for(tasks, text
     told = {key: value for key, value in findings["tasks"]["known"].items() if key not in ("shards", "unchecked")}
     before = {"watchlist": watchlist.id, "shards": 3, "unchecked": 1, "tasks": {"known": told}}  # of an older version
     assert flags_of(before, "known", tasks["known"]) is None
-
-
-def test_what_several_runs_read_is_what_they_read_together(tasks, text_files):
-    watchlist = Watchlist.of(tasks)
-    parts = [Matches(watchlist.id, watchlist.found(documents(path)), 3, 1) for path in text_files[:2]]
-    both = Matches.together(parts)
-    assert (both.shards, both.unchecked) == (6, 2)
-    for name, items in tasks.items():
-        each = [part.contaminated(items) for part in parts]
-        expected = [None if a is None else a or b for a, b in zip(*each, strict=True)]
-        assert both.contaminated(items) == expected, name
 
 
 def test_the_score_without_contaminated_items_keeps_those_that_cannot_be_judged():
