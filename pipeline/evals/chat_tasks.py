@@ -22,7 +22,6 @@ from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
 from pipeline.sources.verify import check_file, row_name
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class ChatItem:
     """One question. messages: what the assistant answers to. answer: the right letter, or what a checker compares

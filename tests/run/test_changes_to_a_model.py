@@ -1,7 +1,5 @@
 """What preflight says will become of a model's tokenizer, template and vocabulary."""
 
-from functools import partial
-
 import pytest
 import yaml
 
@@ -12,10 +10,7 @@ from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.start_from import resolve_start
 from pipeline.run.checks import reading_findings
-from pipeline.run_dir.earlier_runs import EarlierRuns
 from tests.families import FAMILIES, save_model, tokenizer_of
-
-read = partial(read_recipe, earlier=EarlierRuns())
 
 
 @pytest.fixture
@@ -35,7 +30,7 @@ def recipe_from(tmp_path, chat_files, text_files):
             "train": {"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-3},
         }
         (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-        return resolve_start(read([str(tmp_path / "r.yaml")], stage=stage))
+        return resolve_start(read_recipe([str(tmp_path / "r.yaml")], stage=stage))
 
     return read
 
