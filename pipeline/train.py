@@ -1,19 +1,21 @@
 """The life of a run, for both stages: from its recipe to the finished model."""
 
+from functools import partial
+
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.model.modeling_tandem import TandemForCausalLM
+from pipeline.plan.plan import plan_of_run
 from pipeline.process.network import limit_silence
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import is_auto
 from pipeline.run.callbacks import add_callbacks
 from pipeline.run.checks import check_before_training
-from pipeline.run.finish import finish_run
+from pipeline.run.finish import finish_run, print_summary
 from pipeline.run.inputs import keep_inputs, record_inputs
 from pipeline.run.open_rows import open_rows
 from pipeline.run.open_run import evaluation_is_due, open_run, restore_run
 from pipeline.run.settings import print_run_config, record_plan, settings_of
 from pipeline.run.start_process import resolve_open_values, start_process
-from pipeline.run.summary import print_summary
 from pipeline.run_dir.failures import Signals
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
@@ -73,10 +75,17 @@ def train(recipe: Recipe, signals: Signals) -> int:
         from pipeline.run.micro_batch import resolve_micro_batch
 
         recipe = resolve_micro_batch(recipe, run, trainer)
-    settings = settings_of(recipe, trainer)
+    settings = settings_of(
+        trainer,
+        batch_tokens=recipe.data.batch_tokens,
+        start_from=recipe.model.start_from,
+        fp8=bool(recipe.train.get("fp8")),
+    )
     if trainer.is_world_process_zero():
         print_run_config(run, settings)
-        record_plan(recipe, run, settings, trainer.model)
+        built = {"micro_batch": settings.micro_batch, "processes": settings.processes}
+        plan = partial(plan_of_run, recipe, run.directory, **built)
+        record_plan(run, trainer.model, row_tokens=recipe.data.row_tokens, make=plan)
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
     publishing = None
     if recipe.hub.id is not None:

@@ -281,7 +281,7 @@ class Core(Section):
     """CORE, 22 tasks centred on guessing: while training, and the defaults of python -m pipeline.evals RUN core."""
 
     every_steps: int | None = key(None, "Optimizer steps between two scorings while training, and at the end; default never.", minimum=1)
-    bundle: str | None = key(None, "Folder or zip of the eval_bundle, relative to the recipe's folder, then to the working folder; default the published files, fetched once and checked by hash.")
+    bundle: str | None = key(None, "Folder of the eval_bundle, relative to the recipe's folder, then to the working folder; default the published files, fetched once and checked by hash.")
     max_per_task: int | None = key(500, "While training: the first so many items of each task, in an order that never changes; null: all.", minimum=1)
     long_prompts: Literal["fewer_shots", "crop"] = key("fewer_shots", "A prompt longer than the model's positions: fewer_shots leaves whole examples out and keeps BOS; crop keeps the last tokens, as nanochat does and as GPT-2's published scores were made.")
 

@@ -5,8 +5,8 @@ import socket
 import time
 
 import pytest
-from pipeline.evals.contamination import keep_findings
 
+from pipeline.contrib.contaminated_items import keep_findings
 from pipeline.data.preview import preview
 from pipeline.evals.subject import find_subject
 from pipeline.evals.tasks import append_entry
