@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pipeline.callbacks.stopping import StopSignals
+from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.evals.tasks import OtherRankFailed, append_entry, entry_of, in_precision
 from pipeline.process.progress import progress

@@ -20,7 +20,7 @@ from pipeline.recipe.dial import horizon_steps
 from pipeline.recipe.start_from import start_folder
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 from pipeline.tokenizer import identity
-from pipeline.tokenizer.chat import RENDERING_VERSION, own_template
+from pipeline.tokenizer.chat import RENDERING_VERSION, custom_template
 from pipeline.tokenizer.encode import document_end, document_start, is_byte_level
 
 VALIDATION_BUFFER = 1000  # documents; part of the protocol, so no key of the recipe
@@ -60,7 +60,7 @@ def plan_rows(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         "shard_rows": recipe.data.shard_rows,
         **ending,
     }
-    if chat and own_template(tokenizer):
+    if chat and custom_template(tokenizer):
         common["rendering"] = RENDERING_VERSION
     train_packing = {"max_row_overflow": recipe.data.max_row_overflow} if chat else {"packing": recipe.data.packing}
     one_text = {"packing": ONE_TEXT} if recipe.data.one_text_rows else {}

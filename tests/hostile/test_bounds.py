@@ -5,8 +5,8 @@ import socket
 import time
 
 import pytest
-from pipeline.evals.contamination import keep_findings
 
+from pipeline.contrib.contaminated_items import keep_findings
 from pipeline.data.preview import preview
 from pipeline.evals.subject import find_subject
 from pipeline.evals.tasks import append_entry
@@ -16,7 +16,7 @@ from pipeline.process.storage import file_lock, read_json, refuse_unreadable_fil
 from pipeline.recipe import Recipe, read_recipe
 from pipeline.report.run_data import read_run
 from pipeline.report.single import write_report
-from pipeline.run.data import _weights
+from pipeline.run.inputs import _weights
 from pipeline.run_dir.columns import read_columns
 from pipeline.run_dir.rows import append_row, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
