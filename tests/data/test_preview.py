@@ -126,7 +126,7 @@ def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench
         (
             ["alpaca.jsonl", "columns={prompt:instruction}"],
             64,
-            "columns: names 'prompt:instruction', which is none of",
+            "columns.prompt:instruction: is null; it must be text",
         ),
         (["alpaca.jsonl", "format=alpaca"], 64, "format: is 'alpaca'. Write text, messages"),
     ],
