@@ -24,7 +24,7 @@ from pipeline.recipe.reader import read_recipe
 from pipeline.run.open_rows import resolve_warmup
 from pipeline.tokenizer.encode import byte_lengths, plain_backend
 from pipeline.tokenizer.train import train_bpe
-from pipeline.training.optimizer import build_optimizer
+from pipeline.training.build import build_optimizer
 from pipeline.training.schedules import StepSchedule
 
 IDS, ROW_TOKENS, ROWS, SCORED_ROWS = 2048, 128, 16, 256

@@ -93,7 +93,7 @@ SECTIONS: dict[str, Sequence[Metric]] = {
                panel="Learning rate", aliases=[nemo("lr"), nemo("learning-rate", label="Megatron"), trainer("learning_rate", meaning="of the step just made; of versions before April 2025 of the next one")]),
         Metric("optim/lr/<group>", "-", "the same for each group: embeddings, value_embeddings, head, matrices, scalars, x0_lambdas",
                panel="Learning rate"),
-        Metric("optim/lrm", "-", "multiplier of all peak rates in the step just made, but of groups with a decay_fraction of their own; the console's `lrm`",
+        Metric("optim/lrm", "-", "multiplier of all peak rates in the step just made; the console's `lrm`",
                aliases=[nanochat("lrm"), wandb("train/lrm"), nanochat_csv("lrm")]),
         Metric("optim/grad_norm", "-", "L2 norm of a step's whole gradient before clipping: the largest of the steps since the last log, of those where it is finite. Rows without optim/grad_norm_median are of earlier versions, which gave the norm of the last step",
                panel="Gradient norm before clipping", aliases=[nemo("grad_norm"), nemo("grad-norm", label="Megatron"), nanochat("grad norm", label="older"), nanochat_csv("grad_norm"), trainer("grad_norm", meaning="of the last step")]),

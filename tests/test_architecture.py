@@ -397,14 +397,14 @@ RUNS_CODE = {
     "yaml.full_load": set(),
     "jinja2.Environment": {"hub/card.py", "report/page.py"},  # our own pages
     "jinja2.Template": set(),
-    "render_jinja_template": {"tokenizer/chat.py", "tokenizer/own_template.py"},  # bounded, in a sandbox
+    "render_jinja_template": {"tokenizer/chat.py", "tokenizer/custom_template.py"},  # bounded, in a sandbox
     "apply_chat_template": {"tokenizer/chat.py", "evals/chat.py"},
     "pipeline": set(),  # transformers' and diffusers' pipeline(...)
     "AutoConfig.from_pretrained": {"hub/isolated_load_test.py", "model/load.py", "plan/plan.py"},
     "AutoModelForCausalLM.from_pretrained": {"hub/isolated_load_test.py"},
     "AutoTokenizer.from_pretrained": {"hub/export.py", "hub/isolated_load_test.py", "tokenizer/load.py", "tokenizer/train.py"},
     "PreTrainedTokenizerFast.from_pretrained": {"tokenizer/train.py"},
-    "model_class.from_pretrained": {"hub/isolated_load_test.py", "model/build.py"},  # with what allow_model_code decided
+    "model_class.from_pretrained": {"hub/isolated_load_test.py", "model/saved.py"},  # with what allow_model_code decided
 }  # fmt: skip
 # Files in which trust_remote_code may be another thing than False.
 DECIDES_TRUST = {"model/load.py", "evals/subject.py", "hub/isolated_load_test.py"}

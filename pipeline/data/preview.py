@@ -23,9 +23,10 @@ from pipeline.recipe.resolve import TEXT_ID
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.recipe.values import section_kind, section_of, typed_values
 from pipeline.sources.formats import Format
-from pipeline.sources.open import OpenSource, open_sources, planned_sources
+from pipeline.sources.open import open_sources, planned_sources
 from pipeline.sources.raw_rows import kind_of, read_blocks
 from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, first_rows, recognise
+from pipeline.sources.source import OpenSource
 from pipeline.sources.verify import grouped, untrainable
 from pipeline.tokenizer.chat import rendered_talks
 

@@ -240,7 +240,7 @@ def _disk(plan: Plan) -> None:
 
 def _temporary_folder(plan: Plan) -> None:
     """Raise DiskFullError without room for one checkpoint where the system has no memory for it
-    (training/checkpoint.py)."""
+    (training/staging_buffer.py)."""
     folder, needed = Path(tempfile.gettempdir()), plan.checkpoint_bytes or 0
     if not has_memory_files() and needed > _free(folder):
         raise DiskFullError(

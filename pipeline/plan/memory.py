@@ -75,7 +75,6 @@ class Workload:
 
     sizes: Sizes | CountedSizes
     optimizer: str  # adamw, muon_adamw, or train.optim of optimizer.type trainer
-    weight_copies: int  # copies of the weights that the optimizer keeps (average, EMA)
     half_tables: bool  # the tables of embeddings are stored in bfloat16
     modern: bool  # the blocks are those of the presets modern and modern_bigram
     eager: bool  # attention is made of plain products
@@ -101,18 +100,17 @@ class Workload:
     @property
     def optimizer_bytes(self) -> int | None:
         """Return the optimizer state of one whole copy of the weights; None for an optimizer that we do not know."""
-        copies = self.weight_copies * self.weight_bytes
         if self.optimizer == "adamw":
-            return 2 * self.weight_bytes + copies
+            return 2 * self.weight_bytes
         if self.optimizer == "muon_adamw":  # momentum, and one row or column of variances a matrix
             matrices = self.sizes.parameters()["matrices"]
-            return FP32 * (self.sizes.variances - matrices) + 2 * self.weight_bytes + copies
+            return FP32 * (self.sizes.variances - matrices) + 2 * self.weight_bytes
         known = [name for name in TRAINER_STATES if self.optimizer.startswith(name)]
         if not known:
             return None
         size = TRAINER_STATES[max(known, key=len)]
         # Whole numbers are of a parameter's own dtype; what is less is an 8- or 4-bit state.
-        return size * self.sizes.parameters()["total"] - size // FP32 * self.narrower_bytes + copies
+        return size * self.sizes.parameters()["total"] - size // FP32 * self.narrower_bytes
 
     @property
     def checkpoint_bytes(self) -> int | None:

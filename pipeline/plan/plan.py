@@ -7,7 +7,7 @@ not known is None, and printed as n/a.
 import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.hardware.accelerators import DeviceInfo
 from pipeline.hardware.device import batch_ranks, device_info, model_shards
@@ -24,7 +24,6 @@ from pipeline.plan.memory import (
     row_bytes,
     usable_bytes,
 )
-from pipeline.plan.probe import Probe
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import (
@@ -44,6 +43,9 @@ from pipeline.recipe.schema import Bpb, with_values
 from pipeline.recipe.sizes import Sizes, SizesUnknownError
 from pipeline.recipe.start_from import start_folder
 from pipeline.run_dir.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from pipeline.plan.probe import Probe
 
 # Share of the peak that a step is assumed to reach where none was measured: of a GPU's data sheet, from 0.15 to 0.55 of
 # which wide models reach (narrow blocks keep it idle between kernels); of a processor's measured products, 0.06 to 0.7.
@@ -98,7 +100,7 @@ class Plan:
     shards_bytes: int | None
     evaluation_tokens: float
     compiled: bool
-    probe: Probe | None = None
+    probe: "Probe | None" = None  # measured steps of this machine
 
     @property
     def tokens(self) -> int | None:
@@ -352,7 +354,6 @@ def workload_of(
     return Workload(
         sizes=sizes,
         optimizer=str(train.get("optim")) if optimizer.type == "trainer" else optimizer.type,
-        weight_copies=bool(optimizer.average_steps) + (optimizer.ema_nesterov is not None),
         half_tables=recipe.model.embedding_dtype == "bfloat16",
         modern=recipe.model.preset.startswith("modern"),
         eager=(recipe.model.chosen_attention or recipe.model.attn_implementation) == "eager",

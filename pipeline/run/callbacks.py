@@ -1,17 +1,22 @@
 """The callbacks of a run, in the order in which they act."""
 
-import os
 from functools import partial
-from pathlib import Path
 
 from transformers import PrinterCallback, TrainerCallback
 
-from pipeline.callbacks.log import Compiling, Console, MetricsFile, Samples, Stragglers
-from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
-from pipeline.callbacks.stopping import HangWatch, StopSignals
+from pipeline.callbacks.alarms import SlowRank
+from pipeline.callbacks.compiling import Compiling
+from pipeline.callbacks.console import Console
+from pipeline.callbacks.garbage_collection import GarbageCollection
+from pipeline.callbacks.hang_watch import HangWatch
+from pipeline.callbacks.machine import Machine
+from pipeline.callbacks.metrics_file import MetricsFile
+from pipeline.callbacks.samples import Samples
+from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.generation.texts import complete
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
+from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run.checks import benchmarks_of
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.trainer import TandemTrainer
@@ -26,7 +31,16 @@ def add_callbacks(
         from pipeline.callbacks.trackers import trackers_of
 
         trackers.extend(
-            trackers_of(recipe, run, attempt=attempt, start_step=start_step, tokens_at=trainer.meter.tokens_at)
+            trackers_of(
+                recipe.monitor,
+                run,
+                config=load_mapping(run.recipe),
+                note=recipe.run.note,
+                tags=recipe.run.tags,
+                attempt=attempt,
+                start_step=start_step,
+                tokens_at=trainer.meter.tokens_at,
+            )
         )
     profiler = []
     if profile := recipe.monitor.profile_steps:
@@ -44,12 +58,20 @@ def add_callbacks(
     samples = recipe.samples
     trainer.remove_callback(PrinterCallback)
     for callback in (
-        HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, trainer=trainer),
-        Machine(trainer, run, attempt=attempt, gpu_hz=recipe.monitor.gpu_hz),
+        HangWatch(
+            run, timeout=recipe.run.hang_timeout, attempt=attempt, ranks=trainer.ranks, timer=trainer.timer
+        ),
+        Machine(
+            run,
+            attempt=attempt,
+            gpu_hz=recipe.monitor.gpu_hz,
+            meter=trainer.meter,
+            world_size=trainer.args.world_size,
+        ),
         *profiler,
         MetricsFile(run, attempt=attempt, meter=trainer.meter),
         Console(run.console),
-        Compiling(Path(kernels) if (kernels := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) else None),
+        Compiling(),
         *trackers,
         Samples(
             run,
@@ -73,10 +95,10 @@ def add_callbacks(
             writers=[tracker for tracker in trackers if hasattr(tracker, "add_samples")],
         ),
         *own_callbacks(recipe),
-        Stragglers(run, attempt=attempt),
+        SlowRank(run, attempt=attempt),
         *benchmarks,
         stop,
-        GarbageBetweenSteps(),
+        GarbageCollection(),
     ):
         trainer.add_callback(callback)
 

@@ -191,7 +191,7 @@ def _refusal(recipe: Recipe) -> str | None:
     from transformers import Trainer, get_scheduler
 
     from pipeline.training.build import build_arguments
-    from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
+    from pipeline.training.optimizer_state import load_optimizer_state, optimizer_settings, optimizer_tensors
 
     steps = recipe.train.get("max_steps") or STEPS
     known = with_values(recipe, {"train.max_steps": steps})
@@ -234,7 +234,8 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
 
     A run that has finished needs nothing any more: it is not checked.
     """
-    from pipeline.training.distributed import on_rank_0, refuse_unshared
+    from pipeline.training.distributed import on_rank_0
+    from pipeline.training.shared_folder import refuse_unshared
 
     plan = make_plan(recipe, device_info(), processes=processes)
     recipe = plan.recipe  # with the planned micro-batch, where it is auto
@@ -370,7 +371,8 @@ def _model(recipe: Recipe) -> None:
         return
     import torch
 
-    from pipeline.model.build import ModelOptionsError, build_model
+    from pipeline.model.build import build_model
+    from pipeline.model.saved import ModelOptionsError
 
     fields = model_fields(
         recipe, vocab_size=recipe.tokenizer.vocab_size or 512, bos_token_id=0, eos_token_id=0, pad_token_id=0
@@ -401,7 +403,11 @@ def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     if recipe.monitor.trackers:
         from pipeline.callbacks.trackers import tracker_findings
 
-        tracker_problems, tracker_notes = tracker_findings(recipe)
+        tracker_problems, tracker_notes = tracker_findings(
+            recipe.monitor.trackers,
+            where=recipe.where("monitor.trackers"),
+            has_trained=RunDirectory.of(recipe).has_trained(),
+        )
         problems += tracker_problems
         notes += tracker_notes
     return problems, notes

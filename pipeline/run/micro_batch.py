@@ -16,7 +16,6 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.batch import KEY, micro_batch, micro_steps, rows_per_step
 from pipeline.recipe.schema import with_values
 from pipeline.run.open_run import OpenRun
-from pipeline.training.causes import fits
 from pipeline.training.distributed import from_every_rank, on_rank_0
 from pipeline.training.trainer import TandemTrainer
 
@@ -56,7 +55,7 @@ def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) ->
             f" into {100 * CPU_SHARE:.0f} % of the memory that is free, at most {CPU_POSITIONS:,} positions on a CPU"
         )
     recipe = with_values(recipe, {"micro_batch": rows})
-    trainer.set_micro_batch(recipe, rows=rows, micro_steps=micro_steps(recipe, batch_ranks(args.world_size)))
+    trainer.set_micro_batch(rows=rows, micro_steps=micro_steps(recipe, batch_ranks(args.world_size)))
     if trainer.is_world_process_zero():
         print(f"{KEY}: auto is {rows}: {'as this run began' if rows == kept else why}", flush=True)
     return recipe
@@ -101,7 +100,11 @@ def _tried(trainer: TandemTrainer, possible: list[int], step: int) -> int | None
     on_cuda = args.device.type == "cuda"
     limit = torch.cuda.mem_get_info(args.device)[1] if on_cuda else _address_space()
     reserve += max(int(RESERVE * max(limit, 0)), 0 if on_cuda else THREADS)  # a limit of -1 is none
-    found = next((n for n in possible if all(from_every_rank(fits(trainer, n, step=step, reserve=reserve)))), None)
+    found = None
+    for n in possible:
+        if all(from_every_rank(trainer.fits_in_memory(n, step=step, reserve=reserve))):
+            found = n
+            break
     if on_cuda:
         torch.cuda.reset_peak_memory_stats(args.device)  # the training's own peak is what memory_hint tells
     return found

@@ -31,7 +31,7 @@ from pipeline.run_dir.checkpoints import by_step, clean, newest_whole, problems,
 from pipeline.run_dir.failures import record_failures_in
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import on_rank_0
-from pipeline.training.metrics import has_evaluation
+from pipeline.training.log_row import has_evaluation
 
 VERSIONS = (
     "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface_hub", "numpy",

@@ -31,9 +31,8 @@ from pipeline.run.checks import attention_needs
 from pipeline.run.start_process import resolve_open_values, start_process
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.load import load_ready
-from pipeline.training.build import build_from_recipe, build_trainer
+from pipeline.training.build import build_from_recipe, build_trainer, resolve_rows
 from pipeline.training.distributed import on_rank_0
-from pipeline.training.isolation import resolve_rows
 
 LEFT_OUT = 2  # steps: the first one compiles, and takes the optimizer's state; the second one may compile again
 MOST_STEPS = 200

@@ -1,14 +1,14 @@
 """What a start trains with once nothing is open any more (micro-batch, steps, dtype, attention), on the console and in
 the manifest."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from pipeline.hardware.device import device_info, model_replicas, tensor_parallel_size
-from pipeline.plan.plan import plan_of_run
-from pipeline.recipe import Recipe
+from pipeline.plan.plan import Plan
 from pipeline.recipe.model_sizes import sizes_from_model
 from pipeline.run.open_run import OpenRun
 from pipeline.training.trainer import TandemTrainer
@@ -39,24 +39,25 @@ class Settings:
         return {name: value for name, value in vars(self).items() if name not in others}
 
 
-def settings_of(recipe: Recipe, trainer: TandemTrainer) -> Settings:
+def settings_of(trainer: TandemTrainer, *, batch_tokens: int | None, start_from: str | None, fp8: bool) -> Settings:
+    """Return what the trainer was built with, and what of the recipe it does not hold."""
     args = trainer.args
     dtype = "float32"
-    if recipe.train.get("fp8"):
+    if fp8:
         dtype = "float8"
     elif args.bf16:
         dtype = "bfloat16"
     elif args.fp16:
         dtype = "float16"
-    assert recipe.data.batch_tokens
+    assert batch_tokens
     return Settings(
         device=device_info().name,
         processes=args.world_size,
         micro_batch=args.per_device_train_batch_size,
         micro_steps=args.gradient_accumulation_steps,
-        batch_tokens=recipe.data.batch_tokens,
+        batch_tokens=batch_tokens,
         steps=args.max_steps,
-        start_from=recipe.model.start_from,
+        start_from=start_from,
         sharded=trainer.is_sharded,
         replicas=model_replicas(),
         tensor_parallel=tensor_parallel_size(),
@@ -107,18 +108,16 @@ def config_text(settings: Settings) -> str:
     return f"device: {settings.device}: {', '.join(parts)}"
 
 
-def record_plan(recipe: Recipe, run: OpenRun, settings: Settings, model: Any) -> None:
-    """Write `plan` and `model` to the manifest, when steps and micro-batch are known: the report compares the plan with
-    the outcome. A run that continues keeps its first plan."""
+def record_plan(run: OpenRun, model: Any, *, row_tokens: int, make: Callable[[], Plan]) -> None:
+    """Write `model` and `plan` to the manifest, when steps and micro-batch are known: the report compares the plan with
+    the outcome. A run that continues keeps its first plan, and make is not called."""
     facts: dict[str, Any] = {
         "class": type(model).__name__.removeprefix("FSDP"),  # torch's subclass of a sharded model
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
-    flops = sizes_from_model(model, recipe.data.row_tokens).flops_per_token("nanochat")
+    flops = sizes_from_model(model, row_tokens).flops_per_token("nanochat")
     if flops is not None:
         facts["flops_per_token"] = flops
     run.directory.update_manifest(model=facts)
-    if run.step and "plan" in run.directory.read_manifest():
-        return
-    plan = plan_of_run(recipe, run.directory, micro_batch=settings.micro_batch, processes=settings.processes)
-    run.directory.update_manifest(plan=plan.facts())
+    if not (run.step and "plan" in run.directory.read_manifest()):
+        run.directory.update_manifest(plan=make().facts())

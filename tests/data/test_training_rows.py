@@ -11,7 +11,7 @@ from pipeline.data.preparation import Preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Optimizer, Schedule, Source
-from pipeline.training.causes import rows_of
+from pipeline.training.nonfinite import RowOrigins
 
 
 def steps_as_dealt(rows, steps, *, world_size, micro_batch):
@@ -73,9 +73,8 @@ def test_smaller_batches_at_the_beginning_deal_each_row_once_to_any_processes(be
     # Tried for its memory, a micro-batch is as large as in the steps to come.
     assert rows.micro_batch(0, 0, rank=0, world_size=1, rows=8)["input_ids"].shape[0] == 8
     # The guard names the rows that a rank read in a micro-step: here the second of the two.
-    args, run = types.SimpleNamespace(per_device_train_batch_size=2), types.SimpleNamespace(read_manifest=dict)
-    trainer = types.SimpleNamespace(rows=rows, args=args, batch_ranks=2, run=run)
-    assert [row[1:] for row in rows_of(trainer, 0, [1])] == [
+    origins = RowOrigins(rows, types.SimpleNamespace(read_manifest=dict), micro_batch=2, batch_ranks=2)
+    assert [row[1:] for row in origins.of_micro_step(0, 0, [1])] == [
         [f"file {rows.origins(0)[1][1]}", *rows.origins(0)[1][2:]]
     ]
     assert rows.position(4)["rows"] == 10
@@ -182,7 +181,7 @@ def test_too_little_text_for_one_step_is_refused_with_numbers(bench, tmp_path):
     path = tmp_path / "few.jsonl"
     path.write_text('{"text": "one two three"}\n{"text": "four"}\n')
     recipe = bench.recipe(sources=[Source(files=str(path), at_end="stop")])
-    with pytest.raises(DataError, match=r"few.*1 rows of 64 tokens.*fewer than the 8"):
+    with pytest.raises(DataError, match=r"data.sources: 1 rows of 64 tokens.*fewer than the 8"):
         TrainingRows.open(preparation=bench.prepared(recipe))
 
 

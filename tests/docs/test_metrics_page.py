@@ -22,7 +22,7 @@ from pipeline.metrics import (
 )
 from pipeline.report.curves import KINDS
 from pipeline.report.run_data import MEANS
-from pipeline.training.metrics import data_numbers
+from pipeline.training.log_row import data_numbers
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))

@@ -80,7 +80,7 @@ def test_optimizer_state_is_as_large_as_planned(kind):
     if kind == "trainer":
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     else:
-        from pipeline.training.optimizer import build_optimizer
+        from pipeline.training.build import build_optimizer
 
         optimizer = build_optimizer(model, recipe)
     batch = torch.randint(3, 1024, (2, 64))

@@ -11,8 +11,8 @@ from pipeline.model.build import build_model
 from pipeline.plan.plan import workload_of
 from pipeline.recipe import read_recipe
 from pipeline.recipe.model_sizes import model_fields, sizes_of
-from pipeline.training.muon import local
-from pipeline.training.optimizer import build_optimizer
+from pipeline.training.build import build_optimizer
+from pipeline.training.norms import local
 from pipeline.training.sharding import shard_model
 from tests.ranks import on_ranks
 

@@ -194,5 +194,5 @@ def test_a_flash_kernel_for_a_model_of_another_kind_is_refused_where_documents_w
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
     model = build_model("llama", {"vocab_size": 40, **sizes}, seed=0)
     model.config._attn_implementation = "flash_attention_2"  # which no CPU runs
-    with pytest.raises(RecipeError, match="LlamaForCausalLM would see through them in its batches of"):
+    with pytest.raises(RecipeError, match="batches of one row only, and this run has batches of"):
         build._check_foreign(recipe, model, None)

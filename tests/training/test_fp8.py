@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.callbacks.log import Samples
+from pipeline.callbacks.samples import Samples
 from pipeline.evals.bpb import compiled_nll, per_token_nll
 from pipeline.hardware.accelerators import DeviceInfo
 from pipeline.model.groups import parameter_group
@@ -20,7 +20,7 @@ from pipeline.run import checks
 from pipeline.run.checks import kernel_problems
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_from_recipe
-from pipeline.training.sharding import convert_to_fp8, is_converted, without_fp8
+from pipeline.training.fp8 import convert_to_fp8, is_converted, without_fp8
 from tests.model.tiny_models import random_ids, tiny
 from tests.plan.test_memory import QUICKSTART, SMALL
 from tests.runner import ROOT, Runner

@@ -20,8 +20,8 @@ from pipeline.recipe.schema import with_values
 from pipeline.recipe.start_from import resolve_start
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
-from pipeline.training.build import build_from_recipe
-from pipeline.training.isolation import resolve_rows, rows_of_recipe, try_isolation
+from pipeline.training.build import build_from_recipe, resolve_rows, rows_of_recipe
+from pipeline.training.isolation import try_isolation
 from tests.data.conftest import conversation
 from tests.families import GATED, save_model
 

@@ -8,7 +8,7 @@ import pytest
 from pipeline.process import commands
 from pipeline.process.commands import command, stage_command
 from pipeline.recipe import read_recipe
-from pipeline.run.summary import next_lines, result_text, time_text
+from pipeline.run.finish import next_lines, result_text, time_text
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 

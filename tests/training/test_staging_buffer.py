@@ -1,4 +1,4 @@
-"""A file in memory has the very bytes that safetensors writes, and is filled again without being made anew."""
+"""A safetensors file in memory holds the bytes that safetensors would write."""
 
 import os
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from pipeline.training.checkpoint import FileImage
+from pipeline.training.staging_buffer import StagingBuffer
 
 TENSORS = {
     "h.1.weight": torch.randn(3, 5),
@@ -26,14 +26,14 @@ def content(image):
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
 def test_the_image_has_the_bytes_that_safetensors_writes(metadata):
-    image = FileImage(TENSORS, metadata=metadata)
+    image = StagingBuffer(TENSORS, metadata=metadata)
     image.fill(TENSORS)
     assert content(image) == save({name: t.contiguous() for name, t in TENSORS.items()}, metadata=metadata)
 
 
 def test_a_filled_image_keeps_its_bytes_while_the_tensors_go_on_changing():
     weight = torch.ones(4)
-    image = FileImage({"weight": weight})
+    image = StagingBuffer({"weight": weight})
     image.fill({"weight": weight})
     before = content(image)
     weight.zero_()
@@ -43,14 +43,14 @@ def test_a_filled_image_keeps_its_bytes_while_the_tensors_go_on_changing():
 
 
 def test_memory_is_locked_for_cuda_only():
-    assert FileImage(TENSORS).pinned is None
+    assert StagingBuffer(TENSORS).pinned is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_from_cuda_the_bytes_are_the_same_and_the_memory_is_given_back():
     tensors = {name: tensor.cuda() for name, tensor in TENSORS.items()}
     for _ in range(2):  # registering the same pages again shows that they were given back
-        image = FileImage(tensors)
+        image = StagingBuffer(tensors)
         image.fill(tensors)
         assert content(image) == save({name: t.contiguous() for name, t in TENSORS.items()})
         image.close()

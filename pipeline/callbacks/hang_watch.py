@@ -1,4 +1,5 @@
-"""A run that is to stop: at a signal, after the step, with a whole checkpoint; or because no step ends any more."""
+"""A run that makes no progress or has lost a rank ends, with every rank's stacks, instead of holding its machines for
+hours."""
 
 import faulthandler
 import os
@@ -6,97 +7,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
-import torch
-from torch._dynamo import callback as compilations
 from transformers import TrainerCallback
 
-from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.monitor.heartbeat import beats
 from pipeline.process.errors import HangError
 from pipeline.process.storage import raise_if_moved, read_json, write_json
-from pipeline.run_dir.failures import Signals, leave
+from pipeline.run_dir.failures import leave
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import num_ranks
+from pipeline.training.meters import RankStepTimer
+from pipeline.training.ranks import Ranks
 from pipeline.training.stages import ORDER, place_of
-from pipeline.training.trainer import TandemTrainer
-
-# A signal in training: all ranks agree on the step, save one whole checkpoint there, and leave.
-
-Item = TypeVar("Item")
-
-
-class StopSignals(TrainerCallback):
-    """Comes last, so that what the step owes is done, or given up, when the ranks agree.
-
-    An evaluation and the samples that are given up are due still, and done first after the resume.
-    """
-
-    def __init__(self, signals: Signals) -> None:
-        self.signals = signals
-        self.group = None
-        compilations.on_compile_start(lambda _: setattr(signals, "compiling", True))
-        compilations.on_compile_end(lambda _: setattr(signals, "compiling", False))
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        if num_ranks() > 1:
-            # Its own CPU group: asking the accelerator every step would wait for it.
-            self.group = torch.distributed.new_group(backend="gloo")
-
-    def on_step_end(self, args, state, control, **kwargs):
-        agreed = self.agreed()
-        self.signals.training = True  # only now: until the first step is made a start has nothing to save
-        if agreed:
-            self._stop(control)
-
-    def on_evaluate(self, args, state, control, **kwargs):
-        if self.agreed():  # The step ends here, before the next one: what was given up is this step's.
-            self._stop(control)
-
-    def give_up(self, control) -> None:
-        """Save the step and end the run, after EvaluationInterrupted on every rank."""
-        self.agreed()  # on which signal it was
-        self._stop(control)
-
-    def _stop(self, control) -> None:
-        control.should_save = True  # also when no save was due
-        control.should_evaluate = False
-        control.should_training_stop = self.signals.stopping = True
-
-    def agreed(self) -> bool:
-        """Return whether any rank was signalled; every rank asks at the same places."""
-        if self.group is None:
-            return bool(self.signals.received)
-        flag = torch.tensor([self.signals.received])
-        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self.group)
-        if agreed := int(flag.item()):  # else a signal that has come meanwhile, for the next place, would be lost
-            self.signals.received = agreed
-        return bool(agreed)
-
-    def on_every_rank(self, items: Iterable[Item], *, lockstep: bool = False) -> Iterator[Item]:
-        """Yield the items of all ranks until one is signalled. The ranks agree once, after the last item of each: they
-        may have unequal numbers of them, and each gives up where it is. In lockstep they have equally many and agree
-        before each: the others would wait in their forward for the one that gives up."""
-        for item in items:
-            if self.agreed() if lockstep else self.signals.received:
-                break
-            yield item
-        if self.agreed():
-            self.signals.stopping = True
-            raise EvaluationInterrupted
-
-    def on_this_rank(self, items: Iterable[Item]) -> Iterator[Item]:
-        for item in items:
-            if self.signals.received:
-                raise EvaluationInterrupted
-            yield item
-
-
-# A run that stands still or has lost a rank ends, with every rank's stacks, instead of holding its machines for hours.
 
 
 class Stacks:
@@ -139,7 +63,7 @@ class Stacks:
     def places(self) -> dict[int, dict[str, Any]]:
         """Return what ranks have reported, by rank."""
         places = []
-        with suppress(OSError):  # of a disk that is away: asked again in a second
+        with suppress(OSError):  # of a disk that is away: read again in a second
             places = [read_json(path) for path in self.folder.glob("rank-*.json")]
         return {place["rank"]: place for place in places}
 
@@ -169,25 +93,29 @@ class HangWatch(TrainerCallback):
     """A thread on every rank that looks once a second for progress, for lost ranks and for what other ranks have
     reported.
 
-    It watches from the first step to the end of the last checkpoint. What comes before has waits of its own:
+    It watches from the first step to the end of the last checkpoint. The waits before that are watched elsewhere:
     preparation says every 10 s what it waits for and notices the end of its process, and collectives have
     train.ddp_timeout.
     """
 
-    def __init__(self, run: RunDirectory, *, timeout: float | None, attempt: int, trainer: TandemTrainer):
-        self.run, self.timeout, self.attempt, self.trainer = run, timeout, attempt, trainer
+    def __init__(self, run: RunDirectory, *, timeout: float | None, attempt: int, ranks: Ranks, timer: RankStepTimer):
+        self.run, self.timeout, self.attempt, self.ranks, self.timer = run, timeout, attempt, ranks, timer
+        self.evaluated = False  # in this start
         self.over = threading.Event()
         self.touched: dict[int, float] = {}
         self.touched_at = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.first_step, self.compiles = state.global_step, bool(args.torch_compile)
-        self.ranks = self.trainer.ranks
+        self.state, self.first_step = state, state.global_step
+        self.compiles = bool(args.torch_compile)
         self.stacks = Stacks(self.run, rank=self.ranks.own, attempt=self.attempt)
         self.file = self.stacks.open()
         self.training_thread = threading.get_ident()
         self.thread = threading.Thread(target=self._watch_to_the_end, name="hang watch", daemon=True)
         self.thread.start()
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.evaluated = True
 
     def on_train_end(self, args, state, control, **kwargs):
         self.over.set()
@@ -200,8 +128,8 @@ class HangWatch(TrainerCallback):
         """Return seconds without progress that are allowed now."""
         if self.timeout is None or not self.compiles:
             return self.timeout
-        first = self.trainer.state.global_step <= self.first_step
-        if not first and not self.trainer.recorded_evaluations:
+        first = self.state.global_step <= self.first_step
+        if not first and not self.evaluated:
             first = self._place()["stage"] == "evaluation"
         return max(COMPILING * self.timeout, COMPILING_S) if first else self.timeout
 
@@ -216,7 +144,7 @@ class HangWatch(TrainerCallback):
         logged_at = 0.0
         while not self.over.wait(min(TICK_S, (self.timeout or 5 * TICK_S) / 5)):
             now, limit = time.monotonic(), self.limit()
-            progress = (self.trainer.state.global_step, beats())
+            progress = (self.state.global_step, beats())
             if progress != last or now - woken > 5 * TICK_S:  # stopped as a whole, by Ctrl-Z or a paused machine
                 last, since = progress, now
             woken = now
@@ -253,30 +181,28 @@ class HangWatch(TrainerCallback):
         """Return the stage this rank's training is in, whether it waits there for other ranks, and its line."""
         frame = sys._current_frames().get(self.training_thread)
         place = place_of(frame) if frame else {"stage": "step", "waits": False, "line": "?"}
-        place["waits"] = place["waits"] or (place["stage"] == "forward+backward" and self.trainer.own_time.waits)
+        place["waits"] = place["waits"] or (place["stage"] == "forward+backward" and self.timer.waits)
         return place
 
     def _verdict(self, *, silent_s: float, gone: list[int]) -> HangError:
         """Share where every rank is, and return who is behind."""
         place = self._place()
         about = {"rank": self.ranks.own, "host": socket.gethostname(), "process": os.getpid()}
-        about |= {"step": self.trainer.state.global_step, **place, "silent_s": round(silent_s, 1), "gone": gone}
+        about |= {"step": self.state.global_step, **place, "silent_s": round(silent_s, 1), "gone": gone}
         with suppress(OSError):  # a disk that is full or away may be why it hangs
             self.file.write(place_text(about) + "\n\n")
             self.file.flush()
             faulthandler.dump_traceback(self.file)
         with suppress(OSError):
             self.stacks.publish(about)
-        world, ends = len(self.ranks.processes), time.monotonic() + ANSWER_S
+        world, ends = len(self.ranks.all), time.monotonic() + ANSWER_S
         while (
             len(places := {self.ranks.own: about} | self.stacks.places()) + len(gone) < world
             and time.monotonic() < ends
         ):
             time.sleep(0.1)
         lost = sorted({rank for other in places.values() for rank in other["gone"]})
-        error = (
-            self.ranks.lost(lost, self.run, step=self.trainer.state.global_step) if lost else self._hang(places, world)
-        )
+        error = self.ranks.lost(lost, self.run, step=self.state.global_step) if lost else self._hang(places, world)
         error.of_all_ranks = self.ranks.own != min(places)  # one rank says it for all
         return error
 
@@ -293,7 +219,7 @@ class HangWatch(TrainerCallback):
             what = "the run waits for " + " and ".join(map(place_text, behind_of(places)))
         return HangError(
             f"{self.run.path}: no progress for {max(place['silent_s'] for place in places.values()):.0f} s "
-            f"(run.hang_timeout: {self.timeout:g}): {what}. {stacks} Run the same command again to go on from the "
+            f"(run.hang_timeout: {self.timeout:g}): {what}. {stacks} Run the same command again to continue from the "
             "last checkpoint."
         )
 

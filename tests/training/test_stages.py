@@ -1,10 +1,10 @@
-"""The slowest rank and how much slower it is."""
+"""The slowest rank, and the stages that a thread may be in."""
 
 import pytest
 
-from pipeline.callbacks.log import Samples
+from pipeline.callbacks.samples import Samples
 from pipeline.training.checkpoint import CheckpointSaver
-from pipeline.training.metrics import slowest
+from pipeline.training.meters import slowest
 from pipeline.training.stages import ORDER, STAGES
 from pipeline.training.trainer import TandemTrainer
 

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import torch
 
-from pipeline.callbacks.log import Samples
+from pipeline.callbacks.samples import Samples
 from pipeline.run_dir.rows import append_row, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.metrics import StepMeter
+from pipeline.training.meters import StepMeter
 
 PROMPTS = ["The", "A", "One"]
 

@@ -12,7 +12,8 @@ from torch.distributed import destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from pipeline.callbacks.stopping import EvaluationInterrupted, StopSignals
+from pipeline.callbacks.stop_signals import StopSignals
+from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.evals.core import score_rows
 from pipeline.run_dir.failures import Signals
 from tests.model.tiny_models import tiny

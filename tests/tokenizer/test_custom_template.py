@@ -17,7 +17,7 @@ from pipeline.data.row_plan import plan_rows
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import identity
-from pipeline.tokenizer.chat import own_template, prompt_ids, render, render_batch, template_problems, unrendered
+from pipeline.tokenizer.chat import custom_template, prompt_ids, render, render_batch, template_problems, unrendered
 from pipeline.tokenizer.encode import control_ids, control_strings, document_start
 from pipeline.tokenizer.load import ready_tokenizer
 from tests.families import FAMILIES, save_model, template_of, tokenizer_of
@@ -138,7 +138,7 @@ def test_rows_are_those_of_trl_with_its_training_template(own, name, tmp_path, m
 class FixedClock:
     @staticmethod
     def now():
-        from pipeline.tokenizer.own_template import DATE
+        from pipeline.tokenizer.custom_template import DATE
 
         return DATE
 
@@ -307,7 +307,7 @@ LONG = [
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3", "phi3", "gptoss", "qwen3_5_think"])
 def test_a_long_conversation_takes_no_more_renderings_and_trains_the_same_turns(own, name, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(own[name]) if name in own else tokenizer_with(name)
-    template = own_template(tokenizer)
+    template = custom_template(tokenizer)
     rendered, text_of = [], template._text
     monkeypatch.setattr(template, "_text", lambda *given, **named: rendered.append(1) or text_of(*given, **named))
     counts = []
@@ -516,7 +516,7 @@ def test_a_conversation_that_the_template_refuses_is_named_and_others_are_render
         render(tokenizer, [TURN[0], *TURN])
     with pytest.raises(DataError, match="noncharacter"):
         render(tokenizer, [{"role": "user", "content": "a\ufdd0b"}, TURN[1]])
-    assert own_template(tokenizer) is not None
+    assert custom_template(tokenizer) is not None
 
 
 @pytest.mark.full
@@ -531,7 +531,7 @@ def test_documents_begin_with_what_their_models_texts_began_with(own):
 def test_a_base_model_without_a_template_gets_the_built_in_one_and_each_added_id_is_named(own):
     tokenizer, lines = ready_tokenizer(recipe_of(own["gpt_neox"]))
     assert "<|end|> <|system|> <|user|> <|assistant|>" in " ".join(lines)
-    assert own_template(tokenizer) is None
+    assert custom_template(tokenizer) is None
     assert tokenizer.bos_token == "<|endoftext|>"
     assert Path(own["gpt_neox"], "chat_template.jinja").exists() is False
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.callbacks.machine import EVERY_STEPS, GarbageBetweenSteps
+from pipeline.callbacks.garbage_collection import EVERY_STEPS, GarbageCollection
 
 
 class Node:
@@ -16,12 +16,12 @@ class Node:
 
 @pytest.fixture
 def garbage():
-    callback = GarbageBetweenSteps()
+    callback = GarbageCollection()
     yield callback
     callback.on_train_end(None, None, None)
 
 
-def step(callback: GarbageBetweenSteps, number: int) -> None:
+def step(callback: GarbageCollection, number: int) -> None:
     callback.on_step_end(None, SimpleNamespace(global_step=number), None)
 
 

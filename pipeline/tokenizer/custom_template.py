@@ -1,7 +1,7 @@
 """A model's own chat template, used as it is: its ids, control strings in messages as text, and what the assistant
 wrote.
 
-OwnTemplate is for a tokenizer whose template is not the built-in one (tokenizer/chat.py).
+CustomChatTemplate is for a tokenizer whose template is not the built-in one (tokenizer/chat.py).
 """
 
 import json
@@ -44,7 +44,7 @@ FORMS = ((False, False), (True, False), (False, True), (True, True))
 Spans = list[tuple[int, int]]
 
 
-class OwnTemplate:
+class CustomChatTemplate:
     """Renders conversations with the chat template that a tokenizer came with.
 
     problems: why it cannot be trained with; empty when it can. end_of_turn: the id that ends what the assistant
@@ -79,7 +79,7 @@ class OwnTemplate:
         if tools is None and isinstance(
             tokenizer.chat_template, dict
         ):  # which may hold one for conversations with tools
-            self._with_tools = OwnTemplate(tokenizer, [])
+            self._with_tools = CustomChatTemplate(tokenizer, [])
 
     def render(
         self, conversations: list[list[dict]], tools: Sequence[list[dict] | None]
@@ -101,7 +101,7 @@ class OwnTemplate:
             found.append((ids, _within(offsets, spans)))
         return found
 
-    def _of(self, tools: list[dict] | None) -> "OwnTemplate":
+    def _of(self, tools: list[dict] | None) -> "CustomChatTemplate":
         return self._with_tools if tools else self
 
     def prompt_ids(self, messages: list[dict], *, tools: list[dict] | None = None, today: bool = False) -> list[int]:

@@ -1,39 +1,24 @@
-"""The row of metrics of one optimizer step: rates, times, memory, FLOPs."""
+"""Meters of a training step: its loss, time, tokens, FLOPs, memory, and the norms of its update."""
 
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from statistics import fmean
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import TrainingArguments
 
-from pipeline.data.rows import Consumed
 from pipeline.hardware.device import model_replicas
 from pipeline.hardware.processor import process_start
-from pipeline.metrics import is_validation
 from pipeline.monitor.heartbeat import beat
-from pipeline.process.network import retries
-from pipeline.run_dir.rows import first_start, last_attempts, lost_steps, read_rows
-from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.checkpoint import bits_per_byte
-from pipeline.training.distributed import numbers_of_every_rank
-from pipeline.training.guard import total_norm
-from pipeline.training.muon import alike, local
+from pipeline.training.norms import count_zeros, group_by_placement, local, norm_over_ranks
 from pipeline.training.optimizer import MuonAdamW
-from pipeline.training.schedules import logged_rates
 
 if TYPE_CHECKING:
     from pipeline.recipe.model_statistics import CountedSizes
     from pipeline.recipe.sizes import Sizes
-    from pipeline.training.trainer import TandemTrainer
-
-# Four levels of a CUDA device's memory, which are often taken for each other.
 
 GIB = 2**30
 
@@ -41,8 +26,7 @@ GIB = 2**30
 class DeviceMemory:
     """Memory by PyTorch's allocator and the driver, at the moments of logging; nothing where the device is not CUDA.
 
-    run_peak: bytes allocated at most, over all attempts; start_peak: in this process. cuda: torch.cuda, or what stands
-    in for it in a test.
+    run_peak: bytes allocated at most, over all attempts; start_peak: in this process. cuda: torch.cuda, or a test's.
     """
 
     def __init__(self, device: torch.device, *, cuda: Any = torch.cuda):
@@ -74,29 +58,26 @@ class DeviceMemory:
         return max(self.start_peak, self.cuda.max_memory_allocated(self.device))
 
 
-# Numbers of an update that will be logged: zeros in the gradient before it, the norms of the update and of the
-# parameters.
-
-
 class UpdateNumbers:
-    """`look` before the update of a step that will be logged, `read` after it."""
+    """Zeros in the gradient, norms of the update and of the parameters: `record` before the update of a step that will
+    be logged, `read` after it."""
 
     def __init__(self) -> None:
         self._zeros: Tensor | None = None  # of the parts of sharded weights, and of what every rank has whole
         # A parameter, and the norm of its change and that of some like it.
         self._norms: list[tuple[Tensor, Tensor]] = []
 
-    def look(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
+    def record(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
         """Record the parameters with a gradient, before anything scales it or clips it to zero."""
-        gradients = alike([p.grad for p in parameters if p.grad is not None])
+        gradients = group_by_placement([p.grad for p in parameters if p.grad is not None])
         self._zeros, self._norms = torch.stack([count_zeros([local(g) for g in some]) for some in gradients]), []
         ours = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
         if isinstance(ours, MuonAdamW):
             ours.measure_next_update(self._norms)
 
     def read(self, parameters: Sequence[Tensor]) -> dict[str, float]:
-        """Return optim/param_norm, optim/num_zeros_in_grad and optim/update_ratio; nothing where nobody looked, and no
-        ratio where the update was left out or the optimizer is another's."""
+        """Return optim/param_norm, optim/num_zeros_in_grad and optim/update_ratio; nothing without `record`, and no
+        ratio where the update was skipped or the optimizer is another's."""
         if self._zeros is None:
             return {}
         norms = [norm_over_ranks([(p, local(p.detach())) for p in parameters])]
@@ -111,27 +92,9 @@ class UpdateNumbers:
         return {name: number.item() for name, number in numbers.items()}
 
 
-def norm_over_ranks(measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the norm of all, each of which stands beside the parameter that it is of: of a sharded one, this rank's
-    part."""
-    parts = [x for p, x in measured if isinstance(p, DTensor)]
-    whole = [x for p, x in measured if not isinstance(p, DTensor)]
-    if not parts:
-        return total_norm(whole)
-    square = total_norm(parts).double().square() / model_replicas()
-    torch.distributed.all_reduce(square)
-    return (square + total_norm(whole).double().square() if whole else square).sqrt()
-
-
-def count_zeros(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the number of entries that are exactly 0, 0-dimensional on the device; Megatron-LM's
-    num_zeros_in_grad."""
-    return torch.stack([g.numel() - torch.count_nonzero(g) for g in gradients]).sum()  # int64
-
-
 class LossSum:
     """This rank's loss of each step since the last log, on the device: nothing waits for it. kept: steps that are not
-    left out."""
+    skipped."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -147,12 +110,12 @@ class LossSum:
         self.steps[-1] += loss
 
     def undo(self) -> None:
-        """Leave out the step that was made: its loss is not finite, and averages would stay so for ever."""
+        """Take out the step that was made: its loss is not finite, and averages would stay so for ever."""
         self.steps[-1].fill_(math.nan)
         self.kept -= 1
 
     def read(self, *, gather: Callable[[Tensor], Tensor] = torch.atleast_1d) -> list[float | None]:
-        """Return each step's loss, None of one that was left out: this rank's, or the mean of all whose losses
+        """Return each step's loss, None of a skipped one: this rank's, or the mean of all whose losses
         `gather` gives."""
         if not self.steps:
             return []
@@ -164,10 +127,7 @@ class LossSum:
         self.steps = [torch.full((), math.nan if loss is None else loss, device=self.device) for loss in losses]
 
 
-# How long each rank itself takes for a step: without it a slow rank makes all of them look equally slow.
-
-
-class OwnTime:
+class RankStepTimer:
     """Seconds from asking for a step's rows to the end of this rank's last backward pass, before it waits for the
     others.
 
@@ -238,9 +198,6 @@ def slowest(seconds: list[float]) -> dict[str, float]:
     return {"perf/slowest_rank": seconds[rank] / max(others, 1e-9), "perf/slowest_rank_id": rank}
 
 
-# Rates of a run: step time, tokens a second, MFU, time left; without evaluations and saves.
-
-
 class StepMeter:
     """Counts the seconds spent in steps; `pause` excludes what is not a step.
 
@@ -295,9 +252,9 @@ class StepMeter:
             self._paused_s += time.perf_counter() - started
             self._paused_at = None
 
-    def look(self, batch: dict[str, Any]) -> None:
-        """Count the visible pairs of a micro-batch that still is on the host. A query sees itself and what stands
-        before it in its document, as far as the window goes."""
+    def count(self, batch: dict[str, Any]) -> None:
+        """Count the visible pairs of a micro-batch that still is on the host. A query sees itself and
+        the tokens before it in its document, within the window."""
         if (positions_BT := batch.get("position_ids")) is not None:
             self._positions += positions_BT.numel()
             for window in self._keys:
@@ -318,7 +275,8 @@ class StepMeter:
         self.total_s += elapsed
         if not self._first:
             # The first interval holds compilation and cold caches: it counts as time, not in the forecast.
-            self._timed_tokens, self._timed_s = self._timed_tokens + tokens, self._timed_s + elapsed
+            self._timed_tokens += tokens
+            self._timed_s += elapsed
         starting = self._first
         self._first, self._carried_s = False, 0.0
         self._started, self._paused_s, self._steps_since = time.perf_counter(), 0.0, 0
@@ -377,150 +335,11 @@ class StepMeter:
         }
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.total_s, self.loss_ema, self.num_losses = state["total_s"], state["loss_ema"], int(state["logged"])
+        self.total_s, self.loss_ema = state["total_s"], state["loss_ema"]
+        self.num_losses = int(state["logged"])
         self.targets = int(state["targets"])
         self._carried_s, self._steps_since = state.get("open_s", 0.0), int(state.get("open_steps", 0))
 
 
 def _since_process_start() -> float:
     return time.time() - process_start()
-
-
-def has_evaluation(run: RunDirectory, step: int) -> bool:
-    """Return whether a validation of that step is recorded, by an attempt that counts."""
-    rows = (row for row in last_attempts(read_rows(run.metrics)) if row.get("step") == step)
-    return any(is_validation(name) for row in rows for name in row)
-
-
-# The row of a logged step: every number of docs/metrics.md that the training itself knows.
-
-UPDATE_EVERY = 10  # steps
-# Of the others the rank's that has most.
-SUMS_OF_RANKS = ("mem/alloc_retries", "mem/ooms", "data/retries")
-
-
-class LogRow:
-    """Made on every rank in the same step: what is of all ranks is gathered once. The first rank's row is written.
-
-    What no row of numbers can be derived from by the step alone is in state_dict.
-    """
-
-    def __init__(self, run: RunDirectory, args: TrainingArguments):
-        self.update, self.memory = UpdateNumbers(), DeviceMemory(args.device)
-        self.before_s = 0.0  # of perf/total_s, in the run that this one was forked from
-        self.first_start: float | None = None
-        self.lost_steps = 0
-        if args.process_index == 0:
-            rows = read_rows(run.metrics)
-            self.first_start, self.lost_steps = first_start(rows), lost_steps(rows)
-        self.published_file = run.hub_queue / "published.jsonl"
-        self._published: tuple[int, list[int]] = 0, []  # bytes of the file, and the steps that it names
-
-    def state_dict(self) -> dict[str, float]:
-        return {"before_s": self.before_s, "peak_bytes": self.memory.run_peak}
-
-    def resume(self, trainer: "TandemTrainer", checkpoint: Path, state: dict[str, float]) -> None:
-        """Go on from a checkpoint of this run, or of the one that it is forked from."""
-        if checkpoint.parent != trainer.run.checkpoints:
-            self.before_s = trainer.meter.total_s
-        elif state:
-            self.before_s, self.memory.run_peak = state["before_s"], int(state["peak_bytes"])
-        if trainer.args.process_index == 0:
-            trainer.saver.note_good(checkpoint)
-
-    def measures_update(self, trainer: "TandemTrainer") -> bool:
-        """Return whether the step that is being made will be logged, as transformers' DefaultFlowCallback and the
-        trainer decide, and its update is worth the passes over memory: where every step is logged, every tenth."""
-        step, state = trainer.state.global_step + 1, trainer.state
-        if step >= state.max_steps:
-            return True
-        return step % state.logging_steps == 0 and (state.logging_steps >= UPDATE_EVERY or step % UPDATE_EVERY == 0)
-
-    def row(self, trainer: "TandemTrainer", logs: dict[str, Any]) -> dict[str, Any]:
-        """Return the row. logs: the losses of the steps since the last row, and the rate of this step."""
-        step, args = trainer.state.global_step, trainer.args
-        losses = [loss for loss in logs["loss"] if loss is not None]
-        loss = fmean(losses)
-        row: dict[str, Any] = {"train/loss": loss}
-        with suppress(OverflowError):
-            row["train/perplexity"] = math.exp(loss)
-        row |= trainer.meter.read(step=step, losses=losses, wait_s=trainer.loader.wait_s if trainer.loader else 0.0)
-        row |= self._of_all_ranks(trainer, row)
-        row |= logged_rates(
-            trainer.lr_scheduler,
-            trainer_rate=logs["learning_rate"],
-            peak=args.learning_rate,
-            skipped=trainer.accelerator.optimizer_step_was_skipped,
-        )
-        row |= trainer.guard.read(max_norm=args.max_grad_norm)
-        row |= self.update.read([p for group in trainer.optimizer.param_groups for p in group["params"]])
-        position = trainer.rows.position(step)
-        row |= {f"data/{name}": position[name] for name in ("epoch", "pq", "rg") if name in position}
-        row |= {
-            "data/tokens": trainer.meter.targets,
-            "data/samples": trainer.meter.tokens_at(step) // trainer.rows.row_tokens,
-        }
-        if args.process_index == 0:
-            row["data/retries"] += trainer.rows.num_retries()
-            row |= data_numbers(trainer.rows.consumed(step), row_tokens=trainer.rows.row_tokens)
-            row |= self._of_attempts(row["perf/total_s"])
-            row |= self._of_checkpoints(trainer, step)
-        return row
-
-    def _of_all_ranks(self, trainer: "TandemTrainer", row: dict[str, Any]) -> dict[str, Any]:
-        own = {"own_s": trainer.own_time.read(), "data/wait_s": row["data/wait_s"], **self.memory.read()}
-        own |= {"data/retries": retries(), **trainer.text.read()}
-        ranks = numbers_of_every_rank(own, trainer.args.device)
-        numbers: dict[str, Any] = {
-            name: (sum if name in SUMS_OF_RANKS else max)(rank[name] for rank in ranks) for name in own if "/" in name
-        }
-        if peak := numbers.get("mem/run_peak_allocated_gib"):
-            self.memory.run_peak = round(peak * GIB)  # of all ranks, which a resumed run goes on from
-        numbers["train/bpb" if trainer.recipe.stage == "pretrain" else "train/assistant_bpb"] = bits_per_byte(ranks)
-        numbers["data/wait_frac"] = min(numbers["data/wait_s"] / row["perf/step_s"], 1.0)
-        times = [rank["own_s"] for rank in ranks if not math.isnan(rank["own_s"])]
-        return numbers | (slowest(times) if len(times) > 1 else {})
-
-    def _of_attempts(self, total_s: float) -> dict[str, float]:
-        numbers: dict[str, float] = {"perf/lost_steps": self.lost_steps}
-        if self.first_start is not None:
-            since = max(time.time() - self.first_start, 1e-9)
-            numbers["perf/goodput_pct"] = 100 * (total_s - self.before_s) / since
-        return numbers
-
-    def _of_checkpoints(self, trainer: "TandemTrainer", step: int) -> dict[str, float]:
-        last_step, size = trainer.saver.last_good or (0, 0)
-        numbers: dict[str, float] = {"ckpt/age_steps": step - last_step}
-        if size:
-            numbers |= {"ckpt/last_good_step": last_step, "ckpt/bytes": size}
-        hub = trainer.recipe.hub
-        if hub.id is not None and hub.strategy != "end":
-            numbers["ckpt/hub_lag_steps"] = step - self._published_step(hub.id, step)
-        return numbers
-
-    def _published_step(self, repo_id: str, step: int) -> int:
-        """Return the newest step that the Hub has; 0 while it has none. The file is read when it has grown."""
-        path = self.published_file
-        size = path.stat().st_size if path.exists() else 0
-        if size != self._published[0]:
-            self._published = size, [row["step"] for row in read_rows(path) if row.get("repo_id") == repo_id]
-        # One beyond this step was published before the run went back.
-        return max((published for published in self._published[1] if published <= step), default=0)
-
-
-def data_numbers(consumed: dict[str, Consumed], *, row_tokens: int) -> dict[str, float]:
-    """Return data/* of what each source gave; documents only where all sources count them."""
-    sources, numbers = list(consumed.values()), dict[str, float]()
-    positions = row_tokens * sum(source.samples for source in sources)
-    numbers["data/bad_rows"] = sum(source.bad_rows for source in sources)
-    numbers["data/pad_frac"] = sum(source.padded for source in sources) / max(positions, 1)
-    documents = [source.documents for source in sources if source.documents is not None]
-    if len(documents) == len(sources):
-        numbers["data/documents"] = sum(documents)
-    if len(consumed) > 1:
-        for name, source in consumed.items():
-            numbers[f"data/source/{name}/tokens"] = source.tokens
-            numbers[f"data/source/{name}/samples"] = source.samples
-            if source.documents is not None:
-                numbers[f"data/source/{name}/documents"] = source.documents
-    return numbers
