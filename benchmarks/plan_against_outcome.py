@@ -22,8 +22,8 @@ from pipeline.hardware.device import device_info
 from pipeline.preflight.plan import Plan, Span, make_plan
 from pipeline.recipe import read_recipe
 from pipeline.recipe.resolve import resolve_start, start_folder
+from pipeline.report.cost import wall_s
 from pipeline.report.run_data import read_run
-from pipeline.report.sections import wall_s
 
 ADAMW = ["optimizer.type=adamw", "optimizer.groups={matrices: {learning_rate: 0.001}}"]
 GPT2 = ["model.preset=gpt2", "model.options={}", "model.attn_implementation=sdpa", *ADAMW]

@@ -13,6 +13,7 @@ from pipeline.evals.intervals import student_t, two_sided
 from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
 from pipeline.process.storage import sum_of, write_text
 from pipeline.report.benchmarks import score_rows
+from pipeline.report.cost import paid, wall_s
 from pipeline.report.curves import (
     COMPARED_AXES,
     COMPARED_BPB,
@@ -30,7 +31,8 @@ from pipeline.report.curves import (
     trained_on,
 )
 from pipeline.report.run_data import Key, RunData, cell, filled_table, joined, number, table
-from pipeline.report.sections import last_texts, leaves, paid, wall_s
+from pipeline.report.samples import last_texts
+from pipeline.report.sections import leaves
 from pipeline.report.single import duration, place_picture, share, shortened
 
 # Speed, memory and energy of runs as ratios to the first one.

@@ -25,9 +25,10 @@ from pipeline.process.network import LOOPBACK, host_of
 from pipeline.process.progress import short_count
 from pipeline.process.storage import NOT_WRITABLE, write_bytes, write_text
 from pipeline.report.benchmarks import benchmarks_text
+from pipeline.report.cost import cost_text, energy_text, paid, plan_vs_actual_text, wall_s
 from pipeline.report.curves import AXES, finite, panels_of, trained_on
-from pipeline.report.diagnosis import diagnose, diagnosis_text, verdict
-from pipeline.report.diagnosis_finding import Figures, median
+from pipeline.report.diagnosis import diagnosis_text, verdict
+from pipeline.report.diagnosis_rules import diagnose
 from pipeline.report.run_data import (
     MEANS,
     Benchmark,
@@ -43,31 +44,24 @@ from pipeline.report.run_data import (
     suite_of,
     table,
 )
+from pipeline.report.run_metrics import RunMetrics, median
+from pipeline.report.samples import samples_text, texts_of
 from pipeline.report.sections import (
     attempts_text,
     bpb_text,
     checkpoints_text,
     data_shares_text,
     data_text,
-    energy_text,
     failure_text,
-    gradient_norm_text,
-    learning_rate_text,
     links_text,
     losses_text,
-    manifest_text,
     metadata_text,
     other_results_text,
-    outcome_text,
-    paid,
     recipe_text,
-    samples_text,
+    results_text,
     system_text,
-    texts_of,
     tokenizer_text,
     versions_text,
-    wall_s,
-    worth_text,
 )
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -185,11 +179,11 @@ def _notices(data: RunData) -> list[Notice]:
     elif data.manifest.get("status") != "finished":
         status = data.status()
         found.append(Notice("warn", f"**{status[:1].upper()}{status[1:]}.**"))
-    findings = diagnose(data)
-    levels = {finding.level for finding in findings}
+    results = diagnose(data)
+    levels = {result.level for result in results.values()}
     if levels - {"unknown"}:
         level: Level = "warn" if "trouble" in levels else "good"
-        found.append(Notice(level, verdict(findings)))
+        found.append(Notice(level, verdict(results)))
     else:
         found.append(Notice("note", "**Not judged**: there are too few numbers for any rule of the diagnosis."))
     return found
@@ -285,8 +279,8 @@ def _cost(data: RunData) -> Figure | None:
 
 
 def _speed(data: RunData) -> Figure | None:
-    figures = Figures(data)
-    rates, mfu = figures.timed("perf/tok_per_s").values, figures.timed("perf/mfu_pct").values
+    run = RunMetrics(data)
+    rates, mfu = run.timed("perf/tok_per_s").values, run.timed("perf/mfu_pct").values
     if not rates.size:
         return None
     beside = f", MFU {median(mfu):.1f} %" if mfu.size else ""
@@ -401,17 +395,14 @@ def _typed_path(data: RunData) -> str:
 SECTIONS: dict[str, list[tuple[str, Callable[[RunData], str]]]] = {
     "Failure": [("", failure_text)],
     "Diagnosis": [("", diagnosis_text)],
-    "Curves": [
-        ("Losses", losses_text),
-        ("Learning rate", learning_rate_text),
-        ("Gradient norm", gradient_norm_text),
-    ],
+    "Curves": [("", losses_text)],
     "Evaluations": [("", benchmarks_text), ("Bits per byte", bpb_text), ("Other evaluations", other_results_text)],
     "Samples": [("", samples_text)],
     "Data": [("", data_text), ("Shares", data_shares_text), ("Tokenizer", tokenizer_text)],
     "Time, cost and energy": [
-        ("", worth_text),
-        ("Plan against outcome", outcome_text),
+        ("", cost_text),
+        ("Final numbers", results_text),
+        ("Plan against outcome", plan_vs_actual_text),
         ("GPUs and energy", energy_text),
     ],
     "System": [("", system_text), ("Checkpoints", checkpoints_text), ("Attempts", attempts_text)],
@@ -420,7 +411,6 @@ SECTIONS: dict[str, list[tuple[str, Callable[[RunData], str]]]] = {
         ("", metadata_text),
         ("Links", links_text),
         ("Versions", versions_text),
-        ("Not as documented", manifest_text),
     ],
 }
 

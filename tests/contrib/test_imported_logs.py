@@ -13,7 +13,6 @@ from pipeline.process.errors import DataError
 from pipeline.report.__main__ import main
 from pipeline.report.run_data import read_runs
 from pipeline.report.single import report
-from pipeline.run_dir.rows import append_row
 
 SEEDS = Path(__file__).parents[3] / "shared" / "seeds"
 NANOCHAT_HEAD = """\
