@@ -71,7 +71,7 @@ KEPT = {
     "preflight/test_shared.py": (),
     "process/test_other_systems.py": ("test_a_lock_of_filelock_keeps_others_out_and_ends_with_its_process", "test_no_module_imports_one_that_other_systems_lack_without_a_way_around"),
     "recipe/test_sizes_of_transformers.py": ("test_a_mixture_scales_by_the_experts_that_a_token_is_sent_to", "test_parameters_that_are_planned_are_those_that_are_built[qwen3]"),
-    "report/test_comparison_page.py": ("test_the_page_has_the_markdowns_sections_in_its_order_and_the_warning_above_them",),
+    "report/test_comparison_page.py": ("test_the_page_has_the_markdowns_sections_in_its_order",),
     "sources/test_files_of_other_programs.py": ("test_every_text_of_a_file_is_read_as_its_writer_put_it_in", "test_every_conversation_of_a_file_is_read_as_its_writer_put_it_in"),
     "sources/test_hub_files.py": ("test_files_of_a_layout_like_fineweb_edu_s_keep_their_order_and_fingerprint", "test_without_the_hub_a_cached_dataset_goes_on_and_says_so"),
     "sources/test_public_datasets.py": (),

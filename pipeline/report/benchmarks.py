@@ -23,7 +23,6 @@ from pipeline.report.run_data import (
     task_name,
 )
 
-# Figures of evaluations side by side, only where the same was scored.
 SHOWN = 3  # other runs against which a figure that is not compared is named
 
 
@@ -248,20 +247,20 @@ def _notes(task: dict[str, Any]) -> list[str]:
 
 
 def _looked(benchmark: Benchmark) -> str:
-    """Return what a contaminated item is, and where nobody looked for one."""
+    """Return what a contaminated item is, and which text was not searched."""
     found = [_contamination(row) for row in benchmark.tasks if _contamination(row)]
     if not found:
         return ""
-    shards, unchecked = (max(row.get(key) or 0 for row in found) for key in ("shards", "unchecked_shards"))
     line = (
-        "An item is contaminated when 13 of its words in a row (all of an item of 8 to 12) stand in the text trained "
-        "on"
+        "An item is contaminated when 13 of its words in a row (all of an item of 8 to 12) are in the text trained on"
     )
+    shards = max(row.get("shards") or 0 for row in found)
+    unchecked = max(row.get("unchecked_shards") or 0 for row in found)
     if shards:
-        line += f"; looked at were {number(shards - unchecked)} of {number(shards)} shards of that text"
-    missing = list(dict.fromkeys(name for row in found for name in row.get("not_searched") or []))
+        line += f"; {number(shards - unchecked)} of {number(shards)} shards of that text were searched"
+    missing = dict.fromkeys(name for row in found for name in row.get("not_searched") or [])
     if missing:
-        line += f"; the text of {', '.join(map(cell, missing))}, which this model comes from, was not looked at"
+        line += f"; the text of {', '.join(map(cell, missing))}, which this model comes from, was not"
     return f"{line}.\n"
 
 
@@ -275,42 +274,22 @@ def _history(series: list[Benchmark]) -> str:
 
 
 def _facts(benchmark: Benchmark) -> str:
-    """Return what it takes to repeat the measurement: command, versions, device, protocol, and the files by their
-    hash."""
+    """Return what it takes to repeat the measurement; evals.json has the files and their hashes too."""
     entry, rows = benchmark.entry, [*benchmark.means, *benchmark.tasks]
     protocols = benchmark.protocols()
     versions = ", ".join(f"{name} {version}" for name, version in (entry.get("versions") or {}).items())
     # Of CORE each mean has the sum over its tasks, of chat tasks each task has its own.
-    spent = {key: max((m[key] for m in benchmark.means if key in m), default=None) for key in SPENT}
-    spent = {k: sum(t.get(k) or 0 for t in benchmark.tasks) if v is None else v for k, v in spent.items()}
+    seconds = max((mean.get("seconds") or 0 for mean in benchmark.means), default=0)
     facts = [
         ["time", date(entry.get("time"))],
         ["device", entry.get("device")],
         ["versions", versions or None],
         ["protocol", protocols[0] if len(protocols) == 1 else None],
         ["bundle", next((row["bundle"] for row in rows if row.get("bundle")), None)],
-        *([name, number(spent[key]) if spent[key] else None] for key, name in SPENT.items()),
+        ["seconds", number(seconds or sum(task.get("seconds") or 0 for task in benchmark.tasks) or None)],
     ]
-    files = [
-        [task_name(task), file.get("label"), number(file.get("bytes")), file.get("sha256"), task.get("revision")]
-        for task in benchmark.tasks
-        for file in task.get("files") or []
-    ]
-    return joined(
-        code(entry["command"], "bash") if entry.get("command") else "",
-        facts_table("what", facts),
-        benchmark.protocols_text(),
-        filled_table(["task", "file", "bytes", "sha256", "revision"], files),
-    )
-
-
-# Recorded cost, and its name for people.
-SPENT = {
-    "seconds": "seconds",
-    "tokens_forwarded": "tokens forwarded",
-    "tokens_in_prompts": "tokens in prompts",
-    "tokens_generated": "tokens generated",
-}
+    command = code(entry["command"], "bash") if entry.get("command") else ""
+    return joined(command, facts_table("what", facts), benchmark.protocols_text())
 
 
 def _failures(data: RunData) -> str:

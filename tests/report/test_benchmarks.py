@@ -76,8 +76,7 @@ def test_the_report_shows_chat_tasks_with_notes_and_the_files_they_were_read_fro
     assert f"- protocol {row['protocol']}: task mmlu, texts " in text
     assert mmlu["notes"] == "questions too long, counted as wrong: 3; not the whole test set"
     assert cells(text, "humaneval")["notes"].endswith("programs run behind namespaces")
-    assert f"| gsm8k | gsm8k.jsonl | 12,345 | {'beef' * 16} |" in text
-    assert "| tokens generated | 60 |" in text
+    assert "| seconds | 12 |" in text
     whole = section(write_evaluated_run(tmp_path / "b", ("model/", 20, chat_rows(items=40, complete=True))))
     assert "is not chat/core" not in whole
     assert "| chat/core | 0.400000 |" in whole
@@ -115,8 +114,8 @@ def test_contaminated_items_are_reported_with_the_score_without_them(tmp_path):
     assert (copa["contaminated"], copa["accuracy without them"]) == ("1 of 4 (33.33 %)", "0.2345")
     assert copa["notes"] == "items too short to look for: 1"
     assert cells(text, "piqa")["contaminated"] == "-"
-    assert "looked at were 6 of 8 shards of that text" in text
-    assert "; the text of the\\|base, which this model comes from, was not looked at" in text
+    assert "6 of 8 shards of that text were searched" in text
+    assert "; the text of the\\|base, which this model comes from, was not." in text
 
 
 def test_several_steps_make_a_series_and_only_the_newest_is_shown_task_by_task(tmp_path):
