@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pipeline.metrics import VAL_BPB, why_not_compared
 from pipeline.process.errors import InputMissingError, RecipeError
-from pipeline.recipe.resolve import differences
+from pipeline.recipe.identity import differences
 from pipeline.report.run_data import RunData, read_run, table
 from pipeline.run_dir.failures import exit_with_status
 

@@ -16,7 +16,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VALIDATION
-from pipeline.recipe.resolve import MATRIX_GROUP, StepRows
+from pipeline.recipe.batch import StepRows
+from pipeline.recipe.dial import MATRIX_GROUP
 from pipeline.report.run_data import RunData, number, read_run
 from pipeline.report.run_metrics import RunMetrics, Series, median
 from pipeline.run_dir.rows import first_start
@@ -220,10 +221,8 @@ def _position(audit: Audit, run_metrics: RunMetrics) -> None:
 
 
 def rates_are_the_recipes(run_metrics: RunMetrics) -> Audit | None:
-    """Compare each rate with its peak times the schedule: the recipe's rate x optimizer.rate_scale x optim/lrm.
-
-    Left out is a group with a decay_fraction of its own. optim/lr is one of the groups' rates.
-    """
+    """Compare each rate with its peak times the schedule: the recipe's rate x optimizer.rate_scale x optim/lrm. optim/lr is one of
+    the groups' rates."""
     kind, audit = run_metrics.recipe("optimizer.type"), Audit()
     if not is_ours(run_metrics):
         return None
@@ -236,7 +235,7 @@ def rates_are_the_recipes(run_metrics: RunMetrics) -> Audit | None:
             group = group or {}
             peak = group.get("learning_rate")
             steps, rate, multiplier = both(run_metrics, f"optim/lr/{name}", "optim/lrm")
-            if peak is not None and group.get("decay_fraction") is None:
+            if peak is not None:
                 wanted = peak * (1.0 if scale is None else scale) * multiplier
                 audit.equal(f"optim/lr/{name}", steps, rate, wanted, why="recipe x schedule is")
         rates = [run_metrics.series(f"optim/lr/{name}") for name in groups]

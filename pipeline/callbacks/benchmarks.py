@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pipeline.callbacks.stopping import StopSignals
+from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.evals.tasks import OtherRankFailed, append_entry, entry_of, in_precision
 from pipeline.process.progress import progress
@@ -162,7 +162,7 @@ class Benchmarks(StepCallback):
         step that is all the text of the run."""
         if not self.trainer.is_world_process_zero():
             return None
-        from pipeline.evals.contamination import record_findings
+        from pipeline.contrib.contaminated_items import record_findings
 
         return record_findings(self.run, self.trainer.rows.plan, self.benchmarks)
 

@@ -22,7 +22,6 @@ from pipeline.evals.chat_tasks import BUILT_IN
 from pipeline.evals.core_bundle import TASKS
 from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.storage import read_json
-from pipeline.recipe.parents import forked_run, name_of_model
 from pipeline.recipe.sizes import LLAMA_NAMES
 from pipeline.report.benchmarks import protocols_text, scores_text, suite_name
 from pipeline.report.cost import spent, total_kwh
@@ -46,6 +45,7 @@ from pipeline.report.run_data import (
 )
 from pipeline.report.sections import DATA_HEAD, data_rows, tokenizer_text
 from pipeline.run_dir.checkpoints import SEAL, read_seal
+from pipeline.run_dir.parents import forked_run, name_of_model
 
 # The base model and where it is on the Hub: a base model and those made from it link to each other.
 

@@ -283,7 +283,7 @@ def _tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield llama.cpp's name and the fp32 array of every tensor."""
     import torch
 
-    from pipeline.model.build import read_tensors
+    from pipeline.model.saved import read_tensors
 
     sizes, names = _sizes(config), _names(config)
     architecture = ARCHITECTURES[config["model_type"]]
@@ -373,7 +373,7 @@ def weights_of_gguf(path: Path, model: Path) -> dict[str, Any]:
     import torch
     from gguf import GGUFReader, quants
 
-    from pipeline.model.build import read_tensors
+    from pipeline.model.saved import read_tensors
 
     config = read_json(model / "config.json")
     sizes, named, architecture = _sizes(config), _names(config), ARCHITECTURES[config["model_type"]]
@@ -675,7 +675,7 @@ def _folder(subject: Subject, target: Path, *, to: str, dtype: str | None, max_s
     import torch
     from transformers import AutoTokenizer
 
-    from pipeline.model.build import save_model
+    from pipeline.model.saved import save_model
 
     model = Path(subject.path)
     loaded = open_model(subject.path, code=subject.code)

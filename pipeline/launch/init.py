@@ -10,12 +10,13 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.preview import OWN_RECIPES, about_steps, about_tokens, preview
+from pipeline.data.estimate import about_steps, about_tokens
+from pipeline.data.preview import OWN_RECIPES, preview
 from pipeline.process.commands import command, program
 from pipeline.process.errors import CannotWriteError, TandemError
 from pipeline.process.storage import write_text
 from pipeline.recipe import read_recipe
-from pipeline.recipe.resolve import resolve_start
+from pipeline.recipe.start_from import resolve_start
 from pipeline.run_dir.failures import exit_with_status
 
 # What is often changed beside the data; every key: docs/recipes.md.

@@ -161,8 +161,8 @@ def partial_lines(benchmark: Benchmark) -> list[str]:
     for mean in benchmark.means:
         tasks = benchmark.tasks_of(mean)
         if mean["name"].startswith("core_partial/"):
-            listed = [(task_name(t), t.get("items", 0), t.get("of", 0), t.get("published", True)) for t in tasks]
-            why = "; ".join(why_partial(mean.get("missing") or [], listed)) or "the reason was not recorded"
+            published = {task_name(task): task.get("published", True) for task in tasks}
+            why = "; ".join(why_partial(mean.get("missing") or [], published)) or "the reason was not recorded"
             lines.append(f"This is not CORE: {why}.")
         elif mean["name"].endswith("_part"):
             cut = [f"{task_name(t)} ({_items(t) or 'some'} items)" for t in tasks if not t.get("complete")]

@@ -16,9 +16,9 @@ from pipeline.metrics import SECTIONS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_
 from pipeline.process.errors import InputMissingError, TandemError
 from pipeline.process.storage import folder_bytes, read_json
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.recipe.parents import base_run
 from pipeline.run_dir.checkpoints import SEAL, by_step, step_of
 from pipeline.run_dir.columns import Columns, attempt_spans, read_columns
+from pipeline.run_dir.parents import base_run
 from pipeline.run_dir.rows import counts_beside, read_rows
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 

@@ -3,8 +3,8 @@
 import pytest
 
 from pipeline.process.storage import read_json
-from pipeline.recipe.parents import base_run, name_of_model, parents_of
 from pipeline.run_dir.checkpoints import SEAL, whole_folder
+from pipeline.run_dir.parents import base_run, name_of_model, parents_of
 from pipeline.run_dir.run_directory import RunDirectory
 
 

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from benchmarks.ladder import fit_power_law, fit_runs, main
-from pipeline.preflight.plan import _sizes
+from pipeline.plan.plan import _sizes
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import write_text
 from pipeline.recipe import read_recipe
-from pipeline.recipe.resolve import must_match
+from pipeline.recipe.identity import resume_keys
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
@@ -44,7 +44,7 @@ def family(tmp_path, monkeypatch):
         per_token, run = sizes.flops_per_token("nanochat"), RunDirectory(tmp_path / "runs" / (name or f"d{depth}"))
         run.update_manifest(
             name=run.name,
-            must_match=must_match(settled),
+            must_match=resume_keys(settled),
             inputs={"tokenizer": {"identity": "t"}, "sources": [{"fingerprint": text}], "batch_tokens": settled.data.batch_tokens, "protocols": {"val/bpb": protocol}, "protocol_parts": {"val/bpb": parts} if parts else {}},
             plan={"scaling_parameters": sizes.parameters()["scaling"]},
             model={"parameters": sizes.parameters()["total"], "flops_per_token": per_token},

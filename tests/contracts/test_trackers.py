@@ -8,7 +8,7 @@ import pytest
 
 from faults.services import HF_TOKEN, WANDB_API_KEY
 from pipeline.run_dir.rows import counts, read_rows
-from tests.callbacks.tracker_files import tensorboard_scalars, tensorboard_table, trackio_rows, wandb_history
+from tests.callbacks.tracker_files import tensorboard_scalars, tensorboard_texts, trackio_rows, wandb_history
 from tests.faults.test_secrets import files_with
 from tests.runner import WarmRunner
 
@@ -22,14 +22,14 @@ def offline_runs(directory):
 
 
 def have_step_12(directory):
-    """Whether W&B and Trackio, which take their rows a moment later, have them all."""
+    """Whether W&B, which takes its rows a moment later, has them all."""
     wandb = [
         row["step"]
         for folder in offline_runs(directory)
         if list(folder.glob("*.wandb"))
         for row in wandb_history(folder)
     ]
-    return 12 in wandb and (not HAS_TRACKIO or 12 in [row["step"] for row in trackio_rows(directory / "trackio")])
+    return 12 in wandb
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +67,12 @@ def test_tensorboard_holds_what_counts_as_float32(tracked):
     assert set(tags) == {name for row in rows for name in row} - STAMP
     for name, values in tags.items():
         assert values == [(row["step"], np.float32(row[name])) for row in rows if name in row], name
-    tables = tensorboard_table(run.directory / "tensorboard", "samples")
-    assert tables[18][2][0] == "<pre>A &lt;b&gt;file&lt;/b&gt;</pre>"
+    tables = tensorboard_texts(run.directory / "tensorboard", "samples/text_summary")
+    assert "<pre>A &lt;b&gt;file&lt;/b&gt;</pre>" in tables[18]
     assert set(tables) >= set(samples_that_count(run)) == {6, 12, 18}
 
 
+@pytest.mark.full
 def test_wandb_goes_on_under_its_id_and_holds_every_row_of_every_attempt(tracked):
     run, first_id = tracked
     assert json.loads((run.directory / "run_manifest.json").read_text())["wandb_id"] == first_id
@@ -90,13 +91,14 @@ def test_wandb_goes_on_under_its_id_and_holds_every_row_of_every_attempt(tracked
     assert {t["data"][0][0]: [row[1:] for row in t["data"]] for t in tables} == {s: counting[s] for s in (12, 18)}
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not HAS_TRACKIO, reason="trackio is not installed (the extra trackio)")
 def test_trackio_holds_what_counts_in_one_run(tracked):
     run, _ = tracked
     found = trackio_rows(run.directory / "trackio")
     numbers = [row for row in found if "samples" not in row]
     assert numbers == [
-        {"run": "tracked", **row, "time": pytest.approx(row["time"], abs=1e-6)} for row in rows_that_count(run)
+        {"run": "tracked", **row, "time": pytest.approx(row["time"], abs=1.0)} for row in rows_that_count(run)
     ]
     tables = {
         row["step"]: [list(cells.values()) for cells in row["samples"]["_value"]] for row in found if "samples" in row
@@ -104,6 +106,7 @@ def test_trackio_holds_what_counts_in_one_run(tracked):
     assert tables == samples_that_count(run)
 
 
+@pytest.mark.full
 def test_no_tracker_keeps_a_secret_of_the_machine(tracked):
     run, _ = tracked
     assert not [

@@ -14,11 +14,12 @@ from forms import CHATS, TEXTS, greedy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.hub.export import export
-from pipeline.model.build import build_model, save_model
+from pipeline.model.build import build_model
+from pipeline.model.saved import save_model
 from pipeline.tokenizer.train import train_bpe
 
 LLAMA_CPP = ("xllamacpp==2026.10.11549", "httpx")
-pytestmark = slow_unless_installed(*LLAMA_CPP)
+pytestmark = [pytest.mark.full, *slow_unless_installed(*LLAMA_CPP)]
 SIZES = {
     **{"num_hidden_layers": 3, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2},
     **{"intermediate_size": 256, "max_position_embeddings": 256, "initializer_range": 0.2, "head_dim": 32},

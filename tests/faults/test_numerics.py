@@ -112,6 +112,7 @@ def marked(cells, quick):
     return [pytest.param(*cell, marks=[] if cell in quick else pytest.mark.slow) for cell in cells]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("where", "rank", "value", "model", "ranks"), marked(ALL, QUICK))
 def test_a_number_that_is_not_finite_stops_all_ranks_before_the_update_and_is_named(
     runs, where, rank, value, model, ranks
@@ -153,6 +154,7 @@ def assert_rows_begin_with_the_documents(recipe, run, saw, rows) -> None:
         assert tokenizer.decode(ids[1:ends]) in document
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("where", "value", "model", "ranks"),
     marked(
@@ -179,6 +181,7 @@ def test_a_parameter_or_state_that_an_update_spoils_is_not_saved(runs, where, va
     assert_same_end(run, whole)
 
 
+@pytest.mark.full
 def test_without_saves_a_parameter_that_is_not_finite_and_that_no_loss_shows_reaches_no_finished_model(runs):
     run, output = runs.train("modern", "unsaved", "train.save_strategy=no", status=76, FAULT="unseen nan 3")
     assert values(run, "val/loss").keys() == {6}
@@ -186,6 +189,7 @@ def test_without_saves_a_parameter_that_is_not_finite_and_that_no_loss_shows_rea
     assert not (run / "model").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("value", "model", "ranks"),
     marked(
@@ -207,12 +211,13 @@ def test_an_evaluation_that_is_not_finite_is_said_and_recorded_and_the_training_
     assert_same_end(run, runs.whole(model, ranks))
 
 
+@pytest.mark.full
 def test_a_skipped_step_makes_no_update_and_uses_up_its_rows_while_step_and_rates_move_on(runs):
     whole = runs.whole("modern", 2)
     run, output = runs.train(
         "modern", "skip", "monitor.on_nonfinite=skip", "train.save_steps=1", ranks=2, FAULT="loss nan 3,5 1"
     )
-    assert "nonfinite: step 3 is left out: the loss is nan on rank 1 in micro-step 1 (rows: " in output
+    assert "nonfinite: step 3 is skipped: the loss is nan on rank 1 in micro-step 1 (rows: " in output
     saved = {int(path.name.split("-")[1]): path for path in by_step(run / "checkpoints")}
     for file in ("model.safetensors", "optimizer.safetensors"):
         before, after = ((saved[step] / file).read_bytes() for step in (5, 6))
@@ -233,31 +238,22 @@ def test_a_skipped_step_makes_no_update_and_uses_up_its_rows_while_step_and_rate
     ]
 
 
-def test_an_average_of_the_weights_begins_with_the_first_update_that_is_made(runs):
-    average = ["optimizer.average_steps=3", "optimizer.average_weight=1"]
-    run, _ = runs.train("gpt2", "late", "monitor.on_nonfinite=skip", *average, FAULT="loss nan 0,1")
-    saved = run / "checkpoints" / "checkpoint-6"
-    averages = {n: t for n, t in load_file(saved / "optimizer.safetensors").items() if n.endswith("/average")}
-    weights = load_file(saved / "model.safetensors")
-    assert averages.keys() == {f"{name}/average" for name in weights}
-    assert all(torch.equal(weights[name], averages[f"{name}/average"]) for name in weights)
-    assert values(run, "optim/skipped_steps")[6] == 2
-
-
 def test_more_skipped_steps_than_the_recipe_allows_stop_the_run(runs):
     few = ["monitor.on_nonfinite=skip", "monitor.max_skips=2"]
     run, output = runs.train("gpt2", "few", *few, status=76, FAULT="gradient inf 1,3,4,5")
-    assert "after 2 steps left out of the last 1000, and monitor.max_skips is 2" in output
+    assert "after 2 skipped steps of the last 1000 (monitor.max_skips is 2)" in output
     assert json.loads((run / "failure.json").read_text())["facts"]["step"] == 4
     assert [e["action"] for e in events(run, "nonfinite")] == ["skip", "skip", "stop"]
     assert assert_finite_on_disk(run) == ["checkpoint-2", "checkpoint-4"]
 
 
+@pytest.mark.full
 def test_a_parameter_that_is_not_finite_stops_also_where_steps_may_be_skipped(runs):
     _, output = runs.train("gpt2", "lost", "monitor.on_nonfinite=skip", status=76, FAULT="parameter nan 3")
     assert "error: step 3: the parameter" in output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("model", "ranks"), [("gpt2", 1), ("modern", 2)])
 def test_a_run_cut_between_skipped_steps_ends_bitwise_as_the_uncut_one(runs, model, ranks):
     """Spikes and losses that are not finite, skipped before and after the cut: what is usual is resumed to the last bit."""
@@ -265,7 +261,7 @@ def test_a_run_cut_between_skipped_steps_ends_bitwise_as_the_uncut_one(runs, mod
     # Forty times the loss of one micro-step is far above what twenty steps have made usual.
     how = {"ranks": ranks, "FAULT": "loss 40 22,27; loss nan 5,25"}
     whole, output = runs.train(model, f"skips-{model}", *skip, **how)
-    assert "spike: step 22 is left out: " in output
+    assert "spike: step 22 is skipped: " in output
     cut, _ = runs.train(model, f"cut-{model}", *skip, status=-9, CUT="26", **how)
     take_lock(cut / "checkpoints", wait_s=60).close()  # the writer outlives the run
     assert by_step(cut / "checkpoints")[-1].name == "checkpoint-24"
@@ -284,6 +280,7 @@ def test_a_run_cut_between_skipped_steps_ends_bitwise_as_the_uncut_one(runs, mod
         assert (cut / file).read_bytes() == (whole / file).read_bytes(), file
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
 def test_a_checkpoint_with_a_number_that_is_not_finite_is_not_resumed_from(runs, file):
     run = runs.folder / "runs" / f"poisoned-{file.split('.')[0]}"

@@ -16,6 +16,8 @@ from pipeline.run_dir.rows import read_rows
 from tests.hub.hub_stand_in import Fault, hub_stand_in
 from tests.runner import ROOT, WarmRunner
 
+pytestmark = pytest.mark.full
+
 TALKATIVE = '''
 import os
 from transformers import TrainerCallback

@@ -18,7 +18,10 @@ from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.checkpoint import not_written
 from tests.runner import ROOT, WarmRunner
 
-pytestmark = pytest.mark.skipif(not refused_calls.is_possible(), reason="no filter of system calls here")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not refused_calls.is_possible(), reason="no filter of system calls here"),
+]
 
 
 def refused(asked: str, *command: object, **how) -> subprocess.CompletedProcess:

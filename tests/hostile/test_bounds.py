@@ -6,18 +6,17 @@ import time
 
 import pytest
 
+from pipeline.contrib.contaminated_items import keep_findings
 from pipeline.data.preview import preview
-from pipeline.evals.contamination import keep_findings
 from pipeline.evals.subject import find_subject
 from pipeline.evals.tasks import append_entry
 from pipeline.monitor.sampler import COLUMNS, SampleTable, read_gpus
 from pipeline.process.errors import CannotWriteError, DamagedFileError, DataError, RecipeError
 from pipeline.process.storage import file_lock, read_json, refuse_unreadable_files
 from pipeline.recipe import Recipe, read_recipe
-from pipeline.recipe.resolve import refuse_odd_sizes
 from pipeline.report.run_data import read_run
 from pipeline.report.single import write_report
-from pipeline.run.data import _weights
+from pipeline.run.inputs import _weights
 from pipeline.run_dir.columns import read_columns
 from pipeline.run_dir.rows import append_row, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
@@ -48,15 +47,6 @@ def test_a_folder_with_a_pipe_or_a_device_is_no_model_and_no_tokenizer(tmp_path)
     ):
         with pytest.raises(DamagedFileError, match=r"tokenizer.json: is a pipe or a device"):
             use(tmp_path)
-
-
-@pytest.mark.parametrize("size", [10**9, -1, 0, "16", 1.5, True, [2]])
-def test_a_config_of_sizes_that_no_model_has_is_refused_by_name(size):
-    with pytest.raises(DataError, match=r"n_layer of its config.json is "):
-        refuse_odd_sizes({"n_layer": size}, "model")
-    refuse_odd_sizes(
-        {"n_layer": 126, "vocab_size": 262144, "max_position_embeddings": None, "hidden_size": 16384}, "model"
-    )
 
 
 def a_pipe(path):

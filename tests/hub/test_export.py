@@ -10,7 +10,8 @@ import torch
 from tokenizers import AddedToken
 
 from pipeline.hub.export import export, weights_of_gguf, why_not_cut
-from pipeline.model.build import build_model, read_tensors, save_model
+from pipeline.model.build import build_model
+from pipeline.model.saved import read_tensors, save_model
 from pipeline.process.errors import CannotWriteError, RecipeError
 from pipeline.tokenizer.train import train_bpe
 

@@ -87,6 +87,7 @@ def test_a_lock_of_filelock_keeps_others_out_and_ends_with_its_process(tmp_path,
         storage.lock(tmp_path / "absent", shared=True)
 
 
+@pytest.mark.full
 def test_a_training_ends_answers_and_reports_without_the_modules_of_posix(runner, without):
     recipe = runner.recipe("other", "gpt2", train={"max_steps": 6, "save_steps": 3, "per_device_train_batch_size": 4})
     out = run("-c", "import fcntl", environ=os.environ) if os.name == "posix" else ""

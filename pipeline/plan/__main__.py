@@ -1,0 +1,240 @@
+"""`python -m pipeline.plan RECIPE`: the plan of a run, and every check that can be made before step 1."""
+
+import argparse
+import importlib.util
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+
+from pipeline.hardware.accelerators import DeviceInfo, device_without_torch, leave_accelerators, planned_device
+from pipeline.plan.capacity import find_notes, find_problems, memory_doubt
+from pipeline.plan.plan import Plan, make_plan, scored_at_most
+from pipeline.plan.probe import NotMeasured, measure
+from pipeline.plan.table import plan_table, why_unknown
+from pipeline.process.commands import command, program, whole_number
+from pipeline.process.errors import RecipeError, TandemError, refuse
+from pipeline.process.storage import cache_dir, can_be_used
+from pipeline.recipe import Recipe, describe_filled, read_recipe
+from pipeline.recipe.schema import Source
+from pipeline.recipe.start_from import resolve_start, start_folder
+from pipeline.run.attention import attention_line, choose_attention
+from pipeline.run.checks import (
+    attention_needs,
+    cadence_notes,
+    machine_problems,
+    named_code_problems,
+    reading_findings,
+    service_findings,
+    trainer_problems,
+)
+from pipeline.run_dir.failures import exit_with_status
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog=program("plan"),
+        usage=f"{program('plan')} RECIPE [section.key=value ...] [--probe SECONDS] [--depths 16,20,24]",
+        description=(
+            "The plan of a run and every check that can be made before step 1; fetches nothing, keeps no weights."
+        ),
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's YAML file")
+    parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="values that replace the recipe's")
+    parser.add_argument(
+        "--depths", metavar="D,D,...", type=_depths, help="only plans, side by side, with model.depth at these values"
+    )
+    parser.add_argument(
+        "--probe",
+        metavar="SECONDS",
+        type=_seconds,
+        default=0.0,
+        help="measure real steps on this machine for so long, after their compilation: hours instead of an assumption",
+    )
+    options = parser.parse_intermixed_args(argv)
+    given = [options.recipe, *options.overrides]
+    if options.depths:
+        recipes = [read_recipe([*given, f"model.depth={depth}"]) for depth in options.depths]
+        count = cache(partial(_about_tokens, recipes[0]))  # the text is the same at every depth
+        plans = [plan_of(recipe, count)[0] for recipe in recipes]
+        print(f"plans of {options.recipe}")
+        print(plan_table(plans, [f"depth {depth}" for depth in options.depths]))
+        return 0
+    recipe = read_recipe(given)
+    if start_folder(recipe) is not None:
+        recipe = resolve_start(recipe)
+    plan, is_elsewhere = plan_of(recipe, partial(_about_tokens, recipe))
+    if options.probe and not is_elsewhere:
+        plan = _probed(plan, given, seconds=options.probe)
+    print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
+    for line in describe_filled(recipe):
+        print(f"  {line}")
+    print(plan_table([plan]), flush=True)
+    _report_checks(plan, is_elsewhere=is_elsewhere)
+    return 0
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if seconds < 0:
+        raise ValueError
+    return seconds
+
+
+def _depths(text: str) -> list[int]:
+    depths = [int(part) for part in text.split(",")]
+    if min(depths) < 1:
+        raise ValueError
+    return depths
+
+
+def _probed(plan: Plan, given: list[str], *, seconds: float) -> Plan:
+    """Return the plan with measured steps; a sentence says why where they cannot be measured."""
+    if not _has_torch() or "WORLD_SIZE" in os.environ:  # which a launcher sets: its processes are not ours to start
+        return plan
+    print(f"measuring steps, for about {seconds:.0f} s and their compilation", flush=True)
+    needed = plan.memory.total if plan.memory else None
+    on_cpu = plan.device.kind == "cpu"
+    try:
+        probe = measure(given, processes=plan.processes, seconds=seconds, on_cpu=on_cpu, needed_bytes=needed)
+    except NotMeasured as reason:
+        print(f"probe: nothing was measured, since {reason}")
+        return plan
+    print(f"probe: {probe.steps} steps of {probe.step_s:.3f} s after a first one of {probe.first_step_s:.1f} s")
+    return replace(plan, probe=probe)
+
+
+def plan_of(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]) -> tuple[Plan, bool]:
+    """Return the plan, and whether it is for other hardware than this machine (run.hardware): then the model is
+    sharded where one row does not fit otherwise.
+
+    count: gives about the tokens of a run in epochs, and the bytes that are held out.
+    """
+    if recipe.train.get("use_cpu"):
+        leave_accelerators()
+    here = device_without_torch()
+    device = here if recipe.run.hardware is None else _planned(recipe)
+    is_elsewhere = device.hosts > 1 or (device.kind, device.count) != (here.kind, here.count)
+    is_elsewhere = is_elsewhere or device.peak_flops != here.peak_flops
+    processes = device.hosts * device.count
+    if not is_elsewhere:
+        processes = whole_number(os.environ, "NPROC", device.count, least=1)
+    processes = int(os.environ.get("WORLD_SIZE") or processes)
+    make = partial(make_plan, recipe, device, processes=processes)
+    plan = make()
+    if plan.steps is None and _has_torch() and _can_count(recipe):
+        from pipeline.data.estimate import about_steps
+
+        tokens, held_out = count()
+        scored = None if held_out is None else scored_at_most(recipe.evals.bpb, held_out, chat=recipe.stage == "sft")
+        make = partial(make, scored_bytes=scored, about_steps=about_steps(tokens, plan.recipe))
+        plan = make()
+    if is_elsewhere and plan.row_fits is False and processes > 1:
+        plan = make(shards=processes)
+    return plan, is_elsewhere
+
+
+def _about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:
+    from pipeline.data.estimate import about_tokens
+
+    with suppress(TandemError):  # what is wrong with the data is said by their check
+        return about_tokens(recipe)
+    return None, None
+
+
+def _can_count(recipe: Recipe) -> bool:
+    """Return whether text and tokenizer are on this machine, and what is found out about files can be kept."""
+    tokenizer = recipe.tokenizer.path is None or os.path.isdir(recipe.tokenizer.path)
+    return tokenizer and _keeps_sources(recipe)
+
+
+def _keeps_sources(recipe: Recipe) -> bool:
+    return all(map(_is_here, _sources(recipe))) and can_be_used(cache_dir(recipe.data.cache_dir))
+
+
+def _sources(recipe: Recipe) -> list[Source]:
+    return [*recipe.data.sources, *(recipe.data.validation or [])]
+
+
+def _is_here(source: Source) -> bool:
+    return source.id is None or os.path.isdir(os.path.expanduser(source.id))
+
+
+def _planned(recipe: Recipe) -> DeviceInfo:
+    try:
+        return planned_device(str(recipe.run.hardware))
+    except ValueError as error:
+        raise RecipeError(f"{recipe.where('run.hardware')}: {error}") from None
+
+
+def _report_checks(plan: Plan, *, is_elsewhere: bool) -> None:
+    """Print notes and what was not checked; raise the problems, all in one."""
+    recipe, notes = plan.recipe, find_notes(plan)
+    if plan.steps is not None:
+        notes += cadence_notes(recipe, plan.steps)  # a stage prints them once its data are known
+    problems = [] if is_elsewhere else machine_problems(plan)
+    problems += find_problems(plan, on_this_machine=not is_elsewhere)
+    findings = [] if is_elsewhere else [service_findings(recipe)]
+    if _has_torch():
+        findings.append(([*trainer_problems(recipe), *named_code_problems(recipe)], []))
+    findings.append(_data_findings(recipe))
+    for more_problems, more_notes in findings:
+        problems += more_problems
+        notes += more_notes
+    for reason in why_unknown(plan):
+        print(f"n/a: {reason}")
+    for note in notes:
+        print(f"note: {note}")
+    for line in _not_checked(recipe, is_elsewhere=is_elsewhere):
+        print(f"not checked: {line}")
+    refuse(problems)
+    if not is_elsewhere and _has_torch():
+        print(attention_line(*choose_attention(attention_needs(recipe), plan.device, plan.sizes)), flush=True)
+    doubt = None if plan.probe is not None else memory_doubt(plan)  # a probe has made these steps
+    print(f"this run may not fit: {doubt}" if doubt else "nothing was found that would stop this run")
+
+
+def _data_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
+    """Return what is found in the data that are on this machine; without the Hub."""
+    only = ["weights"]
+    if _keeps_sources(recipe):
+        only.append("sources")
+    if os.path.isdir(recipe.tokenizer.path or ""):
+        only += ["tokenizer", "changes"]
+    return reading_findings(recipe, only=only)
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def _not_checked(recipe: Recipe, *, is_elsewhere: bool) -> list[str]:
+    lines = []
+    if not _has_torch():
+        lines.append("callbacks, tasks and the options of the model, which need torch. Install it: pip install torch")
+    if is_elsewhere:
+        lines.append(
+            "this machine's device, disk and packages, since the plan is for run.hardware. To check them: "
+            "run.hardware=null"
+        )
+    absent = [str(source.id) for source in _sources(recipe) if not _is_here(source)]
+    hub = [name for name in absent if not name.startswith("tandem:")]
+    if hub:
+        lines.append(
+            f"the data of {', '.join(hub)}, which need the network. To fetch and verify them: "
+            f"{command('data', str(recipe.path))}"
+        )
+    elif absent:
+        lines.append("the built-in data, which are made when they are first needed")
+    if recipe.tokenizer.path and not os.path.isdir(recipe.tokenizer.path):
+        lines.append(f"the tokenizer {recipe.tokenizer.path}, which is not on this machine")
+    if recipe.model.start_from and not os.path.isdir(recipe.model.start_from):
+        lines.append(f"the weights of model.start_from: {recipe.model.start_from}")
+    if recipe.hub.id and is_elsewhere:
+        lines.append(f"write access to {recipe.hub.id} on the Hub")
+    return lines
+
+
+if __name__ == "__main__":
+    exit_with_status(main)

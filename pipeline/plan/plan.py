@@ -1,0 +1,452 @@
+"""Plan of a run, from its recipe alone: parameters, tokens, steps, FLOPs, memory, disk, hours, cost, energy.
+
+Plain arithmetic without network, GPU or weights; without torch too, unless model.type is one of transformers. What is
+not known is None, and printed as n/a.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pipeline.hardware.accelerators import DeviceInfo
+from pipeline.hardware.device import batch_ranks, device_info, model_shards
+from pipeline.hardware.processor import available_bytes, cpu_can_compile, physical_cores
+from pipeline.hardware.rates import bfloat16_is_faster, product_rates
+from pipeline.plan.memory import (
+    CPU_SHARE,
+    FP32,
+    Memory,
+    Workload,
+    checkpoints_on_disk,
+    micro_batches,
+    planned_micro_batch,
+    row_bytes,
+    usable_bytes,
+)
+from pipeline.process.errors import RecipeError
+from pipeline.recipe import Recipe
+from pipeline.recipe.batch import (
+    KEY,
+    is_auto,
+    micro_batch,
+    micro_steps,
+    rows_per_step,
+    step_rows,
+    tokens_at,
+    with_batch_tokens,
+)
+from pipeline.recipe.dial import horizon_steps
+from pipeline.recipe.model_sizes import sizes_from_config, sizes_of
+from pipeline.recipe.model_statistics import CountedSizes
+from pipeline.recipe.schema import Bpb, with_values
+from pipeline.recipe.sizes import Sizes, SizesUnknownError
+from pipeline.recipe.start_from import start_folder
+from pipeline.run_dir.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from pipeline.plan.probe import Probe
+
+# Share of the peak that a step is assumed to reach where none was measured: of a GPU's data sheet, from 0.15 to 0.55 of
+# which wide models reach (narrow blocks keep it idle between kernels); of a processor's measured products, 0.06 to 0.7.
+GPU_MFU, FULL_WIDTH = 0.29, 768
+CPU_MFU = 0.20
+FORWARD = 1 / 3  # of a training step's time a token: what scoring takes
+SAVE_BYTES_S = 1e9
+START_S = {"cpu": 25.0, "cuda": 60.0, "mps": 60.0}  # imports, model, compilation; report and model at the end
+BYTES_A_TOKEN = 3.5  # by vocabulary and text
+LEAST_VALIDATION = 200_000  # bytes that are held out at least where the data have them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duration:
+    """Seconds of one run without preparing its data and without CORE and chat tasks."""
+
+    start: float  # and end
+    steps: float
+    evaluations: float  # of bits per byte
+    saves: float
+    mfu: float | None  # share of the peak that was assumed; None where steps were measured
+
+    @property
+    def total(self) -> float:
+        return self.start + self.steps + self.evaluations + self.saves
+
+    @property
+    def source(self) -> str:
+        return "as probed" if self.mfu is None else f"at an assumed MFU of {self.mfu:.0%}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Numbers of one run on one kind of device. Bytes, seconds and watts are named so."""
+
+    recipe: Recipe
+    device: DeviceInfo
+    processes: int
+    compute_format: str
+    sizes: Sizes | CountedSizes | None
+    sizes_unknown: str | None  # why there are none
+    steps: int | None
+    steps_are_estimated: bool  # of a horizon in epochs, by a sample of the data
+    batch_tokens: int
+    micro_steps: int
+    memory: Memory | None
+    least_memory: Memory | None  # of a micro-batch of one row
+    shards: int  # processes that share a model (FSDP2)
+    checkpoint_bytes: int | None
+    queued_bytes: int  # what waits for the Hub or the mirror while its checkpoint is rotated away
+    run_disk_bytes: int | None
+    shards_bytes: int | None
+    evaluation_tokens: float
+    compiled: bool
+    probe: "Probe | None" = None  # measured steps of this machine
+
+    @property
+    def tokens(self) -> int | None:
+        return None if self.steps is None else tokens_at(self.recipe, self.steps)
+
+    @property
+    def flops(self) -> float | None:
+        """Return the FLOPs of the whole training, by nanochat's formula."""
+        flops = None if self.sizes is None else self.sizes.flops_per_token("nanochat")
+        return None if flops is None or self.tokens is None else flops * self.tokens
+
+    @property
+    def tokens_per_param(self) -> float | None:
+        scaling = None if self.sizes is None else self.sizes.scaling
+        return None if scaling is None or self.tokens is None else self.tokens / scaling
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Return rows of one micro-step over all processes."""
+        return batch_ranks(self.processes) * micro_batch(self.recipe)
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the computed rows that fill up the last micro-step of each step and teach nothing."""
+        return 1 - rows_per_step(self.recipe) / (self.micro_steps * self.rows_per_pass)
+
+    @property
+    def row_fits(self) -> bool | None:
+        """Return whether a micro-batch of one row fits into the device by the estimate; None where that is not
+        known."""
+        least = self.least_memory.total if self.least_memory else None
+        limit = self.device.memory_gib
+        return None if least is None or limit is None else least <= usable_bytes(limit)
+
+    @cached_property
+    def duration(self) -> Duration | None:
+        """Return the expected duration; None while the steps or the speed of the device are not known."""
+        mfu = None
+        if self.probe is not None:
+            step_s: float | None = self.probe.step_s
+        else:
+            mfu, step_s = _assumed_step(self)
+        if self.steps is None or self.tokens is None or step_s is None:
+            return None
+        train = self.recipe.train
+        num_saves = 0 if train["save_strategy"] == "no" else max(1, self.steps // train["save_steps"])
+        token_s = step_s / self.batch_tokens  # of all processes, which share the scoring too
+        evaluations = num_evaluations(train, self.steps, at_start=self.recipe.evals.bpb.at_start)
+        return Duration(
+            start=START_S[self.device.kind] + (self.probe.first_step_s if self.probe else 0),
+            steps=token_s * self.tokens,
+            evaluations=FORWARD * token_s * self.evaluation_tokens * evaluations,
+            saves=num_saves * (self.checkpoint_bytes or 0) / SAVE_BYTES_S,
+            mfu=mfu,
+        )
+
+    @property
+    def device_hours(self) -> float | None:
+        return None if self.duration is None else self.duration.total * self.processes / 3600
+
+    @property
+    def cost(self) -> float | None:
+        price = self.recipe.run.gpu_hour_cost
+        return None if self.device_hours is None or price is None else self.device_hours * price
+
+    @property
+    def energy_kwh(self) -> float | None:
+        """Return the energy of the accelerators alone, at their rated power."""
+        watts = self.device.power_w
+        return None if self.device_hours is None or watts is None else self.device_hours * watts / 1000
+
+    def facts(self) -> dict[str, Any]:
+        """Return the plan as run_manifest.json holds it (run_dir/run_directory.py); what is not known is left out."""
+        duration = self.duration
+        found = {
+            "device": self.device.name,
+            "processes": self.processes,
+            "parameters": self.sizes.parameters()["total"] if self.sizes else None,
+            "scaling_parameters": self.sizes.scaling if self.sizes else None,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "memory_bytes": _known({**asdict(self.memory), "total": self.memory.total}) if self.memory else None,
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "run_disk_bytes": self.run_disk_bytes,
+            "cost": self.cost,
+            "energy_kwh": self.energy_kwh,
+        }
+        if duration:
+            parts = ("total", "start", "steps", "evaluations", "saves")
+            found |= {
+                "training_s": duration.steps,
+                "duration_s": {part: {"value": getattr(duration, part)} for part in parts},
+                "duration_source": duration.source,
+                "assumed_mfu": duration.mfu,
+            }
+        return _known(found)
+
+
+def _known(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _assumed_step(plan: Plan) -> tuple[float | None, float | None]:
+    """Return the assumed MFU and the seconds of a step by it; (None, None) where peak or FLOPs are not known."""
+    flops = None if plan.sizes is None else plan.sizes.flops_per_token("exact_causal")
+    if plan.sizes is None or flops is None:
+        return None, None
+    # Of one process, rows that only fill up micro-steps included.
+    flops *= plan.batch_tokens / (1 - plan.padding_share) / plan.processes
+    if plan.device.kind == "cpu":
+        rates = product_rates()
+        if rates is None:
+            return None, None
+        of_thread = rates.bfloat16 if plan.compute_format == "bfloat16" else rates.float32
+        peak: float | None = max(1, physical_cores() // plan.processes) * of_thread
+        mfu = CPU_MFU
+    else:
+        peak = (plan.device.peak_flops or {}).get(plan.compute_format)
+        mfu = GPU_MFU * min(1.0, plan.sizes.n_embd / FULL_WIDTH)
+    return (mfu, flops / (mfu * peak)) if peak else (None, None)
+
+
+def num_evaluations(train: dict[str, Any], steps: int, *, at_start: bool) -> int:
+    """Return how often bits per byte are scored: before the first step, every train.eval_steps, and at the end."""
+    every = train["eval_steps"] if train["eval_strategy"] != "no" else steps
+    return int(at_start) + math.ceil(steps / every)
+
+
+def evaluation_tokens(limits: Bpb, scored_bytes: int | None) -> float:
+    """Return the tokens of one scoring of bits per byte: by the bytes that are scored, else between the least that is
+    held out and the recipe's limits (evals.bpb)."""
+    if scored_bytes is not None:
+        return scored_bytes / BYTES_A_TOKEN
+    rows, documents = limits.tokens, limits.document_bytes / BYTES_A_TOKEN
+    least = LEAST_VALIDATION / BYTES_A_TOKEN
+    return math.sqrt((min(rows, least) + min(documents, least)) * (rows + documents))
+
+
+def scored_at_most(limits: Bpb, held_out: int, *, chat: bool) -> int:
+    """Return the bytes of one scoring of bits per byte, as rows and in pretraining as documents too, within the
+    recipe's limits (evals.bpb)."""
+    documents = 0 if chat else min(held_out, limits.document_bytes)
+    return round(min(held_out, limits.tokens * BYTES_A_TOKEN)) + documents
+
+
+def plan_of_run(recipe: Recipe, run: RunDirectory, *, micro_batch: int, processes: int) -> Plan:
+    """Return the plan of a run as it was built: its micro-batch, its vocabulary, and the validation that it scores."""
+    inputs = run.read_manifest().get("inputs", {})
+    scored, vocabulary = inputs.get("validation_bytes"), inputs.get("tokenizer", {}).get("size")
+    recipe = with_values(recipe, {KEY: micro_batch})
+    if vocabulary:  # of little text it is smaller than tokenizer.vocab_size, and chat adds tokens to others' models
+        recipe = with_values(recipe, {"tokenizer.vocab_size": vocabulary})
+    return make_plan(recipe, device_info(), processes=processes, scored_bytes=sum(scored.values()) if scored else None)
+
+
+def make_plan(
+    recipe: Recipe,
+    device: DeviceInfo,
+    *,
+    processes: int,
+    scored_bytes: int | None = None,
+    about_steps: int | None = None,
+    shards: int | None = None,
+) -> Plan:
+    """Return the plan for that many processes, one for each accelerator (or several on a CPU). Its recipe has
+    data.batch_tokens, and a micro-batch where it is auto.
+
+    scored_bytes: of one scoring of the validation, where the data are open already. about_steps: of a horizon in
+    epochs. shards: processes that share a model; None for what the launcher sets.
+    """
+    # 1. The global batch and the horizon.
+    ranks = batch_ranks(processes)
+    batch_tokens = with_batch_tokens(recipe, ranks)
+    recipe = with_values(recipe, {"data.batch_tokens": batch_tokens})
+    known_steps = _steps(recipe)
+    steps = about_steps if known_steps is None else known_steps
+    # 2. The model, and what a process makes of it.
+    sizes, sizes_unknown = planned_sizes(recipe)
+    shards = model_shards(processes) if shards is None else shards
+    compute, compiled = _compute_format(recipe.train, device), _compiled(recipe.train, device, shards)
+    workload = None
+    if sizes is not None:
+        half = compute in ("bfloat16", "float16")
+        on_cpu = device.kind == "cpu"
+        workload = workload_of(
+            recipe, sizes, half=half, compiled=compiled, on_cpu=on_cpu, processes=processes, shards=shards
+        )
+    # 3. The micro-batch, and the memory that it takes.
+    if is_auto(recipe):
+        limit = CPU_SHARE * available_bytes() / processes
+        if device.kind != "cpu":
+            limit = usable_bytes(device.memory_gib or 0)
+        choices = micro_batches(rows_per_step(recipe), ranks)
+        rows = planned_micro_batch(workload, choices, row_tokens=recipe.data.row_tokens, limit=limit)
+        recipe = with_values(recipe, {"micro_batch": rows})
+    # 4. The disk.
+    checkpoint, queued, run_disk = None, 0, None
+    if workload is not None and sizes is not None:
+        checkpoint = workload.checkpoint_bytes
+        queued = _queued_bytes(recipe, workload)
+        count = checkpoints_on_disk(
+            steps,
+            save_steps=recipe.train["save_steps"],
+            limit=recipe.train["save_total_limit"],
+            keep_every_steps=recipe.run.keep_every_steps,
+            keep_best=recipe.run.keep_best,
+        )
+        if checkpoint is not None and count:
+            model = (FP32 if recipe.hub.dtype == "float32" else 2) * sizes.parameters()["total"]
+            run_disk = count * checkpoint + model + queued
+    shards_bytes = None
+    if steps is not None:
+        a_row = row_bytes(recipe.data.row_tokens, recipe.tokenizer.vocab_size, chat=recipe.stage == "sft")
+        shards_bytes = a_row * step_rows(recipe).before(steps)
+    return Plan(
+        recipe=recipe,
+        device=device,
+        processes=processes,
+        compute_format=compute,
+        sizes=sizes,
+        sizes_unknown=sizes_unknown,
+        steps=steps,
+        steps_are_estimated=known_steps is None,
+        batch_tokens=batch_tokens,
+        micro_steps=micro_steps(recipe, ranks),
+        memory=workload.memory(micro_batch(recipe)) if workload else None,
+        least_memory=workload.memory(1) if workload else None,
+        shards=shards,
+        checkpoint_bytes=checkpoint,
+        queued_bytes=queued,
+        run_disk_bytes=run_disk,
+        shards_bytes=shards_bytes,
+        evaluation_tokens=evaluation_tokens(recipe.evals.bpb, scored_bytes),
+        compiled=compiled,
+    )
+
+
+def workload_of(
+    recipe: Recipe,
+    sizes: Sizes | CountedSizes,
+    *,
+    half: bool,
+    compiled: bool,
+    on_cpu: bool = False,
+    processes: int = 1,
+    shards: int = 1,
+) -> Workload:
+    """Return what decides the memory of the recipe's training."""
+    train, optimizer = recipe.train, recipe.optimizer
+    return Workload(
+        sizes=sizes,
+        optimizer=str(train.get("optim")) if optimizer.type == "trainer" else optimizer.type,
+        half_tables=recipe.model.embedding_dtype == "bfloat16",
+        modern=recipe.model.preset.startswith("modern"),
+        eager=(recipe.model.chosen_attention or recipe.model.attn_implementation) == "eager",
+        recomputes=bool(train.get("activation_checkpointing") or train.get("gradient_checkpointing")),
+        scored_rows=recipe.evals.bpb.batch_rows or train["per_device_eval_batch_size"],
+        saves=train["save_strategy"] != "no",
+        half=half,
+        compiled=compiled,
+        on_cpu=on_cpu,
+        processes=processes,
+        shards=shards,
+    )
+
+
+def _queued_bytes(recipe: Recipe, workload: Workload) -> int:
+    """Return what waits while its checkpoint is rotated away: for the Hub one model, with its state where that is
+    published, for run.mirror one checkpoint."""
+    whole = workload.checkpoint_bytes or workload.weight_bytes
+    queued = whole if recipe.run.mirror else 0
+    if recipe.hub.id is not None and recipe.hub.strategy != "end":
+        queued += whole if recipe.hub.strategy == "checkpoint" else workload.weight_bytes
+    return queued
+
+
+def _steps(recipe: Recipe) -> int | None:
+    assert recipe.data.batch_tokens
+    try:
+        return horizon_steps(recipe, recipe.data.batch_tokens)
+    except ValueError as error:
+        raise RecipeError(
+            f"{recipe.path}: run: the horizon follows from sizes that are not known: {error}. Give run.tokens or "
+            "train.max_steps."
+        ) from error
+
+
+def planned_sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
+    """Return sizes of the model that the recipe starts from when it is on this machine, else of the recipe's own; or
+    None, and why."""
+    folder = start_folder(recipe)
+    if folder is not None:
+        from huggingface_hub.errors import StrictDataclassError
+        from transformers import AutoConfig
+
+        import pipeline.model.build  # noqa: F401 - makes our own model type known
+
+        try:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            text, vocabulary = config.get_text_config(), recipe.tokenizer.vocab_size or 0
+            if vocabulary > getattr(text, "vocab_size", math.inf):
+                text.vocab_size = vocabulary  # rows are added for ids that it has none for (training/build.py)
+            return sizes_from_config(config, recipe.data.row_tokens), None
+        except SizesUnknownError as error:
+            return None, str(error)
+        except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError):
+            # Wrong values, or a model's own code: known when it is loaded, if it is trusted.
+            return None, "its config is not one of transformers' own types"
+    try:
+        return sizes_of(recipe), None
+    except SizesUnknownError as error:
+        return None, str(error)
+    except ImportError:
+        return None, "torch is not installed, and a model of transformers is counted with it"
+    except ValueError:
+        return None, None
+
+
+def _compute_format(train: dict[str, Any], device: DeviceInfo) -> str:
+    """Return the format of the matrix products. What `auto` means on a GPU is known without torch only by the table of
+    peaks.
+
+    Under train.fp8 bfloat16 too: what float8 gains depends on the widths, and hours are not promised on it.
+    """
+    bf16 = train.get("bf16")
+    if bf16 == "auto":
+        is_fast = bfloat16_is_faster() if device.kind == "cpu" else "bfloat16" in (device.peak_flops or {})
+        bf16 = is_fast and not train.get("fp16")
+    if bf16:
+        return "bfloat16"
+    if train.get("fp16"):
+        return "float16"
+    return "tf32" if train.get("tf32") and device.kind == "cuda" else "float32"
+
+
+def _compiled(train: dict[str, Any], device: DeviceInfo, shards: int) -> bool:
+    compiled = train.get("torch_compile")
+    if compiled == "auto":  # as decide_compile
+        return shards == 1 and (cpu_can_compile() if device.kind == "cpu" else device.kind == "cuda")
+    return bool(compiled)
+
+
+def gigabytes(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
+
+
+def gibibytes(count: float) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**28 else f"{count / 2**20:,.0f} MiB"

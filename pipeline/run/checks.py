@@ -1,0 +1,531 @@
+"""Checks before step 1: the recipe, its plan, this machine, and all that the run will read. plan/capacity.py checks
+whether the run fits its devices and its disk.
+
+A check of one thing raises what is wrong with it; one of several things returns it.
+"""
+
+import importlib.util
+import inspect
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.hardware.accelerators import DeviceInfo
+from pipeline.hardware.device import can_compile, decide_bf16, decide_compile, device_info
+from pipeline.hardware.processor import cpu_can_compile
+from pipeline.plan.capacity import find_notes, find_problems
+from pipeline.plan.plan import Plan, make_plan
+from pipeline.process.errors import (
+    CannotWriteError,
+    DataError,
+    InputMissingError,
+    RecipeError,
+    TandemError,
+    raised,
+    refuse,
+)
+from pipeline.process.storage import NOT_WRITABLE, cache_dir, can_be_used, is_cache, nearest_existing
+from pipeline.process.user_code import import_attribute
+from pipeline.recipe import Recipe
+from pipeline.recipe.batch import isolates_documents
+from pipeline.recipe.identity import run_folder
+from pipeline.recipe.located_yaml import show
+from pipeline.recipe.model_sizes import model_fields
+from pipeline.recipe.resolve import warmup_of
+from pipeline.recipe.schema import ARGUMENTS, with_values
+from pipeline.recipe.sizes import options_of
+from pipeline.recipe.start_from import becomes_tandem, drops_attention, previous_attempt, start_folder
+from pipeline.run.attention import AS_RECIPE, AttentionNeeds, attention_line, choose_attention, refuse_attention
+from pipeline.run_dir.checkpoints import SEAL, by_step, loadable_strays, problems
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.sources.open import open_sources, with_recorded_inputs
+
+LONG_WARMUP = 0.5  # share of the steps
+SIDE = 128  # of the matrix that an optimizer updates: from 4,096 elements on some keep their state in 8 bits
+STEPS = 100  # of a run whose length only the data know
+
+
+def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
+    """Return the formats and kernels that the recipe names and the device of this process lacks. Imports torch."""
+    found: list[TandemError] = []
+    if recipe.train.get("fp16") and device.kind == "cpu":
+        where = recipe.where("train.fp16")
+        found.append(RecipeError(f"{where}: fp16 needs a GPU, and this run is on a CPU. Write bf16: auto instead."))
+    if recipe.train.get("tf32") and not has_capability(device, (8, 0), amd=True):
+        where = recipe.where("train.tf32")
+        found.append(RecipeError(f"{where}: {device.name} has no TF32. Remove the key; fp32 is used."))
+    if recipe.train.get("fp8"):
+        found += float8_problems(recipe, device)
+    elif os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
+        found.append(
+            RecipeError(
+                f"{recipe.where('train.fp8')}: accelerate's config file has mixed_precision: fp8, and the recipe "
+                "decides the format. Write train.fp8: true and bf16: true, or mixed_precision: bf16 there."
+            )
+        )
+    found += raised(_compiler, recipe, device)
+    if recipe.model.attn_implementation not in (None, "eager", "sdpa"):
+        found += raised(refuse_attention, attention_needs(recipe), device)
+    return found
+
+
+def attention_needs(recipe: Recipe) -> AttentionNeeds:
+    """Return what of the recipe decides its attention implementation."""
+    train = recipe.train
+    fp16 = bool(train.get("fp16"))
+    dtype = "float16" if fp16 else "float32"
+    if decide_bf16(train.get("bf16"), fp16=fp16):
+        dtype = "bfloat16"
+    return AttentionNeeds(
+        named=recipe.model.attn_implementation,
+        where=recipe.where("model.attn_implementation"),
+        is_tandem=becomes_tandem(recipe),
+        isolated=isolates_documents(recipe),
+        has_dropout=drops_attention(recipe),
+        starts_from_config=bool(recipe.model.start_config),
+        dtype=dtype,
+        compiled=decide_compile(train.get("torch_compile")),
+    )
+
+
+def has_capability(device: DeviceInfo, least: tuple[int, int], *, amd: bool = False) -> bool:
+    """Return whether the GPU is NVIDIA's of at least that compute capability, or with amd one of AMD's."""
+    import torch
+
+    if device.kind != "cuda":
+        return False
+    return amd if torch.version.hip is not None else torch.cuda.get_device_capability() >= least
+
+
+def float8_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
+    """Return what train.fp8 lacks: the device, its package, or matrices that it would convert."""
+    where, found = recipe.where("train.fp8"), list[TandemError]()
+    if not has_capability(device, (8, 9)):
+        message = f"float8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or later, not {device.name}"
+        found.append(RecipeError(f"{where}: {message}. Remove the key; bf16 stays."))
+    if importlib.util.find_spec("torchao") is None:
+        message = "float8 needs the package torchao. Install it (pip install 'torchao>=0.18'), or remove the key."
+        found.append(InputMissingError(f"{where}: {message}"))
+    started = recipe.model.start_config
+    if recipe.model.start_from is not None and started is None:
+        return found  # of such a model it is reported when its weights are here (training/build.py)
+    has_bias = started is None or started.get("model_type") != "nanochat"  # where the config does not say
+    options = options_of(recipe) if started is None else started
+    if not becomes_tandem(recipe):
+        found.append(RecipeError(f"{where}: is for model.type tandem, and this model is another one. Remove the key."))
+    elif options.get("use_bias", has_bias):
+        cure = "Remove the key" if started else "Remove the key, or set model.options.use_bias: false"
+        message = f"this model's matrices have biases, as GPT-2's, and such are not converted. {cure}."
+        found.append(RecipeError(f"{where}: {message}"))
+    return found
+
+
+def _compiler(recipe: Recipe, device: DeviceInfo) -> None:
+    if recipe.train.get("torch_compile") is not True:
+        return
+    # Without torch, which brings Triton, nothing is known of a GPU.
+    has_torch = importlib.util.find_spec("torch") is not None
+    compiles = can_compile() if has_torch else device.kind != "cpu" or cpu_can_compile()
+    if not compiles:
+        raise InputMissingError(
+            f"{recipe.where('train.torch_compile')}: torch.compile finds no compiler (on a CPU: g++ and Python's "
+            "headers; on a GPU: Triton), or TORCH_COMPILE_DISABLE is 1. Install or unset it, or write auto."
+        )
+
+
+def cadence_notes(recipe: Recipe, steps: int) -> list[str]:
+    """Sentences on what happens too late, or never, in a run of so many steps. A warm-up longer than it is refused
+    when the recipe is read."""
+    train, notes = recipe.train, []
+    name, warmup = warmup_of(recipe, steps)
+    if warmup > LONG_WARMUP * steps:
+        notes.append(
+            f"{recipe.where(name)}: {warmup} of the run's {steps} steps are warm-up: the rate is at its peak for "
+            "little of it, and nothing learned there tells of a longer run. Shorten the warm-up, or train longer."
+        )
+    if train["save_strategy"] == "no":
+        notes.append(
+            f"{recipe.where('train.save_strategy')}: is no: a run that stops before its end is lost. Remove it to "
+            "save every train.save_steps steps."
+        )
+    elif train["save_steps"] >= steps:
+        notes.append(
+            f"{recipe.where('train.save_steps')}: is {train['save_steps']}, and the run has {steps} steps: nothing is "
+            "saved before its end, and one that is killed is lost. Lower it to continue such a run."
+        )
+    if train["eval_strategy"] == "no":
+        notes.append(
+            f"{recipe.where('train.eval_strategy')}: is no: validation is scored at the end alone, and what goes "
+            "wrong before is not seen. Remove it to score every train.eval_steps steps."
+        )
+    elif train["eval_steps"] >= steps:
+        notes.append(
+            f"{recipe.where('train.eval_steps')}: is {train['eval_steps']}, and the run has {steps} steps: validation "
+            "is scored at the end alone. Lower it to see how the run goes."
+        )
+    return notes
+
+
+def trainer_problems(recipe: Recipe) -> list[TandemError]:
+    """Return what transformers refuses of the recipe's `train:`, by the key without which it refuses nothing."""
+    reason = _refusal(recipe)
+    if reason is None:
+        return []
+    given = [name for name in recipe.train if f"train.{name}" in recipe.places]
+    defaults = ((name, {f"train.{name}": ARGUMENTS[name].default}) for name in given)
+    wrong = next((name for name, default in defaults if _refusal(with_values(recipe, default)) is None), None)
+    if wrong is None:
+        what = f"train: is refused by transformers ({reason}). Change the keys that it speaks of."
+        return [RecipeError(f"{recipe.path}: {what}")]
+    what = f"is {show(recipe.train[wrong])}, which cannot be used here ({reason}). Correct it, or leave it out."
+    return [RecipeError(f"{recipe.where(f'train.{wrong}')}: {what}")]
+
+
+def _refusal(recipe: Recipe) -> str | None:
+    """Return why transformers would not train with these settings, in its words; None when it would."""
+    import torch
+    from safetensors.torch import load, save
+    from transformers import Trainer, get_scheduler
+
+    from pipeline.training.build import build_arguments
+    from pipeline.training.optimizer_state import load_optimizer_state, optimizer_settings, optimizer_tensors
+
+    steps = recipe.train.get("max_steps") or STEPS
+    known = with_values(recipe, {"train.max_steps": steps})
+    decided: dict[str, Any] = {
+        "bf16": decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16"))),
+        "torch_compile": False,
+        "use_cpu": device_info().kind == "cpu",
+    }
+    try:
+        args = build_arguments(known, RunDirectory.of(recipe), **decided)
+        if recipe.optimizer.type != "trainer":
+            return None
+        model = torch.nn.Linear(SIDE, SIDE, bias=False, device=args.device)
+        model.weight.grad = torch.ones_like(model.weight)
+        # These optimizers need no model: those that do are refused (optim_target_modules), or not among
+        # recipe/schema.py's.
+        optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args)
+        optimizer = optimizer_class([{"params": [model.weight], "weight_decay": args.weight_decay}], **settings)
+        schedule = get_scheduler(
+            args.lr_scheduler_type,
+            optimizer=optimizer,
+            num_warmup_steps=args.get_warmup_steps(steps),
+            num_training_steps=steps,
+            # Text is for its own command line
+            scheduler_specific_kwargs=args.lr_scheduler_kwargs,  # type: ignore[arg-type]
+        )
+        optimizer.step()
+        schedule.step()
+        tensors = load(save(optimizer_tensors(optimizer, model)))
+        settings = json.loads(json.dumps(optimizer_settings(optimizer)))
+        load_optimizer_state(optimizer, model, tensors, settings=settings)
+    except Exception as error:  # of transformers, torch, and the packages of optimizers
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return None
+
+
+def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
+    """Return the recipe with the attention that rank 0 chooses for all. Raises on every rank what rank 0 finds on its
+    machine, all in one message; notes go to the console.
+
+    A run that has finished needs nothing any more: it is not checked.
+    """
+    from pipeline.training.distributed import on_rank_0
+    from pipeline.training.shared_folder import refuse_unshared
+
+    plan = make_plan(recipe, device_info(), processes=processes)
+    recipe = plan.recipe  # with the planned micro-batch, where it is auto
+
+    def decide() -> tuple[str | None, str] | None:
+        if "finished" in RunDirectory(run_folder(recipe)).read_manifest():
+            return None
+        problems = [
+            *machine_problems(plan),
+            *find_problems(plan, on_this_machine=True),
+            *trainer_problems(recipe),
+            *named_code_problems(recipe),
+        ]
+        notes = find_notes(plan)
+        for more_problems, more_notes in (reading_findings(recipe), service_findings(recipe)):
+            problems, notes = problems + more_problems, notes + more_notes
+        refuse(problems)
+        for note in notes:
+            print(f"note: {note}", flush=True)
+        chosen = choose_attention(attention_needs(recipe), plan.device, plan.sizes)
+        if chosen[1] != AS_RECIPE:
+            print(attention_line(*chosen), flush=True)
+        return chosen
+
+    chosen = on_rank_0(decide)
+    if chosen is None:
+        return recipe
+    refuse_unshared(run_folder(recipe))
+    refuse_unshared(cache_dir(recipe.data.cache_dir), key="data.cache_dir")  # rank 0 prepares rows for all
+    return with_values(recipe, {"model.chosen_attention": chosen[0]})
+
+
+def machine_problems(plan: Plan) -> list[TandemError]:
+    """Return what would end the run on this machine, apart from what does not fit: kernels, folders and
+    benchmarks."""
+    return [
+        *raised(_start, plan),
+        *kernel_problems(plan.recipe, plan.device),
+        *_writing(plan),
+        *raised(benchmarks_of, plan.recipe),
+    ]
+
+
+def benchmarks_of(recipe: Recipe) -> list[Any]:
+    """Return the benchmarks with a cadence (evals.core.every_steps, evals.chat.every_steps), whose files are fetched
+    now and read through. Raises what their files raise."""
+    benchmarks: list[Any] = []
+    if recipe.evals.core.every_steps is not None:
+        from pipeline.evals.core import CoreBenchmark
+
+        benchmarks.append(CoreBenchmark(recipe.evals.core, cache=recipe.data.cache_dir))
+    if recipe.evals.chat.every_steps is not None:
+        from pipeline.evals.chat import benchmark_of_recipe
+
+        benchmarks.append(
+            benchmark_of_recipe(
+                recipe.evals.chat,
+                unsafe_exec=recipe.evals.unsafe_exec,
+                code=recipe.code,
+                folder=str(Path(recipe.path).parent) if recipe.path else None,
+                cache=recipe.data.cache_dir,
+                where=recipe.where("evals.chat"),
+            )
+        )
+    return benchmarks
+
+
+def _start(plan: Plan) -> None:
+    """Refuse a checkpoint of a run that is training now: that run deletes it in time, and this one compares it at
+    every start."""
+    recipe, folder = plan.recipe, Path(plan.recipe.model.start_from or "")
+    run = RunDirectory(folder.parent.parent)
+    begun = previous_attempt(recipe).get("model.start_from") == str(folder)
+    if not begun and folder.parent == run.checkpoints and run.in_use():
+        raise InputMissingError(
+            f"{recipe.where('model.start_from')}: run {run.path} is training, and may delete {folder.name} once it "
+            f"has newer ones (train.save_total_limit): this run could not be continued then. Wait for {run.model}, or "
+            "start from a copy of the checkpoint."
+        )
+
+
+def _writing(plan: Plan) -> Iterator[TandemError]:
+    folders = {"run.directory": run_folder(plan.recipe), "data.cache_dir": cache_dir(plan.recipe.data.cache_dir)}
+    for key, folder in folders.items():
+        try:
+            tempfile.TemporaryFile(dir=nearest_existing(folder)).close()
+        except OSError as error:
+            if key == "data.cache_dir" and error.errno in NOT_WRITABLE and is_cache(folder):
+                continue  # what it lacks is refused when it is to be prepared, before step 1
+            yield CannotWriteError(f"{folder}: cannot be written ({error.strerror}). Set {key} to a folder that can.")
+
+
+def named_code_problems(recipe: Recipe) -> list[TandemError]:
+    """Return each name that cannot be used. A model that starts from weights has their options."""
+    own_model = "" if recipe.model.start_from else recipe.model.type  # one that starts from weights is theirs
+    own = [("optimizer.type", recipe.optimizer.type), ("model.type", own_model)]
+    found = []
+    for name in recipe.run.callbacks:
+        found += raised(_callback, recipe, name)
+    found += raised(_tasks, recipe)
+    for key, name in own:
+        if ":" in name:
+            found += raised(_factory, recipe, key, name)
+    return [*found, *raised(_model, recipe)]
+
+
+def _callback(recipe: Recipe, name: str) -> None:
+    where = recipe.where("run.callbacks")
+    try:
+        inspect.signature(import_attribute(name, recipe.code, where=where)).bind()
+    except (TypeError, ValueError) as error:
+        raise RecipeError(
+            f"{where}: {name} cannot be used ({error}). Name a TrainerCallback class that is made without arguments."
+        ) from error
+
+
+def _tasks(recipe: Recipe) -> None:
+    if tasks := recipe.evals.tasks:
+        from pipeline.evals.tasks import load_tasks
+
+        load_tasks(tasks, folder=recipe.code, where=recipe.where("evals.tasks"))
+
+
+def _factory(recipe: Recipe, key: str, name: str) -> None:
+    if not callable(import_attribute(name, recipe.code, where=recipe.where(key))):
+        raise RecipeError(f"{recipe.where(key)}: {name} cannot be called. Name a function or a class.")
+
+
+def _model(recipe: Recipe) -> None:
+    """Build the model once without its weights: its config refuses now what it would refuse after the data are
+    prepared."""
+    if recipe.model.start_from or ":" in recipe.model.type:
+        return
+    import torch
+
+    from pipeline.model.build import build_model
+    from pipeline.model.saved import ModelOptionsError
+
+    fields = model_fields(
+        recipe, vocab_size=recipe.tokenizer.vocab_size or 512, bos_token_id=0, eos_token_id=0, pad_token_id=0
+    )
+    try:
+        with torch.device("meta"):
+            build_model(recipe.model.type, fields, seed=0)
+    except ModelOptionsError as error:
+        key = str(error).partition(":")[0]
+        raise RecipeError(f"{recipe.places.get(key) or recipe.path}: {error}") from error
+    except Exception as error:  # a value that its config took and its layers do not
+        raise RecipeError(
+            f"{recipe.where('model.options')}: {recipe.model.type} cannot be built with them ({type(error).__name__}: "
+            f"{error}). Correct the value."
+        ) from error
+
+
+def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
+    """Return (problems, notes) of the services that the recipe asks for: the Hub and trackers."""
+    problems: list[TandemError] = []
+    notes: list[str] = []
+    if recipe.hub.id is not None:
+        from pipeline.hub.pull import write_findings
+
+        hub_problems, hub_notes = write_findings(recipe)
+        problems += hub_problems
+        notes += hub_notes
+    if recipe.monitor.trackers:
+        from pipeline.callbacks.trackers import tracker_findings
+
+        tracker_problems, tracker_notes = tracker_findings(
+            recipe.monitor.trackers,
+            where=recipe.where("monitor.trackers"),
+            has_trained=RunDirectory.of(recipe).has_trained(),
+        )
+        problems += tracker_problems
+        notes += tracker_notes
+    return problems, notes
+
+
+def reading_findings(
+    recipe: Recipe, *, only: Sequence[str] = ("sources", "tokenizer", "weights")
+) -> tuple[list[TandemError], list[str]]:
+    """(problems, notes) of what the recipe names; model.start_from is resolved by now.
+
+    only: `changes` is for who trains nothing: what becomes of a ready tokenizer is said again when a run loads it.
+    """
+    found: list[TandemError] = []
+    notes: list[str] = []
+    checks = {"sources": _sources, "tokenizer": _tokenizer, "weights": _weights, "changes": _changes}
+    for what in only:
+        try:
+            notes += checks[what](recipe) or []
+        except TandemError as error:
+            found.append(error)
+    return found, notes
+
+
+def _sources(recipe: Recipe) -> list[str]:
+    """Opened as the stage will open them; what is found out about a file is kept, so that this costs the start
+    nothing."""
+    if not can_be_used(cache_dir(recipe.data.cache_dir)):  # where it is kept; the check of the folders says so
+        return []
+    run = RunDirectory.of(recipe)
+    goes_on = run.has_trained()
+    if goes_on:
+        recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs", {}))
+    train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    if goes_on:  # it was said before the first step
+        return []
+    from pipeline.data.overlap import overlap_of
+
+    note = overlap_of(train, validation).note()
+    return [f"{recipe.where('data.validation')}: {note}"] if note else []
+
+
+def _tokenizer(recipe: Recipe) -> None:
+    """A ready tokenizer can be read, its ids have no holes, and they are those that the weights were trained with."""
+    path, start = recipe.tokenizer.path, start_folder(recipe)
+    if path is None:
+        return
+    from pipeline.tokenizer.load import open_tokenizer, ready_tokenizer
+
+    tokenizer, _ = ready_tokenizer(recipe)
+    where, ids = recipe.where("tokenizer.path"), tokenizer.get_vocab()
+    token, largest = max(ids.items(), key=lambda pair: pair[1])
+    rows = max(len(tokenizer), _rows(start))
+    if largest >= rows:
+        raise RecipeError(
+            f"{where}: {path} has the id {largest} for {token!r} and {len(ids)} ids in all: the model would have "
+            f"{rows} embeddings and none for it. Number its ids without holes, or take another tokenizer."
+        )
+    if start is None or Path(path) == start or not (start / "tokenizer.json").is_file():
+        return
+    own = open_tokenizer(str(start), revision=None, beside=None, where="model.start_from").get_vocab()
+    moved = sorted((number, token) for token, number in own.items() if ids.get(token) != number)
+    if moved:
+        number, token = moved[0]
+        raise RecipeError(
+            f"{where}: {path} gives other ids than the tokenizer that {start} was trained with ({len(moved):,} of "
+            f"{len(own):,} tokens; {token!r} was {number} and is {ids.get(token, 'none')}), so its embeddings would "
+            "stand for other text. Leave tokenizer.path out: the tokenizer comes with the weights."
+        )
+
+
+def _changes(recipe: Recipe) -> list[str]:
+    """Return what a run keeps of the ready tokenizer and of the vocabulary, and each change to them."""
+    if recipe.tokenizer.path is None:
+        return []
+    from pipeline.tokenizer.load import ready_tokenizer
+
+    try:
+        tokenizer, lines = ready_tokenizer(recipe)
+    except TandemError:  # which `tokenizer` has found as well
+        return []
+    have = _rows(start_folder(recipe))
+    if have:
+        added = max(0, len(tokenizer) - have)
+        changed = f"{added} embeddings are added for new tokens ({have:,} -> {len(tokenizer):,})"
+        lines.append(f"model: {changed if added else f'its {have:,} embeddings stay as they are; none is added'}")
+    return lines or [
+        f"tokenizer: {recipe.tokenizer.path} keeps its chat template and its {len(tokenizer):,} ids; nothing is added"
+    ]
+
+
+def _rows(start: Path | None) -> int:
+    if start is None:
+        return 0
+    return int(json.loads((start / "config.json").read_text(encoding="utf-8")).get("vocab_size") or 0)
+
+
+def _weights(recipe: Recipe) -> None:
+    """Sealed weights are whole, and a folder that something else wrote has weights at all.
+
+    A run that has a checkpoint continues from it and reads them no more.
+    """
+    start = recipe.model.start_from
+    if start is None or not Path(start).is_dir() or by_step(RunDirectory.of(recipe).checkpoints):
+        return
+    folder, where = Path(start), recipe.where("model.start_from")
+    if (folder / SEAL).is_file():
+        damaged = problems(folder) or [f"{name} does not belong to it" for name in loadable_strays(folder)]
+        if damaged:
+            raise DataError(
+                f"{where}: {folder} is damaged ({'; '.join(damaged)}). Copy it again, or start from another "
+                "checkpoint of that run."
+            )
+    elif (folder / "adapter_config.json").is_file():
+        raise InputMissingError(
+            f"{where}: {folder} is an adapter (LoRA), no whole model. Merge it (docs/build_on.md)."
+        )
+    elif not any(p.suffix == ".safetensors" or p.name.startswith("pytorch_model") for p in folder.iterdir()):
+        raise InputMissingError(
+            f"{where}: {folder} holds no weights (*.safetensors or pytorch_model*.bin). Name a folder that "
+            "save_pretrained wrote, or a run."
+        )
