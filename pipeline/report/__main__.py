@@ -8,7 +8,8 @@ from pathlib import Path
 from pipeline.process.commands import program
 from pipeline.report.comparison import comparison, write_comparison
 from pipeline.report.run_data import read_runs
-from pipeline.report.single import report, serve, write_report
+from pipeline.report.serve import serve
+from pipeline.report.single import report, write_report
 from pipeline.run_dir.failures import exit_with_status
 
 

@@ -31,7 +31,8 @@ from pipeline.report.curves import (
 from pipeline.report.run_data import Key, RunData, cell, filled_table, joined, number, table
 from pipeline.report.samples import last_texts
 from pipeline.report.sections import leaves
-from pipeline.report.single import duration, place_picture, share, shortened
+from pipeline.report.single import place_picture
+from pipeline.report.summary import duration, share, shortened
 
 SECTION = "Curves"
 PICTURE = "curves.png"

@@ -37,7 +37,7 @@ from pipeline.report.curves import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.report.single import Summary
+    from pipeline.report.summary import Summary
 
 # The panels as interactive plots (Bokeh, whose script comes out of its package) and as PNG (matplotlib).
 
@@ -244,7 +244,7 @@ def page(
     kind: report or comparison, as the file beside it that holds the whole text is called. axes: labels of the x axes.
     summary, head: the first screen, of a run or in Markdown. unfolded: titles of sections that are open at first.
     one_legend: a name means the same curve in every panel, and is shown or hidden in all at once. version: of a page
-    that is served (single.py).
+    that is served (serve.py).
     """
     plots = plots_of(panels, axes) if panels else None
     titles = [*sections, *(title for title in dict.fromkeys(p.section for p in panels) if title not in sections)]
