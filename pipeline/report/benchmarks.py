@@ -7,6 +7,7 @@ from pipeline.evals.core_bundle import why_partial
 from pipeline.metrics import why_not_compared
 from pipeline.report.run_data import (
     Benchmark,
+    Key,
     RunData,
     Score,
     cell,
@@ -33,31 +34,36 @@ def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
     refused = []
     for key in sorted({key for scores in newest for key in scores}, key=repr):
         name, protocol, items = key
-        having = [cell(data.name) for data, scores in zip(runs, newest, strict=True) if key in scores]
-        on = f"protocol {protocol}" + (f"; {_amount(items)}" if items else "")
+        having = [data for data in runs if key in data.newest_scores]
         if protocol is None:
             refused += [
-                f"{name} of {run} is not compared: the run does not say under which protocol it was scored."
-                for run in having
+                f"{name} of {cell(data.name)} is not compared: the run does not say under which protocol it was scored."
+                for data in having
             ]
         elif len(having) > 1:
-            values = [scores.get(key) for scores in newest]
-            rows.append([f"{name} (last; {on})", *(None if v is None else f"{v.value:.6f}" for v in values)])
+            values = [scores[key].value if key in scores else None for scores in newest]
+            on = f"protocol {protocol}" + (f"; {_amount(items)}" if items else "")
+            rows.append([f"{name} (last; {on})", *(None if value is None else f"{value:.6f}" for value in values)])
         else:
-            on_these = f" on the same {_amount(items)}" if items else ""
-            (own,) = (n for n, scores in enumerate(newest) if key in scores)
-            why = [
-                _against(newest[own][key], other, runs[n])
-                for n, scores in enumerate(newest)
-                if n != own
-                for other in scores.values()
-                if other.name == name and other.protocol is not None
-            ]
-            refused.append(
-                f"{name} of {having[0]} is not compared: no other of these runs was scored{on_these} under its "
-                f"protocol {protocol}." + "".join(f" {line}" for line in why[:SHOWN])
-            )
+            refused.append(_not_compared(key, having[0], runs))
     return rows, refused
+
+
+def _not_compared(key: Key, data: RunData, runs: Sequence[RunData]) -> str:
+    """Return why a run's figure has no counterpart: in what the same figure of others was measured differently."""
+    name, protocol, items = key
+    own = data.newest_scores[key]
+    on_these = f" on the same {_amount(items)}" if items else ""
+    text = f"{name} of {cell(data.name)} is not compared: no other of these runs was scored{on_these} under its "
+    text += f"protocol {protocol}."
+    others = [(run, score) for run in runs if run is not data for score in run.newest_scores.values()]
+    same = [(run, score) for run, score in others if score.name == name and score.protocol is not None]
+    for run, other in same[:SHOWN]:
+        why = f"{_amount(items)} against {_amount(other.items)}"
+        if other.protocol != protocol:
+            why = why_not_compared(own.parts, other.parts)
+        text += f" Against {cell(run.name)} ({other.protocol}): {cell(why)}."
+    return text
 
 
 def protocols_text(scores: Sequence[Score]) -> str:
@@ -76,16 +82,6 @@ def protocols_text(scores: Sequence[Score]) -> str:
             if known
         ]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _against(own: Score, other: Score, run: RunData) -> str:
-    """Say in which parts of its protocol, or else in which items, the figure of another run is another measurement."""
-    why = (
-        why_not_compared(own.parts, other.parts)
-        if own.protocol != other.protocol
-        else f"{_amount(own.items)} against {_amount(other.items)}"
-    )
-    return f"Against {cell(run.name)} ({other.protocol}): {cell(why)}."
 
 
 def _amount(items: tuple[tuple[str, int | None], ...]) -> str:
