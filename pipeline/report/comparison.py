@@ -332,10 +332,10 @@ def ratios_text(runs: Sequence[RunData]) -> str:
         if sum(value is not None for value in values) < 2:
             continue
         meanings = [data.meaning_of(name) for data in runs]
-        ratios = []
+        first, ratios = values[0], list[str | None]()
         for value, meaning in zip(values[1:], meanings[1:], strict=True):
-            is_comparable = value is not None and values[0] and meaning == meanings[0]
-            ratios.append(f"{value / values[0]:.3f}" if is_comparable else None)
+            is_comparable = meaning == meanings[0]
+            ratios.append(f"{value / first:.3f}" if value is not None and first and is_comparable else None)
         rows.append([name, how, *map(number, values), *ratios])
     head = ["", "of the run", *(data.name for data in runs), *(f"{data.name} / {runs[0].name}" for data in runs[1:])]
     return table(head, rows)

@@ -13,7 +13,7 @@ from pipeline.run_dir.columns import Columns
 from tests.contrib.test_imported_logs import NANOCHAT_HEAD, base_line
 from tests.report.made_runs import made_run
 from tests.report.test_comparison import write_run
-from tests.report.test_page import HOSTILE
+from tests.report.test_report_page import HOSTILE
 
 
 def long_run(name, *, rows, seed=0):
