@@ -63,7 +63,7 @@ class Stacks:
     def places(self) -> dict[int, dict[str, Any]]:
         """Return what ranks have reported, by rank."""
         places = []
-        with suppress(OSError):  # of a disk that is away: asked again in a second
+        with suppress(OSError):  # of a disk that is away: read again in a second
             places = [read_json(path) for path in self.folder.glob("rank-*.json")]
         return {place["rank"]: place for place in places}
 
@@ -93,7 +93,7 @@ class HangWatch(TrainerCallback):
     """A thread on every rank that looks once a second for progress, for lost ranks and for what other ranks have
     reported.
 
-    It watches from the first step to the end of the last checkpoint. What comes before has waits of its own:
+    It watches from the first step to the end of the last checkpoint. The waits before that are watched elsewhere:
     preparation says every 10 s what it waits for and notices the end of its process, and collectives have
     train.ddp_timeout.
     """
@@ -219,7 +219,7 @@ class HangWatch(TrainerCallback):
             what = "the run waits for " + " and ".join(map(place_text, behind_of(places)))
         return HangError(
             f"{self.run.path}: no progress for {max(place['silent_s'] for place in places.values()):.0f} s "
-            f"(run.hang_timeout: {self.timeout:g}): {what}. {stacks} Run the same command again to go on from the "
+            f"(run.hang_timeout: {self.timeout:g}): {what}. {stacks} Run the same command again to continue from the "
             "last checkpoint."
         )
 

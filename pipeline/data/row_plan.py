@@ -67,6 +67,7 @@ def plan_rows(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
     alone = one_text if chat or recipe.data.isolate_documents else {}
     steps = horizon_steps(recipe, int(batch_tokens))
     rows = step_rows(recipe, int(batch_tokens))
+    horizon: dict[str, int | float | None]
     if steps and steps > 0:
         horizon = {"total_rows": rows.before(steps), "epochs": None}
     else:
@@ -241,7 +242,9 @@ def discard_damaged(plan: dict) -> None:
         with file_lock(folder / ".lock"):
             for path in damaged_seals(folder):
                 remove_file(path)
-                print(f"data: {path}: is not as it was written and is made again", file=sys.stderr, flush=True)
+                print(
+                    f"data: {path}: is not as it was written; made again from the source", file=sys.stderr, flush=True
+                )
 
 
 @contextmanager

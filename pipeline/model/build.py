@@ -159,6 +159,6 @@ def set_generation_config(model: PreTrainedModel) -> None:
 
 
 def needs_no_code(model_type: Any) -> bool:
-    """Return whether this program or transformers has the classes of a model_type, so that no code beside the weights
-    is run."""
+    """Return whether this program or transformers has the classes of a model_type, so that no code of the
+    model is run."""
     return isinstance(model_type, str) and (model_type == "tandem" or any(model_type in names for names in KNOWN))

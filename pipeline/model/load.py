@@ -134,7 +134,7 @@ def load_model(
     alone.
 
     transformers' gpt2 and nanochat are loaded as Tandem, which computes the same (the loss in chunks, one graph).
-    `notes` of the model are lines on what is another way than its files say: settings left out, parts that are not
+    `notes` of the model are lines on differences from its files: settings left out, parts that are not
     trained. Raises OSError when nothing is there, ModelOptionsError when the weights do not fit the config.
     """
     path = str(path)
@@ -145,7 +145,7 @@ def load_model(
     notes = []
     generation, dropped = generation_config_of(path, revision)
     given = {"revision": revision, "dtype": dtype, "generation_config": generation}
-    # Given also where nothing is asked for: else what config.json says counts.
+    # Always given: else the values of config.json count.
     kernels = {"attn_implementation": attn_implementation, "experts_implementation": None}
     whole = whole_class(config)
     if config.get_text_config().model_type == text_type:

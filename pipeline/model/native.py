@@ -15,7 +15,7 @@ from .configuration_tandem import TandemConfig
 # Fields of TandemConfig that GPT2Config lacks and that do not change what the weights compute.
 FREE = {"initialization", "vocab_multiple", "rope_theta", "qk_norm_scale", "sliding_window", "n_kv_head"}
 EXTRAS = set(TandemConfig.__dataclass_fields__) - set(GPT2Config.__dataclass_fields__)
-# What GPT-2 declares itself: the rest are every config's, which would stand in config.json as if somebody had set
+# What GPT-2 declares itself: the rest are every config's, and would be in config.json as if somebody had set
 # them.
 GPT2_FIELDS = tuple(GPT2Config.__annotations__)
 # Special tokens and what else both sides call alike.

@@ -72,7 +72,7 @@ def saved_form(model: PreTrainedModel, folder: Path | None, *, padded: bool = Fa
     padded: keep the rows that vocab_multiple adds, which an exact resume needs.
     """
     config, model_class = copy.deepcopy(model.config), type(model)
-    config.distributed_config = None  # of a sharded model: whoever loads what is written has one process
+    config.distributed_config = None  # of a sharded model: the program that loads the files has one process
     if isinstance(config, TandemConfig):
         if not padded:
             config.vocab_multiple = 1
@@ -216,12 +216,12 @@ def weight_files(index: Path) -> list[Path]:
 
 
 class ModelOptionsError(ValueError):
-    """The model that was asked for cannot be built, for the reason in the message."""
+    """The recipe's model cannot be built, for the reason in the message."""
 
 
 def from_pretrained(model_class, path: str, **given) -> PreTrainedModel:
     """Return the model, or raise ModelOptionsError where its weights are not those of its config."""
-    # Asked not to raise at a shape that does not fit, so that everything wrong is named at once, below.
+    # Shapes that do not fit raise nothing here, so that everything wrong is named at once, below.
     model, info = model_class.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **given)
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     if any(wrong.values()):

@@ -121,7 +121,7 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
             kind = f"{type(model).__name__} with {'a tied' if model.config.tie_word_embeddings else 'an untied'} head"
             raise RecipeError(
                 f"{recipe.where('model.embedding_dtype')}: is {recipe.model.embedding_dtype}, and model.start_from "
-                f"gives a {kind}: only a Tandem's embeddings can be stored so, and only beside a head of their own. "
+                f"gives a {kind}: only the embeddings of a Tandem with an untied head can be stored so. "
                 "Remove the key: float32 is used."
             )
         store_embeddings(model, getattr(torch, recipe.model.embedding_dtype))
@@ -204,7 +204,7 @@ def _begun_type(recipe: Recipe) -> str | None:
 
 
 def _stop_at(end: int | None, what: str, model: Any, tokenizer: Any) -> None:
-    """Add to the generation config what ends an answer or a text, where it is not there: `generate` would go on."""
+    """Add the token that ends an answer or a text to the generation config, or `generate` would continue."""
     config = model.generation_config
     known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     if end is None or end in known:
@@ -363,8 +363,8 @@ def build_trainer(
 def resolve_rows(recipe: Recipe, model: Any, *, step: int = 0) -> Recipe:
     """Return the recipe, with rows of one text each where texts of a row would see each other. Every rank calls it.
 
-    step: of a run that goes on, which keeps the rows that it began with. Raises RecipeError for a model that sees what
-    it is to predict.
+    step: of a run that continues, which keeps the rows that it began with. Raises RecipeError for a model that sees the
+    token that it predicts.
     """
     if recipe.model.start_from is None and recipe.model.type in PLAIN_HEADS:
         return recipe  # held by tests/contracts; these would be copied, as their blocks write nothing yet
@@ -384,8 +384,8 @@ def resolve_rows(recipe: Recipe, model: Any, *, step: int = 0) -> Recipe:
         return recipe
     if begun and not recipe.data.one_text_rows:
         line = (
-            f"note: texts that share a row see each other in {kind}; this run goes on as it began, a new one has rows "
-            "of one text each"
+            f"note: texts that share a row see each other in {kind}; this run continues as it began, a new one has "
+            "rows of one text each"
         )
     else:
         recipe = with_values(recipe, {"data.one_text_rows": True})

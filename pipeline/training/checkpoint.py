@@ -42,7 +42,7 @@ def rng_file(rank: int) -> str:
 
 
 class ModelFiles:
-    """Files that from_pretrained loads beside the weights: config, code, tokenizer. Made once: it never changes in a
+    """Files that from_pretrained loads besides the weights: config, code, tokenizer. Made once: it never changes in a
     run."""
 
     def __init__(self, tokenizer: Any):
@@ -80,14 +80,14 @@ def read_state(folder: Path) -> tuple[TrainerState, dict[str, Any]]:
     missing = [name for name in (STATE, optimizer, SCHEDULER, POSITION) if not (folder / name).exists()]
     if missing:
         raise DataError(
-            f"{folder}: {', '.join(missing)} missing, so the run cannot go on exactly. Use model.start_from to start "
-            "a new run from its weights."
+            f"{folder}: {', '.join(missing)} missing, so the run cannot continue exactly. Use model.start_from to "
+            "start a new run from its weights."
         )
     try:
         return TrainerState(**read_json(folder / STATE)), read_json(folder / POSITION)
     except TypeError as error:
         raise DataError(
-            f"{folder / STATE}: is no state of a Trainer ({error}), so the run cannot go on exactly. Use "
+            f"{folder / STATE}: is no state of a Trainer ({error}), so the run cannot continue exactly. Use "
             "model.start_from to start a new run from its weights."
         ) from None
 
@@ -180,7 +180,7 @@ class CheckpointSaver:
             self.scores[step] = metrics[name]
 
     def note_good(self, checkpoint: Path) -> None:
-        """Record this whole checkpoint as the newest: where a run that is killed now goes on from."""
+        """Record this whole checkpoint as the newest: from which a run that is killed now continues."""
         seal = read_seal(checkpoint)
         self.last_good = seal["step"], sum(file["bytes"] for file in seal["files"].values())
 
@@ -258,7 +258,7 @@ class CheckpointSaver:
 
     def wait(self, *, patience_s: float = math.inf) -> float | None:
         """Wait for the writing, then do as `check`. patience_s: while nothing is written; then None too, and the
-        process goes on alone."""
+        process continues alone."""
         if self.process is None:
             return None
         with waiting("saving the checkpoint", after_s=1.0), suppress(subprocess.TimeoutExpired):

@@ -253,8 +253,8 @@ class StepMeter:
             self._paused_at = None
 
     def count(self, batch: dict[str, Any]) -> None:
-        """Count the visible pairs of a micro-batch that still is on the host. A query sees itself and what stands
-        before it in its document, as far as the window goes."""
+        """Count the visible pairs of a micro-batch that still is on the host. A query sees itself and
+        the tokens before it in its document, within the window."""
         if (positions_BT := batch.get("position_ids")) is not None:
             self._positions += positions_BT.numel()
             for window in self._keys:

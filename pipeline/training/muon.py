@@ -98,7 +98,9 @@ def scale_neurons_(x_MRC: Tensor, variance_MN: Tensor, *, output_dim: int, beta2
     variance_MN: running mean square of each of the N neurons, which are the long side, or a square matrix's outputs.
     """
     rows, columns = x_MRC.shape[-2:]
-    neuron_dim = output_dim if rows == columns else -2 if rows > columns else -1
+    neuron_dim = -2 if rows > columns else -1
+    if rows == columns:
+        neuron_dim = output_dim
     reduced_dim, reduced = -3 - neuron_dim, min(rows, columns)
     square = x_MRC.square().mean(dim=reduced_dim, keepdim=True)  # (M, R, 1) or (M, 1, C)
     # The polynomial leaves singular values of 0.85 to 1.15; an orthogonal matrix has the norm sqrt(short) exactly.

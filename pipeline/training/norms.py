@@ -33,7 +33,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def norm_over_ranks(measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the norm of all, each of which stands beside the parameter that it is of: of a sharded one, this rank's
+    """Return the norm over all ranks. measured: pairs of a parameter and a tensor of it, of a sharded one this rank's
     part."""
     parts = [x for p, x in measured if isinstance(p, DTensor)]
     whole = [x for p, x in measured if not isinstance(p, DTensor)]

@@ -58,7 +58,7 @@ def shard_model(model: PreTrainedModel, *, compile_options: dict[str, Any] | Non
     ends = (model.get_input_embeddings(), model.get_output_embeddings()) if model.config.tie_word_embeddings else ()
     tied = {name for name, module in model.named_modules() if module in ends}
     plan = {name: how for name, how in model.fsdp_plan.items() if name not in tied and how != "keep_full_weight"}
-    model.fsdp_plan = plan  # type: ignore[misc]  # its setter stands apart, where mypy does not look
+    model.fsdp_plan = plan  # type: ignore[misc]  # mypy does not see its setter
     # torch's own FSDP2 calls what torch calls deprecated.
     warnings.filterwarnings(
         "ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor)", category=FutureWarning
@@ -72,7 +72,7 @@ def shard_model(model: PreTrainedModel, *, compile_options: dict[str, Any] | Non
             for block in blocks:
                 if isinstance(block, FSDPModule):  # gathered by itself
                     block.compile(**compile_options)
-    if hasattr(model, "per_token_nll"):  # called beside forward, whose hooks gather the weights
+    if hasattr(model, "per_token_nll"):  # called instead of forward, whose hooks gather the weights
         register_fsdp_forward_method(model, "per_token_nll")
 
 

@@ -126,7 +126,7 @@ def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench
         (
             ["alpaca.jsonl", "columns={prompt:instruction}"],
             64,
-            "columns: names 'prompt:instruction', which is none of",
+            "columns.prompt:instruction: is null; it must be text",
         ),
         (["alpaca.jsonl", "format=alpaca"], 64, "format: is 'alpaca'. Write text, messages"),
     ],
@@ -186,7 +186,10 @@ def test_conversations_that_the_template_refuses_are_named_and_the_rest_is_count
     datasets.Dataset.from_list([{"messages": turn * (2 if n == 0 else 1)} for n in range(20)]).to_json("talks.jsonl")
     assert main(["talks.jsonl", "--tokenizer", "strict"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "row 0 of talks.jsonl (4 messages, tools: 0) left out: the chat template refuses the conversation: one question alone" in out
+    assert (
+        "row 0 of talks.jsonl (4 messages, tools: 0) left out: the chat template refuses the conversation: one question alone"
+        in out
+    )
     assert "1 bad rows for this tokenizer" in out
 
 

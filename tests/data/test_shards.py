@@ -131,9 +131,7 @@ def _saved(bench):
 
 def test_only_as_much_is_prepared_as_the_run_reads(bench):
     preparation = bench.prepared(bench.recipe(train={"max_steps": 10}))
-    assert (
-        sum(s["rows"] for s in open_stream(preparation.plan, "train").sequences[0].seals) == 96
-    )  # 80 in shards of 32
+    assert sum(s["rows"] for s in open_stream(preparation.plan, "train").datasets[0].seals) == 96  # 80 in shards of 32
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
@@ -191,7 +189,7 @@ def test_bad_rows_are_named_once_in_the_seals_also_over_interruptions(bench, tmp
     plan = plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
     while writer(bench, recipe, plan).extend():
         pass
-    sequence = open_stream(plan, "train").sequences[0]
+    sequence = open_stream(plan, "train").datasets[0]
     named = Counter(line for seal in sequence.seals for line in seal["bad_rows"]) + Counter(sequence.end["bad_rows"])
     assert sorted(named.values()) == [1, 1]
     assert {line.partition(":")[0] for line in named} == {

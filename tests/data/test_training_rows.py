@@ -181,7 +181,7 @@ def test_too_little_text_for_one_step_is_refused_with_numbers(bench, tmp_path):
     path = tmp_path / "few.jsonl"
     path.write_text('{"text": "one two three"}\n{"text": "four"}\n')
     recipe = bench.recipe(sources=[Source(files=str(path), at_end="stop")])
-    with pytest.raises(DataError, match=r"few.*1 rows of 64 tokens.*fewer than the 8"):
+    with pytest.raises(DataError, match=r"data.sources: 1 rows of 64 tokens.*fewer than the 8"):
         TrainingRows.open(preparation=bench.prepared(recipe))
 
 
