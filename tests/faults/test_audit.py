@@ -489,10 +489,9 @@ def test_the_end_token_that_a_base_model_never_wrote_is_no_contradiction_before_
     assert (contradictions(log.run()) == {}) == is_sound
 
 
-def test_smaller_batches_at_the_beginning_and_a_fall_of_a_groups_own_are_no_contradiction():
+def test_smaller_batches_at_the_beginning_are_no_contradiction():
     log = Log()
     log.recipe["optimizer"]["schedule"] |= {"batch_warmup_steps": 400, "batch_halvings": 2}
-    log.recipe["optimizer"]["groups"]["head"]["decay_fraction"] = 0.4
     schedule = Schedule(**log.recipe["optimizer"]["schedule"])
 
     def tokens_at(step):
@@ -503,7 +502,6 @@ def test_smaller_batches_at_the_beginning_and_a_fall_of_a_groups_own_are_no_cont
         step, lrm = row["step"], learning_rate_multiplier(schedule, row["step"] - 1, log.steps)
         row |= {f"optim/lr/{name}": 0.8 * peak * lrm for name, peak in PEAKS.items()} | {"optim/lrm": lrm}
         row["optim/lr"] = row["optim/lr/embeddings"]
-        row["optim/lr/head"] *= learning_rate_multiplier(schedule, step - 1, log.steps, fraction=0.4) / lrm
         row |= {"data/tokens": tokens_at(step) - 40, "data/samples": tokens_at(step) // WIDTH}
         speed = (tokens_at(step) - tokens_at(before)) / (step - before) / row["perf/step_s"]
         row |= {"perf/tok_per_s": speed, "perf/tok_per_s_per_gpu": speed, "perf/tflops_per_gpu": 7.6e8 * speed / 1e12}
