@@ -212,11 +212,6 @@ def unknown_keys(manifest: Any) -> list[str]:
     return [what for what, known in _findings(manifest) if not known]
 
 
-def documented_part(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest without what is of another type than documented."""
-    return _walk(manifest, _TREE, "", [])
-
-
 def _tree() -> dict[str, Any]:
     """Return the keys by the parts of their names; "" holds the key itself, "<>" stands for any name."""
     tree: dict[str, Any] = {}

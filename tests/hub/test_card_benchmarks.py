@@ -91,10 +91,10 @@ def test_the_card_tells_contaminated_items_and_the_score_without_them(card_of):
             chat_rows(),
             "chat:arc_easy,arc_challenge,mmlu,gsm8k,humaneval,spelling_bee --max-new-tokens 512 --execute --max-per-task 20",
         ),
-        ([lm_eval_row()], "lm_eval:piqa --shots 5 --max-per-task 200"),
+        ([lm_eval_row()], "lm_eval:piqa --shots 5"),
         (
             [{"name": "chat/mine", "value": 1.0, "protocol": "mine-feed-64tokens"}],
-            "--own-task mine=FILE --max-new-tokens 64",
+            "--own-task mine=FILE",
         ),
     ],
 )
