@@ -298,7 +298,7 @@ def tracker_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
         f"no numbers. Install it (pip install '{PACKAGES.get(name, name)}'), or remove it from the list."
         for name in missing
     ]
-    if RunDirectory.of(recipe).has_trained():
+    if RunDirectory.of(recipe.run).has_trained():
         return [], [*(f"{text} The run has trained and goes on." for text in messages), *_wandb(recipe)]
     return [InputMissingError(text) for text in messages], _wandb(recipe)
 

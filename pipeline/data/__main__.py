@@ -160,7 +160,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
         number, parts = arguments.part
         if to_come:
             print(
-                f"data: part {number} of {parts} is encoded, {short_count(bar.done)} tokens. To come: "
+                f"data: part {number} of {parts} is encoded, {short_count(bar.n)} tokens. To come: "
                 f"{', '.join(map(str, to_come))}. The last one, or the same command without --part, makes the shards."
             )
             return
@@ -169,7 +169,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
         def report(role: str, source: int, stream) -> None:
             seals, total = stream.sequences[source].seals, stream.mixture.total_rows
             if role == "train" and total:  # of a source of unknown length nobody knows it before its end
-                bar.reach(bar.done, total=total * recipe.data.row_tokens)
+                bar.reach(bar.n, total=total * recipe.data.row_tokens)
             bar.update((seals[-1]["rows"] if seals else 0) * recipe.data.row_tokens)
 
         preparation = prepare_now(

@@ -64,15 +64,21 @@ from pipeline.data.workers import (
 from pipeline.hardware.processor import keep_freed_memory
 from pipeline.metrics import digest
 from pipeline.process.commands import end_with, yield_to_training
-from pipeline.process.errors import DamagedFileError, DataError, InputMissingError, ServiceError, TandemError, of_panic
-from pipeline.process.network import HUB_DATASET, as_os_error, keep_retries_in, limit_silence, opened
+from pipeline.process.errors import (
+    DamagedFileError,
+    DataError,
+    InputMissingError,
+    ServiceError,
+    TandemError,
+    from_rust_panic,
+)
+from pipeline.process.network import HUB_DATASET, as_os_error, keep_retries_in, opened, set_http_timeouts
 from pipeline.process.storage import (
     file_lock,
     folder_bytes,
     fsync_file,
     fsync_folder,
     lock,
-    locks_are_inherited,
     read_sealed_json,
     remove_file,
     sha256_file,
@@ -122,7 +128,7 @@ class HubDataset:
     """A folder of a dataset repository on the Hub; a new one is private."""
 
     def __init__(self, address: str):
-        limit_silence()
+        set_http_timeouts()
         found = HUB_DATASET.fullmatch(address)
         assert found
         self.repo_id, self.folder = found[1], f"{found[3]}/".lstrip("/")
@@ -565,8 +571,9 @@ def run_ahead(folder: Path) -> int:
     end_with(os.getppid())  # sealed shards are whole, so any moment will do
     signal.signal(signal.SIGTERM, _stop)
     yield_to_training()
-    # Held to the end.
-    own = None if locks_are_inherited() else lock(folder / ".lock", wait_s=START_GRACE_S)  # noqa: F841
+    own = lock(folder / ".lock", wait_s=START_GRACE_S)  # held to the end
+    if own is None:
+        return 0  # another process prepares this plan
     task = pickle.loads(content)
     keep_retries_in(folder / RETRIES)
     try:
@@ -582,7 +589,7 @@ def run_ahead(folder: Path) -> int:
         write_json(folder / "failure.json", {"class": name, "message": message})
         return 74
     except BaseException as error:
-        if panic := of_panic(error):
+        if panic := from_rust_panic(error):
             return _failed(folder, panic)
         raise
     return 0

@@ -31,7 +31,7 @@ from pipeline.data.losses import fit_conversation
 from pipeline.data.stream import NO_TEXT, NUMPY_TYPES, tensors_in
 from pipeline.hardware.processor import available_bytes, usable_cores
 from pipeline.process import commands
-from pipeline.process.errors import DataError, RecipeError, ServiceError, TandemError, of_panic
+from pipeline.process.errors import DataError, RecipeError, ServiceError, TandemError, from_rust_panic
 from pipeline.process.network import keep_retries_in
 from pipeline.process.storage import write_bytes
 from pipeline.sources.raw_rows import BLOCK_ROWS, kind_of
@@ -425,7 +425,7 @@ def _answer(work: Work, run: tuple) -> list[int] | BaseException:
     try:
         return work.encode(*run)
     except BaseException as error:
-        answer = of_panic(error) or error
+        answer = from_rust_panic(error) or error
     if not isinstance(answer, TandemError):
         answer.add_note("".join(traceback.format_exception(answer)))
     with suppress(Exception):  # an own format may raise what cannot be sent

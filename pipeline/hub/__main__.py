@@ -49,10 +49,7 @@ def main(argv: list[str]) -> int:
     export_arguments.add_argument(
         "--type",
         metavar="TYPE",
-        help=(
-            "f32, f16, bf16; of gguf and ollama also q8_0, q4_k_m, q5_k_m, q6_k, whose cost in bits per byte is "
-            "printed; onnx is f32"
-        ),
+        help=("f32, f16, bf16; of gguf and ollama also q8_0; onnx is f32"),
     )
     export_arguments.add_argument("--max-shard-size", default="5GB", help="of one file of safetensors (default 5GB)")
     export_arguments.add_argument("--trust-code", action="store_true", help="run code files that come with the model")
@@ -61,9 +58,9 @@ def main(argv: list[str]) -> int:
     beside_arguments.add_argument("--trainer", type=int, required=True, help="process id of the run's first rank")
     arguments = parser.parse_args(argv)
     if arguments.command == "beside":
-        from pipeline.hub.push import publish_while_training
+        from pipeline.hub.publisher import publish_checkpoints
 
-        publish_while_training(RunDirectory(arguments.run), trainer=arguments.trainer)
+        publish_checkpoints(RunDirectory(arguments.run), trainer=arguments.trainer)
         return 0
     if arguments.command == "pull":
         from pipeline.hub.pull import pull, what_it_can
@@ -73,7 +70,7 @@ def main(argv: list[str]) -> int:
     if arguments.command == "space":
         return _write_space(arguments)
     if arguments.command == "export":
-        from pipeline.hub.export import export
+        from pipeline.contrib.export import export
 
         how = {"dtype": arguments.type, "max_shard_size": arguments.max_shard_size, "trust_code": arguments.trust_code}
         print(export(arguments.model, to=arguments.to, output=arguments.output, **how))
@@ -91,7 +88,7 @@ def main(argv: list[str]) -> int:
 
 
 def _write_space(arguments: argparse.Namespace) -> int:
-    from pipeline.hub.export import write_space
+    from pipeline.contrib.space import write_space
 
     write_space([read_run(name).run for name in arguments.runs], output=Path(arguments.output))
     print(

@@ -8,8 +8,10 @@ import time
 from types import FrameType
 from typing import TextIO
 
-from pipeline.monitor.client import HostSampler
-from pipeline.monitor.sampler import HIGHEST_HZ, HOST_COLUMNS, GpuSampler, HostNow, Pace, SampleTable
+from pipeline.monitor.gpus import GpuSampler
+from pipeline.monitor.host import HostNow, HostSampler
+from pipeline.monitor.pace import HIGHEST_HZ, Pace
+from pipeline.monitor.samples_file import HOST_COLUMNS, SampleTable
 from pipeline.process.commands import program
 from pipeline.process.errors import CannotWriteError
 from pipeline.run_dir.failures import exit_with_status

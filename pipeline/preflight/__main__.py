@@ -49,7 +49,7 @@ from pipeline.preflight.plan import (
     scored_at_most,
 )
 from pipeline.process.commands import command, program, whole_number
-from pipeline.process.errors import DataError, RecipeError, TandemError, refuse
+from pipeline.process.errors import DataError, RecipeError, TandemError, raise_errors
 from pipeline.process.storage import cache_dir, can_be_used
 from pipeline.recipe import Recipe, describe_filled, read_recipe
 from pipeline.recipe.resolve import (
@@ -526,7 +526,7 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
         print(f"note: {note}")
     for line in _not_checked(recipe, planned=planned):
         print(f"not checked: {line}")
-    refuse(problems)
+    raise_errors(problems)
     if not planned and _has_torch():
         print(attention_line(*choose_attention(recipe, plan.device, plan.sizes)), flush=True)
     doubt = None if plan.probe is not None else memory_doubt(plan)  # a probe has made these steps

@@ -252,16 +252,10 @@ def model_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
 
 
 def queued_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
-    """Return what waits while its checkpoint is rotated away: for the Hub one model, with its state where that is
-    published, for run.mirror one checkpoint.
-
-    all_checkpoints keeps as many as the Hub stays away for, which nobody knows.
-    """
+    """Return what waits while its checkpoint is rotated away: a checkpoint each for the Hub and for run.mirror."""
     whole = checkpoint_bytes(recipe, sizes) or weight_bytes(recipe, sizes)
-    mirrored = whole if recipe.run.mirror else 0
-    if recipe.hub.id is None or recipe.hub.strategy == "end":
-        return mirrored
-    return mirrored + (whole if recipe.hub.strategy == "checkpoint" else weight_bytes(recipe, sizes))
+    is_queued = recipe.hub.id is not None and recipe.hub.strategy == "checkpoint"
+    return whole * (int(is_queued) + int(bool(recipe.run.mirror)))
 
 
 def checkpoints_on_disk(recipe: Recipe, steps: int | None) -> int | None:

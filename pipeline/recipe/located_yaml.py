@@ -21,7 +21,6 @@ import yaml
 
 from pipeline.process.errors import DamagedFileError, InputMissingError, RecipeError
 from pipeline.process.secrets import looks_secret
-from pipeline.process.storage import open_regular
 
 # Mistakes of a recipe, collected so that the user sees all of them at once.
 
@@ -160,7 +159,7 @@ def load_yaml(path: str | Path, *, most_values: int = MOST_VALUES) -> Any:
     digits); OSError as open does.
     """
     most_bytes = MOST_BYTES * most_values // MOST_VALUES
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         data = file.read(
             min(os.fstat(file.fileno()).st_size, most_bytes) + 1
         )  # read(n) takes n bytes of memory at once
@@ -218,7 +217,7 @@ def read_file(path: str, problems: Problems) -> Item:
     if file.is_dir():
         raise InputMissingError(f"{path}: is a folder, not a recipe. Name a .yaml file in it.")
     try:
-        with open_regular(file) as opened:
+        with open(file, "rb") as opened:
             raw = opened.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputMissingError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from None

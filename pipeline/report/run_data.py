@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from pipeline.recipe.parents import base_run
 from pipeline.run_dir.checkpoints import SEAL, by_step, step_of
 from pipeline.run_dir.columns import MOST_INTEGER, Columns, attempt_spans, read_columns
 from pipeline.run_dir.rows import counts_beside, read_rows
-from pipeline.run_dir.run_directory import RunDirectory, documented_part, find_run, manifest_problems
+from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 # Markdown tables, and numbers for people.
 
@@ -146,18 +146,14 @@ def read_failure(run: RunDirectory) -> dict[str, Any] | None:
     }
 
 
-def read_manifest(run: RunDirectory) -> tuple[dict[str, Any], list[str]]:
-    """Return what run_manifest.json holds as documented, and what is left out; ({}, []) where it was torn by a
-    crash."""
+def read_manifest(run: RunDirectory) -> dict[str, Any]:
+    """Return what run_manifest.json holds; nothing where it was torn by a crash."""
     manifest = read_json_or_none(run.manifest) or {}
-    problems = manifest_problems(manifest)
-    if problems:
-        manifest = documented_part(manifest)
     inputs = manifest.get("inputs") or {}
     for use in ("sources", "validation"):
         if use in inputs:
             inputs[use] = [_source(source) for source in inputs[use]]
-    return manifest, problems
+    return manifest
 
 
 def _source(source: dict[str, Any]) -> dict[str, Any]:
@@ -431,7 +427,6 @@ class RunData:
     evals: list[dict[str, Any]]
     failure: dict[str, Any] | None
     checkpoints: list[tuple[int, int, bool]]  # step, bytes, sealed
-    manifest_problems: list[str] = field(default_factory=list)  # what of the manifest was left out, and why
 
     def setting(self, path: str, default: Any = None) -> Any:
         """Return the recipe's value of a dotted key, the default where it has none."""
@@ -627,13 +622,12 @@ def read_run(name: str) -> RunData:
             "report. Give the path of a run directory, such as runs/<name>."
         )
     rows = read_columns(run.metrics)
-    manifest, problems = read_manifest(run)
+    manifest = read_manifest(run)
     attempts = [row for _, row in rows.events("attempt")]
     return RunData(
         run=run,
         recipe=read_recipe(run),
         manifest=manifest,
-        manifest_problems=problems,
         rows=rows.that_count(),
         all_rows=rows,
         samples=read_samples(run, attempts),

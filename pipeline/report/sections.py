@@ -11,7 +11,9 @@ import numpy as np
 import yaml
 
 from pipeline.metrics import GIB, VAL_BPB, VALIDATION, is_of_machine
-from pipeline.monitor.sampler import EnergyMeter, GpuSeries, energy_of, is_throttled, kwh, read_gpus, usual_period_s
+from pipeline.monitor.energy import EnergyMeter, energy_of, kwh, usual_period_s
+from pipeline.monitor.gpus import is_throttled
+from pipeline.monitor.samples_file import GpuSeries, read_gpus
 from pipeline.process.storage import folder_bytes
 from pipeline.report.benchmarks import protocols_text
 from pipeline.report.diagnosis_finding import Figures
@@ -29,7 +31,6 @@ from pipeline.report.run_data import (
     table,
 )
 from pipeline.run_dir.columns import Columns, mean_step_s
-from pipeline.run_dir.run_directory import unknown_keys
 
 # Evaluations by command that are neither bits per byte nor benchmarks.
 
@@ -72,17 +73,6 @@ def attempts_text(data: RunData) -> str:
         rows.append([attempt, date(began), start.get("step"), reached, f"{(last - began) / 60:.1f} min", number(lost)])
     head = ["attempt", "began", "from step", "last logged step", "ran", "steps lost"]
     return filled_table(head, rows)
-
-
-# What of a run's manifest is not as documented: of a newer version, or changed by hand.
-
-
-def manifest_text(data: RunData) -> str:
-    """Return a list of such keys; "" for a manifest that is as documented."""
-    lines = [f"- {problem}: left out of this report" for problem in data.manifest_problems]
-    unknown = unknown_keys(data.manifest)
-    lines += [f"- not documented in this version: {', '.join(unknown)}"] if unknown else []
-    return "\n".join(lines) + "\n" if lines else ""
 
 
 # What a run was fed: each source's share of the rows, and the tokenizer.

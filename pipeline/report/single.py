@@ -56,7 +56,6 @@ from pipeline.report.sections import (
     learning_rate_text,
     links_text,
     losses_text,
-    manifest_text,
     metadata_text,
     other_results_text,
     outcome_text,
@@ -421,7 +420,6 @@ SECTIONS: dict[str, list[tuple[str, Callable[[RunData], str]]]] = {
         ("", metadata_text),
         ("Links", links_text),
         ("Versions", versions_text),
-        ("Not as documented", manifest_text),
     ],
 }
 

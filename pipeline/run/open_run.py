@@ -80,13 +80,13 @@ class OpenRun:
 def restore_run(recipe: Recipe) -> Recipe:
     """Fetch a run and its base that are not here, on rank 0 for all ranks: what this start takes from an earlier one
     is resolved after it. Return the recipe, read again where its base came: sizes and tokenizer are the base's."""
-    directory = RunDirectory.of(recipe)
+    directory = RunDirectory.of(recipe.run)
 
     def restore() -> bool:
-        if recipe.hub.strategy == "checkpoint":
+        if recipe.hub.strategy == "checkpoint" and recipe.run.resume == "auto":
             from pipeline.hub.pull import restore_from_hub
 
-            restore_from_hub(recipe, directory)
+            restore_from_hub(recipe.hub, directory)
         if recipe.run.mirror:
             from pipeline.run.mirror import restore_base_from_mirror, restore_from_mirror
 
@@ -109,7 +109,7 @@ def open_run(recipe: Recipe) -> OpenRun:
 
 
 def _open(recipe: Recipe) -> OpenRun:
-    directory = RunDirectory.of(recipe)
+    directory = RunDirectory.of(recipe.run)
     manifest = directory.read_manifest()
     if not manifest and directory.has_trained():
         raise DataError(
@@ -485,5 +485,5 @@ def _trains_in_bfloat16(recipe: Recipe) -> bool:
 
 def _kept_shape(recipe: Recipe) -> dict[str, Any]:
     """Return what a run that has begun on this kind of processor was trained with; empty for any other."""
-    shape = RunDirectory.of(recipe).read_manifest().get("shape", {})
+    shape = RunDirectory.of(recipe.run).read_manifest().get("shape", {})
     return shape if shape.get("device") == cpu_name() and begun_run(recipe) else {}

@@ -12,7 +12,7 @@ from pipeline.callbacks.stopping import HangWatch, StopSignals
 from pipeline.generation.texts import complete
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.preflight.checks import benchmarks_of, check_before_training
-from pipeline.process.network import limit_silence
+from pipeline.process.network import set_http_timeouts
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import is_auto
@@ -41,7 +41,7 @@ def train(recipe: Recipe, signals: Signals) -> int:
     returns the next one.
     """
     processes = start_process(recipe)
-    limit_silence()
+    set_http_timeouts()
     signals.connect(store_of_ranks())
     recipe = restore_run(recipe)
     recipe = resolve_open_values(recipe, processes)

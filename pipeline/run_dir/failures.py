@@ -29,14 +29,31 @@ from pipeline.process.errors import (
     Stopped,
     TandemError,
     first_line,
-    of_panic,
+    from_rust_panic,
 )
-from pipeline.process.secrets import redact_output, redacted, release_output
+from pipeline.process.secrets import redact_output, redacted
 from pipeline.process.storage import DISK_FULL, note_once, raise_if_moved, write_json
 from pipeline.run_dir.run_directory import RunDirectory
 
 _current_run: RunDirectory | None = None
 _leaving = threading.Lock()  # taken by the thread that ends the process
+_NO_SUCH_CALL = (
+    "its file system cannot do what a whole file needs: renaming, locking or deleting",
+    "Move run.directory and data.cache_dir to another one",
+)
+_BAD_DISK = ("cannot be written or read", "Look after the disk or move run.directory")
+_NO_RIGHTS = ("this user may not read or write it", "Change its rights or run as the user that owns it")
+_TOO_LARGE = (
+    "the file became larger than this process (ulimit -f) or the file system allows",
+    "Raise the limit or move run.directory",
+)
+# Number of the system's error -> what is wrong, and what to do.
+CANNOT_WRITE = {
+    **dict.fromkeys((errno.EXDEV, errno.EBUSY, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP), _NO_SUCH_CALL),
+    **dict.fromkeys((errno.EIO, errno.EROFS), _BAD_DISK),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), _NO_RIGHTS),
+    errno.EFBIG: _TOO_LARGE,
+}
 REPORT_S = 60.0  # longest time that an end by failure waits for its report; three seconds are usual
 
 
@@ -170,7 +187,7 @@ def leave(outcome: int | BaseException, *, all_stop: Callable[[], bool] = lambda
     with suppress(Exception):
         if isinstance(outcome, BaseException):
             _print_error(outcome, status, message)
-        release_output()
+        sys.stdout.flush()
     # Not sys.exit: threads of trackers or a process group that lost a peer must not hold the status back. Several
     # ranks that agreed to stop leave with 0, since torch's launcher takes any other status for a crash; the script
     # reads the file.
@@ -234,7 +251,7 @@ def _print_error(error: BaseException, status: int, message: str) -> None:
 
 
 def _as_tandem_error(error: BaseException) -> BaseException:
-    if panic := of_panic(error):
+    if panic := from_rust_panic(error):
         return panic
     if isinstance(error, Stopped):
         name = signal.Signals(error.args[0]).name
@@ -254,29 +271,13 @@ def _as_tandem_error(error: BaseException) -> BaseException:
             raise_if_moved(_current_run.path, after_error=number in (errno.ENOENT, errno.ESTALE))
         except CannotWriteError as moved:
             return moved
-    if number in (errno.EXDEV, errno.EBUSY, errno.ENOSYS, errno.ENOTSUP):
-        return CannotWriteError(
-            f"{where}: its file system cannot do what a whole file needs ({os.strerror(number)}: renaming, locking or "
-            "deleting); every checkpoint that was whole still is. Move run.directory and data.cache_dir to another "
-            "one; then run the same command again."
-        )
-    if number == errno.EFBIG:
-        return CannotWriteError(
-            f"{where}: the file became larger than this process (ulimit -f) or the file system allows; every "
-            "checkpoint that was whole still is. Raise the limit or move run.directory; then run the same command "
-            "again."
-        )
-    if number in (errno.EIO, errno.EROFS):
-        return CannotWriteError(
-            f"{where}: cannot be written or read ({os.strerror(number)}); every checkpoint that was whole still is. "
-            "Look after the disk or move run.directory; then run the same command again."
-        )
     if number == errno.ELOOP:
         return DamagedFileError(f"{where}: is a link that leads back to itself, so it cannot be used. Remove it.")
-    if number in (errno.EACCES, errno.EPERM):
+    if number in CANNOT_WRITE:
+        what, remedy = CANNOT_WRITE[number]
         return CannotWriteError(
-            f"{where}: this user may not read or write it ({os.strerror(number)}); every checkpoint that was whole "
-            "still is. Mend its rights or run as the user that owns it; then run the same command again."
+            f"{where}: {what} ({os.strerror(number)}); every checkpoint that was whole still is. {remedy}; then run "
+            "the same command again."
         )
     if isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error):
         return CannotWriteError(

@@ -20,8 +20,8 @@ from pipeline.process.errors import (
     RecipeError,
     ServiceError,
     TandemError,
+    raise_errors,
     readable,
-    refuse,
 )
 from pipeline.process.network import wait_or_raise
 from pipeline.process.storage import cache_dir
@@ -441,7 +441,7 @@ class _Opening:
     def refuse(self) -> None:
         """Raise everything that was found, by kind."""
         kinds = dict.fromkeys(type(problem) for problem in self.problems)
-        refuse([kind(_listed([str(p) for p in self.problems if type(p) is kind])) for kind in kinds])
+        raise_errors([kind(_listed([str(p) for p in self.problems if type(p) is kind])) for kind in kinds])
 
     def _files(self, source: OpenSource, where: str) -> list[SourceFile]:
         spec = source.spec

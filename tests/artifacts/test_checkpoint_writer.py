@@ -153,7 +153,7 @@ def test_a_start_gives_up_on_a_writer_that_never_ends(run, monkeypatch):
     with pytest.raises(CannotWriteError, match="another process has been writing a checkpoint"):
         RunDirectory(run.path).hold()
     assert time.monotonic() - started < 60
-    lock.close()
+    lock.release()
 
 
 FAILING = """

@@ -6,7 +6,6 @@ import random
 import numpy as np
 import pytest
 
-from pipeline.run_dir import columns, rows
 from pipeline.run_dir.columns import Columns, read_columns
 from pipeline.run_dir.rows import last_attempts, read_rows
 
@@ -38,11 +37,7 @@ def write(path, rows, torn=()):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("block", [2**22, 700], ids=["one block", "many blocks"])
-def test_rows_by_columns_equal_the_rows_and_those_that_count_equal_those_that_count(
-    tmp_path, monkeypatch, seed, block
-):
-    monkeypatch.setattr(columns, "BLOCK_BYTES", block)
+def test_rows_by_columns_equal_the_rows_and_those_that_count_too(tmp_path, seed):
     path = write(tmp_path / "metrics.jsonl", random_rows(seed), torn=(5, 90))
     expected = read_rows(path)
     found = read_columns(path)
@@ -72,16 +67,6 @@ def test_no_file_and_an_empty_one_have_no_rows(tmp_path):
     (tmp_path / "empty").write_text("")
     assert list(read_columns(tmp_path / "empty").that_count()) == []
     assert read_columns(tmp_path / "empty").column("step")[0].size == 0
-
-
-@pytest.mark.parametrize("read", [read_rows, lambda path: list(read_columns(path))])
-def test_a_line_longer_than_any_row_is_left_out_and_the_lines_around_it_stay(tmp_path, monkeypatch, read):
-    for module in (rows, columns):
-        monkeypatch.setattr(module, "LINE_BYTES", 100)
-    monkeypatch.setattr(columns, "BLOCK_BYTES", 20)
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n' + '{"step": 2, "a": "' + "b" * 1000 + '"}\n{"step": 3}\n')
-    assert read(path) == [{"step": 1}, {"step": 3}]
 
 
 def test_what_no_run_writes_for_a_step_a_time_or_an_event_counts_as_not_there(tmp_path):

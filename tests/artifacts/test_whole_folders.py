@@ -72,7 +72,7 @@ def test_only_strays_that_from_pretrained_might_read_are_loadable(tmp_path):
     folder = make_checkpoint(tmp_path, 5)
     for name in ("adapter_config.json", "._config.json", "README.md", "modeling_x.py"):
         (folder / name).write_text("{}")
-    assert checkpoints.loadable_strays(folder) == ["adapter_config.json", "modeling_x.py"]
+    assert checkpoints.unexpected_model_files(folder) == ["adapter_config.json", "modeling_x.py"]
 
 
 def test_a_model_is_whole_where_only_the_training_state_is_damaged(tmp_path):

@@ -1,6 +1,5 @@
 """No secret in any byte that is written, printed or uploaded, also when everything fails and an error repeats it."""
 
-import io
 import json
 import os
 import subprocess
@@ -55,7 +54,7 @@ def test_planted_secrets_stand_in_no_byte_of_a_run_that_meets_every_fault(tmp_pa
         "gpt2",
         train=TEN_STEPS,
         run={"directory": str(tmp_path / "runs"), "name": "secrets", "callbacks": ["talkative:Talkative"]},
-        hub={"id": "somebody/secrets", "strategy": "every_save"},
+        hub={"id": "somebody/secrets", "strategy": "checkpoint"},
         monitor={"trackers": ["wandb"]},
     )
     status = tmp_path / "status"
@@ -198,66 +197,12 @@ def test_folders_and_files_that_variables_name_are_no_secrets(environ, tmp_path)
         assert secrets.redacted(text) == text
 
 
-def test_a_password_inside_of_an_address_or_a_connection_string_is_hidden_alone_too(environ):
-    environ(
-        DATABASE_URL="postgres://me:hunter2222@db/x", AZURE="AccountName=a;AccountKey=QUJDREVGR0g=;EndpointSuffix=core"
-    )
-    assert secrets.redacted("login me with hunter2222, key QUJDREVGR0g=") == "login me with [secret], key [secret]"
-
-
 def test_a_secret_that_is_no_utf8_stops_no_command_and_is_hidden(tmp_path):
     code = "import os, sys; from pipeline.run_dir.failures import exit_with_status\nexit_with_status(lambda argv: print(os.environ['X_TOKEN'], repr(os.environ['X_TOKEN'])))"
     known = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
     known |= {b"X_TOKEN": b"\xff\xfe-secret-bytes", b"Y_KEY": b"\xe9-secret-bytes", b"PYTHONPATH": os.fsencode(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=known, capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"[secret] '[secret]'\n", b"")
-
-
-def _printed(*writes: str, flush: bool = False) -> str:
-    stream = io.StringIO()
-    redacting = secrets._RedactedStream(stream)
-    for text in writes:
-        redacting.write(text)
-        if flush:
-            redacting.flush()
-    redacting.release()
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize(
-    "secret", [HF_TOKEN, "opensesame", "sk-" + "z9_" * 12, "AKIA" + "ABCD" * 4, "two\nlines-of-it"]
-)
-def test_a_secret_in_two_writes_is_hidden(environ, secret):
-    environ(HF_TOKEN=HF_TOKEN, SSHPASS="opensesame", PEM_KEY="two\nlines-of-it")
-    for at in range(len(secret) + 1):
-        written = _printed(f"token={secret[:at]}", f"{secret[at:]}\n")
-        assert written == "token=[secret]\n", at
-    assert _printed("key ", *secret, " was refused\n") == "key [secret] was refused\n"
-    assert _printed("url https://me:", "hunter22", "@example.org\n") == "url https[secret]example.org\n"
-
-
-def test_a_private_key_printed_line_by_line_is_hidden():
-    lines = ["-----BEGIN RSA PRIVATE KEY-----\n", "AAAA\n", "BBBB==\n", "-----END RSA PRIVATE KEY-----\n", "done\n"]
-    assert _printed(*lines) == "[secret]\ndone\n"
-
-
-@pytest.mark.parametrize("size", [1, 3, 7, 50])
-@pytest.mark.parametrize("flush", [False, True])
-def test_other_text_is_printed_as_it_is_in_however_many_writes(size, flush):
-    text = (
-        "step 5, https://example.org:8080/x\r disk-usage-of-a-very-long-name-of-letters hf_hub ghp sk- -----\n:// s"
-        * 3
-    )
-    assert _printed(*(text[i : i + size] for i in range(0, len(text), size)), flush=flush) == text
-
-
-def test_a_prompt_is_shown_before_its_answer_is_waited_for():
-    for prompt in ("your wish", "You: ", "s", "to push"):
-        stream = io.StringIO()
-        redacting = secrets._RedactedStream(stream)
-        redacting.write(prompt)
-        redacting.flush()
-        assert stream.getvalue() == prompt
 
 
 ADDRESS = "https://store.example/data/part-0.jsonl"

@@ -9,8 +9,7 @@ import pytest
 from faults.services import environment
 from pipeline.process.storage import write_json, write_text
 from pipeline.run_dir.checkpoints import by_step, problems, whole_folder
-from pipeline.run_dir.hub_queue import HubQueue
-from pipeline.run_dir.rows import append_row, read_rows
+from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.hub.hub_stand_in import hub_stand_in
 from tests.runner import ROOT
@@ -19,14 +18,14 @@ REPO = "somebody/quick"
 RESTORE = """
 import json, sys
 from types import SimpleNamespace as Names
-import pipeline.hub.pull as retries
+import pipeline.hub.client as retries
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.hub.pull import restore_from_hub
 retries.FIRST_WAIT_S = 0.01
 def main(argv):
     hub = Names(**json.loads(argv[1]))
-    restore_from_hub(Names(hub=hub, run=Names(resume="auto")), RunDirectory(argv[0]))
+    restore_from_hub(hub, RunDirectory(argv[0]))
     return 0
 exit_with_status(main)
 """
@@ -58,9 +57,7 @@ def python(hub, tmp_path, *arguments):
     return subprocess.run([sys.executable, *map(str, arguments)], env=variables, capture_output=True, text=True)
 
 
-def push(hub, tmp_path, run, strategy="checkpoint"):
-    """What the process beside a run does after a save."""
-    HubQueue(run, strategy=strategy).add_checkpoints(REPO)
+def push(hub, tmp_path, run):
     done = python(hub, tmp_path, "-m", "pipeline.hub", "push", run.path)
     assert done.returncode == 0, done.stderr
 
@@ -70,9 +67,7 @@ def restore(hub, tmp_path, run, **keys):
     return python(hub, tmp_path, "-c", RESTORE, run.path, json.dumps(keys))
 
 
-def test_the_newest_checkpoint_comes_with_the_rows_of_the_run_and_a_damaged_one_gives_way_to_the_one_before(
-    hub, tmp_path
-):
+def test_the_newest_checkpoint_comes_with_the_rows_of_the_run(hub, tmp_path):
     run = a_run(tmp_path)
     for step in (5, 10):
         save(run, step)
@@ -85,11 +80,9 @@ def test_the_newest_checkpoint_comes_with_the_rows_of_the_run_and_a_damaged_one_
     hub.repos[REPO].commits[-1][1]["last-checkpoint/optimizer.safetensors"] = b"other bytes"
     third = RunDirectory(tmp_path / "third" / "quick")
     done = restore(hub, tmp_path, third)
-    assert "optimizer.safetensors has" in done.stdout
-    assert "checkpoint-5 was restored" in done.stdout
-    assert [folder.name for folder in by_step(third.checkpoints)] == ["checkpoint-5"]
-    assert problems(third.checkpoint(5)) == []
-    assert [path.name for path in third.path.parent.iterdir()] == ["quick"], "a download was left"
+    assert done.returncode == 69
+    assert "optimizer.safetensors has" in done.stderr
+    assert by_step(third.checkpoints) == []
 
 
 def test_a_start_that_cannot_ask_the_hub_is_refused_and_one_that_has_a_checkpoint_does_not_ask(hub, tmp_path):
@@ -101,16 +94,14 @@ def test_a_start_that_cannot_ask_the_hub_is_refused_and_one_that_has_a_checkpoin
         assert not run.path.exists()
         save(run, 5)
         assert restore(hub, tmp_path, run).returncode == 0
-    assert restore(hub, tmp_path, RunDirectory(tmp_path / "new"), strategy="every_save").returncode == 0
     assert hub.calls == []
 
 
-def test_a_hub_without_the_repository_its_branch_or_a_checkpoint_lets_the_run_begin(hub, tmp_path):
-    run, new = a_run(tmp_path, strategy="every_save"), RunDirectory(tmp_path / "elsewhere" / "quick")
+def test_a_hub_without_the_repository_or_its_branch_lets_the_run_begin(hub, tmp_path):
+    run, new = a_run(tmp_path), RunDirectory(tmp_path / "elsewhere" / "quick")
     assert restore(hub, tmp_path, new).returncode == 0
     save(run, 5)
-    push(hub, tmp_path, run, strategy="every_save")
-    assert restore(hub, tmp_path, new).returncode == 0
+    push(hub, tmp_path, run)
     assert restore(hub, tmp_path, new, revision="{run}").returncode == 0
     assert not new.path.exists()
 
@@ -129,7 +120,7 @@ def test_the_checkpoint_of_another_run_is_not_taken_and_a_branch_keeps_two_runs_
 
 
 def test_what_an_earlier_run_left_in_the_repository_goes_and_what_others_put_there_stays(hub, tmp_path):
-    first, second = a_run(tmp_path, "first"), a_run(tmp_path, "second", strategy="every_save")
+    first, second = a_run(tmp_path, "first"), a_run(tmp_path, "second")
     write_text(first.samples, "{}\n")
     save(first, 5)
     push(hub, tmp_path, first)
@@ -137,22 +128,8 @@ def test_what_an_earlier_run_left_in_the_repository_goes_and_what_others_put_the
     assert {"samples.jsonl", "metrics.jsonl", "last-checkpoint/MANIFEST.json"} <= set(files)
     files["notes.txt"] = b"mine"
     save(second, 5)
-    push(hub, tmp_path, second, strategy="every_save")
+    push(hub, tmp_path, second)
     files = hub.repos[REPO].commits[-1][1]
     assert files["notes.txt"] == b"mine"
-    assert not [name for name in files if name == "samples.jsonl" or name.startswith("last-checkpoint/")]
+    assert "samples.jsonl" not in files
     assert json.loads(files["run_manifest.json"])["name"] == "second"
-
-
-def test_of_all_checkpoints_none_is_left_out_and_a_step_trained_again_takes_over_its_tag(hub, tmp_path):
-    run = a_run(tmp_path, strategy="all_checkpoints")
-    for step in (5, 10, 15):
-        save(run, step)
-    push(hub, tmp_path, run, strategy="all_checkpoints")
-    repo = hub.repos[REPO]
-    assert [row["step"] for row in read_rows(HubQueue(run).published)] == [5, 10, 15]
-    assert [repo.tags[f"step-{step}"] for step in (5, 10, 15)] == [sha for sha, _ in repo.commits[1:]]
-    again = a_run(tmp_path, "again", strategy="all_checkpoints")
-    save(again, 10)
-    push(hub, tmp_path, again, strategy="all_checkpoints")
-    assert repo.tags["step-10"] == repo.commits[-1][0]

@@ -26,7 +26,7 @@ except ServiceError as error:
 """
 WITHOUT_A_TIMEOUT = """
 from huggingface_hub import HfApi, get_session
-client.limit_silence()
+client.set_http_timeouts()
 for ask in (lambda: HfApi().model_info("org/model"), lambda: HfApi().get_paths_info("org/text", ["a"], repo_type="dataset")):
     try:
         ask()

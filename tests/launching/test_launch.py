@@ -178,7 +178,7 @@ def test_one_process_is_started_without_importing_torch_first(tmp_path):
 def test_one_process_gets_the_variables_that_accelerate_would_give_it(name, monkeypatch):
     for variable in [name for name in os.environ if name.startswith(("ACCELERATE_", "OMP_", "KMP_"))]:
         monkeypatch.delenv(variable)
-    command = launch.launch_command(name, 1, "pipeline/pretrain.py", ["RECIPE"], hosts=None)[2:]
+    command = launch.launch_command(name, 1, "pipeline/pretrain.py", ["RECIPE"], meeting=None)[2:]
     arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(command))
     program, environ = prepare_simple_launcher_cmd_env(arguments)
     assert program == [sys.executable, "pipeline/pretrain.py", "RECIPE"]

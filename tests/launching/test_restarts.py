@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.launch.launch import rendezvous
 from pipeline.run_dir.checkpoints import take_lock
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +46,7 @@ LAUNCH = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "pipeline" / "launch")!r})
 import launch
-sys.exit(launch.run([sys.executable, *sys.argv[2:]], dict(launch.os.environ), processes=1, restarts=int(sys.argv[1]), signals=[]))
+sys.exit(launch.run([sys.executable, *sys.argv[2:]], dict(launch.os.environ), processes=1, restarts=int(sys.argv[1])))
 """
 
 
@@ -106,7 +108,7 @@ def test_a_signal_between_two_starts_is_answered(tmp_path):
         time.sleep(0.02)
     time.sleep(1.0)  # until the crashed run has ended, and the next start waits
     process.send_signal(signal.SIGTERM)
-    lock.close()
+    lock.release()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
     assert "again (" not in errors
@@ -128,3 +130,21 @@ def test_a_machine_that_does_not_know_its_place_is_told_so(lacking):
     done = subprocess.run(command, env={**os.environ, **nodes}, capture_output=True, text=True)
     assert done.returncode == 64
     assert "Set NODE_RANK (0 to 1) and MASTER_ADDR" in done.stderr
+
+
+def test_a_node_rank_beyond_the_number_of_hosts_is_refused():
+    nodes = {"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "here"}
+    with pytest.raises(ValueError, match="NODE_RANK is 2, and NNODES is 2"):
+        rendezvous(nodes)
+
+
+def test_a_host_that_does_not_come_ends_the_start_with_status_70(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    nodes = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environ = {**os.environ, **nodes, "RDZV_TIMEOUT": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(ROOT / "pipeline" / "launch" / "launch.py"), "entry.py", "recipe.yaml"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 70, done.stderr
+    assert "the machines of the job did not meet" in done.stderr

@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.monitor import client as host_module
-from pipeline.monitor.client import HostSampler
-from pipeline.monitor.sampler import COLUMNS, GpuSampler, is_throttled, throttle_words
+from pipeline.monitor import host as host_module
+from pipeline.monitor.gpus import GpuSampler, is_throttled, throttle_words
+from pipeline.monitor.host import HostSampler
+from pipeline.monitor.samples_file import COLUMNS
 from tests.monitor.stand_in import read_samples
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +95,7 @@ def test_a_driver_without_a_gpu_is_reported(driver, tmp_path):
 
 def test_only_the_gpus_that_are_named_are_asked(driver):
     code = (
-        "from pipeline.monitor.sampler import GpuSampler\n"
+        "from pipeline.monitor.gpus import GpuSampler\n"
         "print([row['index'] for row in GpuSampler(['GPU-00000000-0000-0000-0000-000000000001']).sample()])\n"
         "print(GpuSampler(['GPU-of-another-host']).why_none)"
     )

@@ -42,7 +42,8 @@ def long_run(name, *, rows, seed=0):
     series |= {"perf/tok_per_s_per_gpu": np.ones(rows), "perf/tflops_per_gpu": np.ones(rows)}
     manifest = {"shape": {"dtype": "bfloat16", "device": "NVIDIA H100 80GB HBM3", "processes": 8}}
     manifest["inputs"] = {"protocols": {"val/bpb": "p", "val/bpb_documents": "q"}}
-    columns = Columns(rows, {key: (np.arange(rows, dtype=np.int32), values) for key, values in series.items()}, {})
+    values = zip(*(column.tolist() for column in series.values()), strict=True)
+    columns = Columns([dict(zip(series, row, strict=True)) for row in values])
     run = made_run({}, manifest={"name": name, "status": "finished", **manifest}, recipe={"train": {"seed": seed}})
     return replace(run, rows=columns, all_rows=columns)
 
@@ -99,7 +100,7 @@ def test_a_run_looks_the_same_in_every_panel_and_no_two_runs_look_alike():
     assert panels[1].note == "Not recorded by run1."
 
 
-@pytest.mark.parametrize(("count", "rows"), [(2, 60), (12, 100_000), (40, 3000)])
+@pytest.mark.parametrize(("count", "rows"), [(2, 60), (12, 20_000), (40, 3000)])
 def test_the_page_holds_its_size_however_many_runs_and_rows(tmp_path, count, rows):
     runs = [long_run(f"run {n} " + "w" * 60, rows=rows, seed=n) for n in range(count)]
     html, _ = written(runs, tmp_path)

@@ -62,7 +62,7 @@ def test_two_ranks_log_the_longest_wait_the_fullest_device_and_the_sum_of_its_fa
 def test_the_hub_lags_by_the_steps_since_the_newest_that_it_has(log_row, tmp_path):
     trainer = types.SimpleNamespace(
         saver=types.SimpleNamespace(last_good=(20, 1234)),
-        recipe=types.SimpleNamespace(hub=Hub(id="me/model", strategy="every_save")),
+        recipe=types.SimpleNamespace(hub=Hub(id="me/model", strategy="checkpoint")),
     )
     published = tmp_path / "hub_queue" / "published.jsonl"
     assert log_row._of_checkpoints(trainer, 24) == {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_export import write_model
 
-from pipeline.hub.export import export
+from pipeline.contrib.export import export
 from pipeline.process.errors import InputMissingError, RecipeError
 
 BY_OPTIMUM = """

@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_export import with_ends, write_model
 
-from pipeline.hub.export import export
+from pipeline.contrib.export import export
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import load_or_train
 from pipeline.tokenizer.train import train_bpe

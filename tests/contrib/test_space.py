@@ -11,12 +11,12 @@ import time
 import pytest
 import torch
 import yaml
-from hub_stand_in import Repo, hub_stand_in
 
+from pipeline.contrib.space import PACKAGES, write_space
 from pipeline.hub.__main__ import main
-from pipeline.hub.export import PACKAGES, write_space
 from pipeline.process.errors import CannotWriteError, InputMissingError
 from pipeline.run_dir.run_directory import RunDirectory
+from tests.hub.hub_stand_in import Repo, hub_stand_in
 
 OLD, NEW = "a" * 40, "b" * 40
 # Packages that the program needs for training, and a Space does not install.

@@ -1,29 +1,28 @@
-"""The sampler beside a training: what it hands over, and that it ends with the training, however that ends."""
+"""The monitor in a training: what it hands over, and that it ends with the training, however that ends."""
 
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
-import psutil
 import pytest
 
-from pipeline.monitor.client import SIZE, TotalsReader
-from pipeline.monitor.sampler import COLUMNS, TotalsWriter, energy_of, read_gpus
+from pipeline.monitor.energy import energy_of
+from pipeline.monitor.gpu_monitor import Totals
+from pipeline.monitor.samples_file import COLUMNS, read_gpus
 from tests.monitor.stand_in import read_samples
 
 # A training that is nothing but its monitor: from its first sample on lets it sample for `seconds`, reads it twice, stops it.
 TRAINING = """
 import json, sys, time
 from pathlib import Path
-from pipeline.monitor.client import GpuMonitor
+from pipeline.monitor.gpu_monitor import GpuMonitor
 
 output, attempt, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 monitor = GpuMonitor(output, attempt=attempt, hz=20)
-print(monitor.why_none or f"sampler {monitor.process.pid}", flush=True)
-while monitor.process and not monitor.read():
+print(monitor.why_none or "sampling", flush=True)
+while monitor._thread.is_alive() and not monitor.read():
     time.sleep(0.02)
 time.sleep(seconds)
 print(json.dumps(monitor.read()), flush=True)
@@ -89,24 +88,13 @@ def test_a_line_torn_by_a_crash_neither_is_a_row_nor_spoils_the_next_attempts(dr
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_the_sampler_ends_with_a_killed_training_and_leaves_whole_rows(driver, tmp_path, end):
+def test_a_killed_training_leaves_rows_that_are_read(driver, tmp_path, end):
     output = tmp_path / "gpu-host.csv"
     process = training(output, driver, seconds=60)
-    sampler = psutil.Process(int(process.stdout.readline().split()[1]))
     wait_until(lambda: output.exists() and len(list(read_samples(output))) > 4, "no samples")
     process.send_signal(end)
     process.wait()
-    wait_until(lambda: not sampler.is_running() or sampler.status() == psutil.STATUS_ZOMBIE, "it goes on")
-    assert output.read_text().endswith("\n")
-
-
-def test_ctrl_c_at_the_terminal_is_the_trainings_to_answer(driver, tmp_path):
-    output = tmp_path / "gpu-host.csv"
-    process = training(output, driver, seconds=60, start_new_session=True)
-    sampler = psutil.Process(int(process.stdout.readline().split()[1]))
-    assert os.getpgid(sampler.pid) != os.getpgid(process.pid)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    assert len(read_gpus(output)) == 2
 
 
 def test_a_sampler_that_cannot_write_says_so_once_and_the_training_goes_on(driver, tmp_path):
@@ -122,34 +110,15 @@ def test_without_a_driver_no_process_is_started_and_the_reason_is_there(tmp_path
     assert not (tmp_path / "gpu-host.csv").exists()
 
 
-@pytest.fixture
-def totals():
-    with tempfile.TemporaryFile() as file:
-        file.truncate(SIZE)
-        yield TotalsWriter(file.fileno()), TotalsReader(file.fileno())
-
-
 def sample(watts, temperature, throttle="none"):
     return [{"power_w": watts, "temp_c": temperature, "throttle": throttle}]
 
 
-def test_readings_are_of_the_samples_since_the_last_one(totals):
-    writer, reader = totals
-    assert reader.read() == {}
-    writer.add(sample(100, 80, "sw_power_cap"), energy_j=0.0)
-    writer.add(sample(200, 60), energy_j=150.0)
-    assert reader.read() == {
+def test_totals_are_means_over_the_samples():
+    totals = Totals()
+    assert totals.numbers() == {}
+    totals.add(sample(100, 80, "sw_power_cap"), energy_j=0.0)
+    totals.add(sample(200, 60), energy_j=150.0)
+    assert totals.numbers() == {
         "gpu/power_w": 150, "gpu/throttled_pct": 50, "gpu/temp_c": 80, "energy_j": 150.0, "gpus": 1,
     }  # fmt: skip
-    assert reader.read() == {}
-    writer.add(sample(300, 50), energy_j=None)
-    assert reader.read() == {"gpu/power_w": 300, "gpu/throttled_pct": 0, "gpu/temp_c": 50, "gpus": 1}
-
-
-def test_totals_that_are_being_written_are_read_the_next_time(totals):
-    writer, reader = totals
-    writer.add(sample(100, 80), energy_j=0.0)
-    writer.memory[-8:] = (7).to_bytes(8, "little")  # the number behind the totals is of another sample
-    assert reader.read() == {}
-    writer.add(sample(200, 60), energy_j=150.0)
-    assert reader.read()["gpu/power_w"] == 150
