@@ -169,8 +169,6 @@ def _name(subject: Subject) -> str:
 
 def _default(subject: Subject, *, to: str, dtype: str | None) -> Path:
     folder = subject.run.path / "export" if subject.run else Path(subject.path).resolve().parent
-    if subject.run:
-        subject.run.refuse_links(folder)
     step = f"-{Path(subject.path).name}" if subject.run and subject.name != "model/" else ""
     stem = f"{_name(subject)}{step}"
     return folder / (f"{stem}-{dtype or 'f16'}.gguf" if to == "gguf" else "-".join(filter(None, (stem, to, dtype))))

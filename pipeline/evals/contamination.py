@@ -133,7 +133,6 @@ def record_findings(run: RunDirectory, plan: dict, benchmarks: list[Any]) -> Fin
 
 def keep_findings(run: RunDirectory, findings: Findings) -> Findings:
     """Write them down in place of what was found before for the same tasks; returns all that is known of the run."""
-    run.refuse_links(run.report)
     with file_lock(run.contamination.with_name(".contamination.lock")):  # two evaluations may end at the same time
         before = findings_of(run)
         kept = {"tasks": {**(before["tasks"] if before else {}), **findings["tasks"]}}

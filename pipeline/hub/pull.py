@@ -158,20 +158,13 @@ def _refuse_damaged(folder: Path, repo_id: str) -> None:
 
 def what_it_can(run: RunDirectory) -> str:
     """Return what a pulled run is good for, and what is missing."""
-    path = run.path
-    lines = [f"{path}: restored. Talk to it: {command('chat', path)}"]
-    checkpoint = run.whole_checkpoint()
-    manifest: dict[str, Any] = run.read_manifest()
+    lines = [f"{run.path}: restored. Talk to it: {command('chat', run.path)}"]
+    checkpoint, manifest = run.whole_checkpoint(), run.read_manifest()
     if checkpoint is None:
-        lines.append(
-            "It has no checkpoint to go on training from: none was pushed (hub.strategy: checkpoint, or hub push "
-            "--with-state). It can be evaluated, exported, and start another run (model.start_from)."
-        )
+        lines.append("No checkpoint was pushed with it (hub push --with-state), so it cannot continue training.")
     elif "finished" not in manifest:
-        entry = f"pipeline/{'sft' if manifest.get('stage') == 'sft' else 'pretrain'}.py"
-        lines.append(
-            f"Go on from {checkpoint.name}: accelerate launch {entry} {run.recipe} run.directory={path.parent}"
-        )
+        stage = command(manifest.get("stage", "pretrain"), run.recipe, f"run.directory={run.path.parent}")
+        lines.append(f"Continue from {checkpoint.name}: {stage}")
     return "\n".join(lines)
 
 

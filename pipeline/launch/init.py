@@ -96,17 +96,16 @@ def only_text(data: str) -> Path | None:
 def documents_of(lines: Iterable[str], *, characters: int) -> Iterator[str]:
     """Yield the text in documents of that many characters or a paragraph more, cut at blank lines; nothing of it is
     lost."""
-    piece, size = list[str](), 0
+    piece = ""
     for line in lines:
         for start in range(0, len(line), LONGEST * characters):
-            part = line[start : start + LONGEST * characters]
-            if piece and (size >= LONGEST * characters or (size >= characters and not piece[-1].strip())):
-                yield "".join(piece)
-                piece, size = [], 0
-            piece.append(part)
-            size += len(part)
-    if "".join(piece).strip():
-        yield "".join(piece)
+            piece += line[start : start + LONGEST * characters]
+            is_paragraph = not line.strip()
+            if len(piece) >= LONGEST * characters or (is_paragraph and len(piece) >= characters):
+                yield piece
+                piece = ""
+    if piece:
+        yield piece
 
 
 def cut_into_documents(text: Path, into: Path) -> int | None:

@@ -32,7 +32,7 @@ class Totals:
         for gpu in gpus:
             row = {name: gpu[name] for name in MEANS if name in gpu}
             if "throttle" in gpu:
-                row["throttled_pct"] = 100.0 * is_throttled(gpu["throttle"])
+                row["throttled"] = is_throttled(gpu["throttle"])
             self.sums.update(row)
             self.counts.update(row.keys())
             if "temp_c" in gpu:
@@ -43,7 +43,10 @@ class Totals:
         """Return means by the names of docs/metrics.md, and energy_j and gpus without a prefix; {} without a sample."""
         if not self.gpus:
             return {}
-        numbers: dict[str, float] = {f"gpu/{name}": self.sums[name] / count for name, count in self.counts.items()}
+        counts = self.counts
+        numbers: dict[str, float] = {f"gpu/{name}": self.sums[name] / counts[name] for name in MEANS if counts[name]}
+        if counts["throttled"]:
+            numbers["gpu/throttled_pct"] = 100 * self.sums["throttled"] / counts["throttled"]
         if self.hottest_c is not None:
             numbers["gpu/temp_c"] = self.hottest_c
         if self.energy_j is not None:

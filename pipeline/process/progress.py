@@ -9,12 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tqdm import tqdm
-
-from pipeline.process.storage import note_once
 
 FIRST_LINE_S = 10.0  # what is done sooner needs no line
 LINE_EVERY_S = 30.0
@@ -129,8 +127,6 @@ def waiting(what: str, *, detail: Callable[[], str] = str, after_s: float = 0.0)
             text = f"{what}: {seconds_text(elapsed)}"
             if elapsed - asked >= DETAIL_EVERY_S:
                 more, asked = detail(), elapsed
-                if elapsed >= FIRST_LINE_S:
-                    _name_stopped(what)
             if terminal:
                 sys.stderr.write(f"\r{text}{', ' if more else ''}{more}\x1b[K")
                 sys.stderr.flush()
@@ -150,19 +146,6 @@ def waiting(what: str, *, detail: Callable[[], str] = str, after_s: float = 0.0)
     finally:
         over.set()
         thread.join()
-
-
-def _name_stopped(what: str) -> None:
-    """Name once each process below this one that was stopped, as by SIGSTOP: what waits for it would wait for ever."""
-    import psutil
-
-    with suppress(psutil.Error):
-        for child in psutil.Process().children(recursive=True):
-            if child.status() == psutil.STATUS_STOPPED:
-                note_once(
-                    f"{what}: process {child.pid} is stopped and waited for. Run `kill -CONT {child.pid}` to continue "
-                    "it"
-                )
 
 
 def write(text: str) -> None:

@@ -116,18 +116,17 @@ def attempt_spans(written: Columns, manifest: dict[str, Any], *, failed: Any = N
     """Return (attempt, began, last sign of life) in seconds since 1970 by all rows: from the start of its process, as
     far as its first row tells that, to its last row; of the last attempt to its end, where the manifest tells it or
     `failed` does."""
-    rows, times = written.column("time")
-    attempts = written.beside("attempt", rows, missing=0)
-    known = np.isfinite(attempts) & np.isfinite(times)
-    attempts, times = attempts[known], times[known]
-    spans = {
-        int(n): (float(times[attempts == n].min()), float(times[attempts == n].max())) for n in np.unique(attempts)
-    }
-    starts = [row for _, row in written.events("attempt") if isinstance(row.get("began"), int | float)]
-    began = {row["attempt"]: row["began"] for row in starts if isinstance(row.get("attempt"), int | float)}
-    found = [(n, min(first, began.get(n, first)), last) for n, (first, last) in spans.items()]
-    if found and found[-1][0] == manifest.get("attempts"):
-        attempt, first, last = found[-1]
+    spans: dict[int, tuple[float, float]] = {}
+    for row in written:
+        attempt, time_s = row.get("attempt"), row.get("time")
+        if attempt is None or time_s is None:
+            continue
+        first, last = spans.get(attempt, (time_s, time_s))
+        began = row.get("began", time_s) if row.get("event") == "attempt" else time_s
+        spans[attempt] = min(first, began), max(last, time_s)
+    newest = manifest.get("attempts")
+    if newest in spans:
+        first, last = spans[newest]
         ends = [manifest.get("ended"), manifest.get("finished"), failed]
-        found[-1] = attempt, first, max([last, *(end for end in ends if isinstance(end, (int, float)))])
-    return found
+        spans[newest] = first, max([last, *filter(None, ends)])
+    return [(attempt, first, last) for attempt, (first, last) in sorted(spans.items())]

@@ -32,7 +32,7 @@ from pipeline.process.errors import (
     from_rust_panic,
 )
 from pipeline.process.secrets import redact_output, redacted
-from pipeline.process.storage import DISK_FULL, note_once, raise_if_moved, write_json
+from pipeline.process.storage import DISK_FULL, raise_if_moved, write_json
 from pipeline.run_dir.run_directory import RunDirectory
 
 _current_run: RunDirectory | None = None
@@ -88,7 +88,6 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     """
     _hear_signals()
     _open_standard_streams()
-    _prepare_for_compiler()
     redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
         if sys.flags.optimize > 1:
@@ -141,27 +140,6 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r", encoding="utf-8"))
         with suppress(AttributeError, ValueError):  # not a stream of the interpreter
             getattr(sys, name).reconfigure(errors="backslashreplace" if number else "replace")
-
-
-def _prepare_for_compiler() -> None:
-    """Set what torch's compiler would fail at when it is imported, as also an uncompiled run does: the number of its
-    threads where the system refuses to say which cores are usable, and another folder than one that cannot be
-    written."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    try:
-        os.makedirs(folder or ".", exist_ok=True)
-    except OSError as error:
-        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-        note_once(
-            f"TORCHINDUCTOR_CACHE_DIR: {folder} cannot be made ({error.strerror}); torch keeps what it compiles "
-            "elsewhere"
-        )
-    try:
-        os.sched_getaffinity(0)
-    except OSError:
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, os.cpu_count() or 1)))
-    except AttributeError:  # macOS, where torch counts otherwise
-        pass
 
 
 def is_leaving() -> bool:

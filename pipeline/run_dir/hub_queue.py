@@ -51,7 +51,6 @@ class HubQueue:
     @contextmanager
     def hold(self, *, wait_s: float = 0.0) -> Iterator[bool]:
         """Keep other publishers out while the block runs; yields whether none of them holds the lock."""
-        self.run.refuse_links(self.path)
         with file_lock(self.path / ".lock", wait_s=wait_s) as held:
             if held:
                 clean(self.path)

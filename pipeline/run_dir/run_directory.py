@@ -166,25 +166,11 @@ class RunDirectory:
             held.release()
         return held is None
 
-    def refuse_links(self, *paths: Path) -> None:
-        """Raise CannotWriteError where one of the paths, by default anything in the directory, is a link that leads
-        out of it."""
-        root = Path(os.path.realpath(self.path))
-        for path in paths or (sorted(self.path.iterdir()) if self.path.is_dir() else ()):
-            target = os.path.realpath(path)
-            if path.is_symlink() and (os.path.islink(target) or not Path(target).is_relative_to(root)):
-                raise CannotWriteError(
-                    f"{path}: is a link to {os.readlink(path)}, which is not in the run directory, and nothing is "
-                    "written through it. Put what it names in its place; for a run on another disk move all of it "
-                    "there and set run.directory."
-                )
-
     def hold(self) -> None:
         """Create the directory, take its lock for as long as this process lives, and clear away half-written folders.
 
         Raises CannotWriteError when another living process holds it or the folder cannot be written.
         """
-        self.refuse_links()
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             _take_lock(self.lock)

@@ -106,12 +106,12 @@ def test_a_pulled_run_goes_on_bitwise_and_one_without_its_state_says_what_is_mis
 
     with hub_stand_in() as hub:
         cut_after_its_push(runner, recipe, hub, tmp_path / "hf")
-        assert "Go on from checkpoint-10: accelerate launch pipeline/pretrain.py runs/cut/recipe.yaml" in pull()
+        assert "Continue from checkpoint-10: bash" in pull()
         own = another_machine.folder / "runs" / "cut" / "recipe.yaml"
         files = hub.repos[REPO].commits[-1][1]
         for name in [name for name in files if name.startswith("last-checkpoint/")]:
             del files[name]
-        assert "It has no checkpoint to go on training from" in pull("--runs", "without")
+        assert "No checkpoint was pushed with it" in pull("--runs", "without")
     # Code of one's own is not published: the callback that held the run for its kill is not there.
     more = [*another_machine.here, "hub.id=null", "run.callbacks=[]"]
     gone_on = another_machine.train(own, "run.name=cut", *more)

@@ -10,7 +10,7 @@ from pipeline.data.prepare import prepare_now
 from pipeline.data.stream import end_path, seal_path, shard_path
 from pipeline.process.errors import DamagedFileError
 from pipeline.process.storage import read_sealed_json, write_json
-from tests.artifacts.test_stored_json import HOSTILE
+from tests.process.test_storage import HOSTILE
 
 
 def another_count(path):

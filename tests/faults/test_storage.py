@@ -71,12 +71,6 @@ def test_a_refused_look_at_the_cores_counts_them_all():
     assert int(done.stdout) >= 1
 
 
-def test_the_compiler_of_torch_is_imported_where_the_cores_cannot_be_asked_for(runner):
-    recipe = runner.recipe("refused", "gpt2", train={"max_steps": 1, "eval_strategy": "no"})
-    done = refused("sched_getaffinity=ENOSYS", *runner.command(recipe), cwd=runner.folder, env=None)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 def test_a_file_system_without_locks_is_named(tmp_path):
     code = "import sys; from pipeline.run_dir.failures import exit_with_status as e; from pipeline.process.storage import lock; e(lambda argv: lock(argv[0]))"
     done = python("flock=ENOLCK", code, tmp_path / ".lock")

@@ -5,16 +5,11 @@ import time
 import pytest
 
 from pipeline.data.preview import preview
-from pipeline.evals.contamination import keep_findings
-from pipeline.evals.tasks import append_entry
 from pipeline.monitor.samples_file import COLUMNS, read_gpus
-from pipeline.process.errors import CannotWriteError, DataError, RecipeError
+from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import refuse_odd_sizes
-from pipeline.report.run_data import read_run
-from pipeline.report.single import write_report
 from pipeline.run.data import _weights
-from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.patterns import local_files
 from pipeline.training.checkpoint import read_state
 
@@ -61,38 +56,6 @@ def test_a_row_of_one_long_word_is_looked_at_in_no_time(tmp_path):
 def test_a_table_that_is_none_of_gpu_samples_has_no_gpus(tmp_path, text):
     (tmp_path / "gpu-host.csv").write_text(text)
     assert read_gpus(tmp_path / "gpu-host.csv") == []
-
-
-WRITES = {
-    "a report": lambda run: write_report(read_run(str(run.path))),
-    "scores": lambda run: append_entry(run, {}),
-    "contamination": lambda run: keep_findings(run, {"tasks": {}}),
-    "a start": lambda run: run.hold(),
-}
-
-
-@pytest.mark.parametrize("target", ["elsewhere", "nowhere", "report"])
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_nothing_is_written_through_a_link_out_of_a_run(tmp_path, write, target):
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
-    run.manifest.write_text('{"name": "run"}')
-    (tmp_path / "elsewhere").mkdir()
-    run.report.symlink_to(tmp_path / target if target != "report" else run.report)
-    with pytest.raises(CannotWriteError, match=r"run/report: is a link to .*, and nothing is written through it"):
-        write(run)
-    assert not list((tmp_path / "elsewhere").iterdir())
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_a_link_that_stays_in_the_run_and_a_run_that_is_one_are_written_to(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "run").symlink_to(tmp_path / "disk")
-    run = RunDirectory(tmp_path / "run")
-    (tmp_path / "disk" / "kept").mkdir()
-    run.report.symlink_to("kept")
-    append_entry(run, {"results": []})
-    assert (tmp_path / "disk" / "kept" / "evals.json").is_file()
 
 
 def test_a_checkpoint_without_a_training_state_or_with_an_odd_one_is_refused_by_name(tmp_path):

@@ -4,7 +4,6 @@ import fcntl
 import os
 import pty
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -94,19 +93,3 @@ def test_times_are_said_as_people_say_them(seconds, text):
 )
 def test_counts_are_said_in_the_unit_that_shows_them(count, text):
     assert count_text(count) == text
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no SIGSTOP here")
-def test_a_stopped_process_that_is_waited_for_is_named_once(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.3)
-    monkeypatch.setattr(progress, "DETAIL_EVERY_S", 0.1)
-    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    helper.send_signal(signal.SIGSTOP)
-    try:
-        with waiting("saving the checkpoint"):
-            time.sleep(2.0)
-    finally:
-        helper.kill()
-        helper.wait()
-    line = f"note: saving the checkpoint: process {helper.pid} is stopped and waited for. Run `kill -CONT {helper.pid}` to continue it"
-    assert capsys.readouterr().err.splitlines().count(line) == 1

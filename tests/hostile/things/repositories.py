@@ -184,7 +184,7 @@ for name, content in SEALS.items():
     THINGS[f"a seal that {name}"] = Thing(lay=with_files({"MANIFEST.json": content}), commands=PULL, allowed=INTO_RUNS)
 for name, content in MANIFESTS.items():
     THINGS[f"a manifest that {name}"] = Thing(lay=with_files({"run_manifest.json": content}), commands=PULL, allowed=INTO_RUNS)  # fmt: skip
-for name, target in {"above": "../../elsewhere/pwned", "absolute": "FOLDER/elsewhere/pwned", "of Windows": "..\\..\\pwned", "with ESC": "a\x1b[31m\nb", "of 300 letters": "x" * 300}.items():  # fmt: skip
+for name, target in {"above": "../../elsewhere/pwned", "absolute": "FOLDER/elsewhere/pwned", "of Windows": "..\\..\\pwned", "with ESC": "a\x1b[31m\nb"}.items():  # fmt: skip
     THINGS[f"a seal that names a file {name}"] = Thing(lay=one_name(target), commands=PULL, allowed=INTO_RUNS)
 ANSWERS: dict[str, tuple[str, Callable]] = {
     "sends files on to file:///etc/passwd": ("/resolve/", redirect_to_a_file),

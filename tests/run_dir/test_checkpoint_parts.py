@@ -254,7 +254,7 @@ def test_the_processes_outlive_the_death_of_all_ranks_and_a_lost_part_does_not_h
 import os, signal, subprocess, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pipeline.run_dir.run_directory import RunDirectory
-from tests.artifacts.test_checkpoint_parts import begun, impatient
+from tests.run_dir.test_checkpoint_parts import begun, impatient
 if {ranks} < {RANKS}:
     subprocess.Popen = impatient
 begun(RunDirectory({str(run.path)!r}), ranks=range({ranks}))

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hub_stand_in import Fault, hub_stand_in
+
+from tests.hub.hub_stand_in import Fault, hub_stand_in
 
 ROOT = Path(__file__).parents[2]
 SHORTER = """
