@@ -16,7 +16,7 @@ test:
 # While working: one file of most rooms, none of which starts a run.
 QUICK = run_dir/test_manifest run_dir/test_rows run_dir/test_run_directory docs/test_links data/test_packing data/test_mixture \
 	evals/test_intervals generation/test_calculator hardware/test_peaks model/test_gpt2_and_nanochat model/test_loss recipe/test_frozen \
-	recipe/test_resolve recipe/test_sizes report/test_fit report/test_diagnosis sources/test_recognition test_architecture test_tiers \
+	recipe/test_resolve recipe/test_sizes benchmarks/test_ladder report/test_diagnosis sources/test_recognition test_architecture \
 	tokenizer/test_byte_lengths training/test_finite training/test_meter training/test_overrides training/test_schedules
 quick:
 	$(PYTHON) -m ruff check .
@@ -64,10 +64,10 @@ findings:
 conformance:
 	$(PYTHON) -m faults.conformance --install --json docs/conformance.json --page docs/conformance.md
 
-# One family of runs at three depths and the power law through them, for the plans of the next depth (report/curves.py).
+# One family of runs at three depths and the power law through them (benchmarks/ladder.py).
 # SET='run.tokens_per_param=0.2' changes all of them.
 DEPTHS ?= 4 6 8
 LADDER ?= recipes/ladder.yaml
 ladder:
 	for depth in $(DEPTHS); do bash run_pretrain.sh $(LADDER) model.depth=$$depth run.name=ladder-d$$depth $(SET) || exit 1; done
-	$(PYTHON) -m pipeline.report --fit $(addprefix runs/ladder-d,$(DEPTHS))
+	$(PYTHON) benchmarks/ladder.py $(addprefix runs/ladder-d,$(DEPTHS))

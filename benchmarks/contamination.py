@@ -22,8 +22,9 @@ from pathlib import Path
 
 from common import ROOT, arguments, compared, show
 
-from pipeline.data.decontamination import Matches, Watchlist
+from pipeline.contrib.decontamination import Matches, Watchlist
 from pipeline.data.prepare import prepare_now
+from pipeline.data.row_plan import plan_rows
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
@@ -96,7 +97,8 @@ def main() -> None:
                 read_s[:] = time.process_time() - started[0], time.perf_counter() - started[1]
             spared = read_s if path else (0.0, 0.0)
             began = time.process_time(), time.perf_counter()
-            plans[path] = prepare_now(recipe, tokenizer, sources=sources, watchlist=path).plan
+            plans[path] = plan_rows(recipe, tokenizer, sources=sources, watchlist=path)
+            prepare_now(plans[path], tokenizer, sources=sources)
             return time.process_time() - began[0] - spared[0], time.perf_counter() - began[1] - spared[1]
 
         plans: dict[Path | None, dict] = {}

@@ -16,9 +16,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.ladder import fit_power_law
 from pipeline.evals.intervals import interval, mean_interval, share_interval
 from pipeline.report.comparison import verdict
-from pipeline.report.curves import fit_power_law
 
 FLOORS, EXPONENTS, NOISES = (0.0, 0.3, 0.6, 1.0, 1.5), (0.05, 0.12, 0.2, 0.3), (0.001, 0.002, 0.004)
 SIZES, TIMES, DECADES = (3, 4, 5, 6), (3, 10, 30), 1.5

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 from common import arguments, in_turns, show
 
-from pipeline.data.packing import PackedRows, write_rows
+from pipeline.data.packing import PackedRows
 from pipeline.data.rows import RowReader
-from pipeline.data.stream import Shard, map_tensors, shard_path
+from pipeline.data.shard_writer import write_rows
+from pipeline.data.shards import Shard, shard_path
 
 SHARD_ROWS = 2048
 BATCHES = 8  # of one timed call
@@ -29,7 +30,7 @@ def make_shard(folder: Path, row_tokens: int) -> Shard:
     used[::8] = row_tokens // 2  # padded
     origins = np.zeros((SHARD_ROWS, 3), np.int32)
     write_rows(folder, 0, PackedRows(ids, origins, used))
-    return Shard(**map_tensors(shard_path(folder, 0)))
+    return Shard(shard_path(folder, 0))
 
 
 def main() -> None:

@@ -19,9 +19,9 @@ from typing import Any
 from common import DEVICE, ROOT, arguments, show
 
 from pipeline.hardware.device import device_info
-from pipeline.preflight.plan import Plan, Span, make_plan
+from pipeline.plan.plan import Plan, Span, make_plan
 from pipeline.recipe import read_recipe
-from pipeline.recipe.resolve import resolve_start, start_folder
+from pipeline.recipe.start_from import resolve_start, start_folder
 from pipeline.report.run_data import read_run
 from pipeline.report.sections import wall_s
 

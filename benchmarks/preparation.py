@@ -7,11 +7,8 @@ timed by the processor's seconds of this process. The tokenizer is trained on th
 the seconds a token; the goal is less than 1 / 0.7 = 1.43.
 
 With --processes N instead: wall seconds of preparing by N processes against one, in turns on a machine at rest, the start of the
-processes included (give it a minute of text). speed_up: the goal for 2 is 1.8. The process that packs and seals then gets all
-ids ready made, which takes encoding_s of one process: reading_s, packing_s, writing_s (two threads) and sealing_s are the seconds
-of a processor that its threads take.
-feeds_processes: how many processes' ids the busiest thread takes. share_at_64: of 64 times one process on 64 cores, by these
-figures: what the threads take is not encoded, and no more is encoded than they take.
+processes included (give it a minute of text). speed_up: the goal for 2 is 1.8. encoding_s: a processor's seconds of the processes
+that encode. packing_s: those of the one that packs and seals what they made. feeds_processes: how many it keeps up with.
 """
 
 import os
@@ -23,50 +20,20 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
-from unittest.mock import patch
 
 from common import ROOT, arguments, in_turns, seconds, show
 
-from pipeline.data import packing
-from pipeline.data.packing import SequenceWriter
-from pipeline.data.preparation import sequence_folder
-from pipeline.data.prepare import prepare_now, prepare_part
+from pipeline.contrib.parts import prepare_part
+from pipeline.data.prepare import prepare_now
+from pipeline.data.row_plan import plan_rows, sequence_folder
 from pipeline.process.storage import read_json
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
 from pipeline.tokenizer.encode import Encoder
-
-
-def timed(work: Callable, cpu_s: list[float]) -> Callable:
-    """Return the function, which notes the processor's seconds of its thread at each call."""
-
-    def work_timed(*arguments):
-        before = time.thread_time()
-        try:
-            return work(*arguments)
-        finally:
-            cpu_s.append(time.thread_time() - before)
-
-    return work_timed
-
-
-class TimedThreads(ThreadPoolExecutor):
-    made: ClassVar[list["TimedThreads"]] = []  # of one sequence, in the order in which its writer makes them
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.cpu_s: list[float] = []
-        self.made.append(self)
-
-    def submit(self, work, *arguments):
-        return super().submit(timed(work, self.cpu_s), *arguments)
 
 
 def cpu_of_children() -> float:
@@ -103,36 +70,29 @@ def main() -> None:
         encoder = Encoder(tokenizer, num_proc=1)
         tokens = sum(map(len, encoder.encode(texts)))
 
+        def plan_of(processes: int) -> dict:
+            return plan_rows(with_values(recipe, {"data.num_proc": processes}), tokenizer, sources=sources)
+
         def prepare(processes: int = 1) -> None:
             shutil.rmtree(Path(folder) / "shards", ignore_errors=True)
-            prepare_now(with_values(recipe, {"data.num_proc": processes}), tokenizer, sources=sources)
+            prepare_now(plan_of(processes), tokenizer, sources=sources)
 
         if options.processes:
-            plan = prepare_now(recipe, tokenizer, sources=sources).plan
+            plan = plan_of(1)
+            prepare_now(plan, tokenizer, sources=sources)
             (about,) = plan["train"]["sequences"]
 
             def train_alone(processes: int = 1) -> None:
                 shutil.rmtree(sequence_folder(plan, about), ignore_errors=True)
-                prepare_now(with_values(recipe, {"data.num_proc": processes}), tokenizer, sources=sources)
+                prepare_now(plan_of(processes), tokenizer, sources=sources)
 
             found = in_turns(lambda: train_alone(options.processes), train_alone, pairs=options.pairs, warm_up=0)
-            part = partial(prepare_part, recipe, tokenizer, sources=sources, part=(1, 1))
-            packing.ThreadPoolExecutor = TimedThreads
-            for _ in range(2):  # the second time in memory that the first has touched
-                shutil.rmtree(sequence_folder(plan, about))
-                encoding = seconds(part, cpu_of_children)
-                encoding -= seconds(part, cpu_of_children)  # all is encoded now, and a process is started alone
-                TimedThreads.made.clear()
-                with patch.object(SequenceWriter, "_seal", timed(SequenceWriter._seal, sealed := [])):
-                    prepare_now(recipe, tokenizer, sources=sources)
-            reading, packing_s, writing = (sum(threads.cpu_s) for threads in TimedThreads.made)
-            sealing = sum(sealed)
-            busiest = max(reading, packing_s, writing / packing.AHEAD, sealing)
-            cores = 64 / (1 + (reading + packing_s + writing + sealing) / encoding)
+            shutil.rmtree(sequence_folder(plan, about))
+            encoding = seconds(partial(prepare_part, plan, tokenizer, sources=sources, part=(1, 1)), cpu_of_children)
+            packing = seconds(partial(prepare_now, plan, tokenizer, sources=sources), time.process_time)
             row = {"processes": options.processes, "one_s": found["other_s"], "speed_up": 1 / found["ratio"]}
-            row |= {"reading_s": reading, "packing_s": packing_s, "writing_s": writing, "sealing_s": sealing}
-            row |= {"encoding_s": encoding, "feeds_processes": encoding / busiest}
-            show(options, [row | {"share_at_64": min(cores, encoding / busiest) / 64}])
+            row |= {"encoding_s": encoding, "packing_s": packing, "feeds_processes": encoding / packing}
+            show(options, [row])
             return
 
         found = in_turns(

@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pipeline.hardware.accelerators import planned_device  # noqa: E402
-from pipeline.preflight.memory import usable_bytes  # noqa: E402
-from pipeline.preflight.plan import Plan, make_plan  # noqa: E402
+from pipeline.plan.memory import usable_bytes  # noqa: E402
+from pipeline.plan.plan import Plan, make_plan  # noqa: E402
 from pipeline.recipe import read_recipe  # noqa: E402
-from pipeline.recipe.resolve import micro_batch  # noqa: E402
+from pipeline.recipe.batch import micro_batch  # noqa: E402
 
 PAGE = ROOT / "docs" / "hardware.md"
 BEGIN, END = "<!-- by benchmarks/what_fits.py -->\n", "<!-- to here -->\n"

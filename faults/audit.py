@@ -16,7 +16,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VALIDATION
-from pipeline.recipe.resolve import MATRIX_GROUP, StepRows
+from pipeline.recipe.batch import StepRows
+from pipeline.recipe.dial import MATRIX_GROUP
 from pipeline.report.diagnosis_finding import Figures, Series, median
 from pipeline.report.run_data import RunData, number, read_run
 from pipeline.run_dir.rows import first_start

@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 
-from pipeline.evals.sandbox_child import (
+from pipeline.contrib.sandbox_child import (
     ALLOW,
     ARCHITECTURES,
     EQUAL,

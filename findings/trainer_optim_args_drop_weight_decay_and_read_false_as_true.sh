@@ -8,7 +8,7 @@
 #   gradient of 0 keeps 0.9 of itself in one step instead of 0.99999. (3) adamw_torch takes betas=0.5, amsgrad=True or
 #   a misspelt key without a word and uses none; 2026-11-28, Python 3.11, Linux, CPU.
 # Costs: a run with a setting that is written in its arguments and was never used, or was used the other way round.
-# Tandem: names before step 1 what transformers would not use (tests/preflight/test_checks.py).
+# Tandem: names before step 1 what transformers would not use (tests/run/test_checks.py).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -2,7 +2,7 @@
 
 The folders are rooms on the path of the data, imported from left to right only (tests/test_architecture.py):
 process run_dir hardware recipe monitor metrics sources tokenizer data model generation evals training callbacks report
-hub preflight, then the entries pretrain, sft and chat.
+hub plan run, then the entries pretrain, sft and chat.
 """
 
 import os

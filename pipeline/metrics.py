@@ -216,8 +216,6 @@ SECTIONS: dict[str, Sequence[Metric]] = {
                better="higher", panel="Benchmarks", aliases=[nanochat("chatcore_metric", imported=False)]),
         Metric("chat/core_part", "-", "the same where not all of their items were asked",
                better="higher", panel="Benchmarks", aliases=[nanochat("ChatCORE"), wandb("chatcore_metric", label="W&B, while training,")]),
-        Metric("chat/core_spelling_bee", "-", "as chat/core, over the five and spelling_bee", better="higher", panel="Benchmarks"),
-        Metric("chat/core_spelling_bee_part", "-", "the same where not all items were asked", better="higher", panel="Benchmarks"),
         Metric("chat/eval_s", "s", "wall time of the scoring while training", better="lower"),
     ),
     "Machine": (

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.stock import StockPython
-from tests.tiers import is_full
 from tests.warm_commands import WarmCommands
 
 # No test talks to a service; one that stands in for the Hub sets its own address.
@@ -22,7 +21,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if is_full(item.nodeid):
+    """Mark all cases of a test as full but those that its `full_except` names."""
+    kept = item.get_closest_marker("full_except")
+    if kept and item.name.partition("[")[2].removesuffix("]") not in kept.args:
         item.add_marker(pytest.mark.full)
 
 

@@ -11,7 +11,7 @@ import torch.multiprocessing
 
 # What the ranks of the tests import. No tensor is computed before the fork: threads do not survive it.
 IMPORTED = ("transformers.models.auto.modeling_auto", "pipeline.training.build", "pipeline.training.distributed",
-            "pipeline.preflight.checks", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
+            "pipeline.run.checks", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
             "pipeline.evals.chat", "pipeline.evals.core")  # fmt: skip
 
 

@@ -32,7 +32,7 @@ MODULES["serve"] = "tests.hostile.serve_once"
 # Everything else that an entry imports, so that no child has to.
 ALSO = ("run.train", "run.finish", "run.data", "report.page", "report.single", "training.build",
         "evals.texts", "evals.bpb", "chat.conversation", "hub.pull", "contrib.export", "data.preview", "data.prepare", "data.preparation",
-        "tokenizer.load", "tokenizer.train", "preflight.checks", "run.open_run")  # fmt: skip
+        "tokenizer.load", "tokenizer.train", "run.checks", "run.open_run")  # fmt: skip
 
 
 @dataclass
@@ -145,7 +145,7 @@ def serve() -> None:
     )
     for module in [*libraries, *(f"pipeline.{name}" for name in ALSO), *MODULES.values()]:
         importlib.import_module(module)
-    sys.modules["pipeline.preflight.checks"]._versions()  # of the packages, looked up once for all children
+    sys.modules["pipeline.run.checks"]._versions()  # of the packages, looked up once for all children
     gc.freeze()  # what a child's collections need not look through
     for line in sys.stdin:
         asked = json.loads(line)
@@ -217,7 +217,7 @@ def rank_process(rank: int, asked: dict, world: dict[str, str]) -> int:
 def write_markdown(run, *, limit_s: float | None = None) -> str | None:
     """Write report.md as failures.write_report has it written: in this process, and without the seconds of its page and picture."""
     from pipeline.process.storage import write_text
-    from pipeline.report.imported_logs import read_runs
+    from pipeline.report.run_data import read_runs
     from pipeline.report.single import report
 
     try:

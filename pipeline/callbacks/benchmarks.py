@@ -162,7 +162,7 @@ class Benchmarks(StepCallback):
         step that is all the text of the run."""
         if not self.trainer.is_world_process_zero():
             return None
-        from pipeline.evals.contamination import record_findings
+        from pipeline.contrib.contaminated_items import record_findings
 
         return record_findings(self.run, self.trainer.rows.plan, self.benchmarks)
 

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     from transformers.cli.transformers import app
 
     from pipeline.model.build import TandemForCausalLM  # which registers its config too
-    from pipeline.tokenizer.own_template import bound_templates
+    from pipeline.tokenizer.template_sandbox import bound_templates
 
     bound_templates()
     transformers.TandemForCausalLM = TandemForCausalLM  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from pipeline.process.commands import program, whole_number
 from pipeline.process.network import SHARDS_FORMS, takes_shards
@@ -66,16 +67,11 @@ def main(argv: list[str]) -> int:
         ),
     )
     parser.add_argument("--ahead", metavar="FOLDER", help=argparse.SUPPRESS)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args(argv)
     if arguments.ahead:
-        from pipeline.data.prepare import run_ahead
+        from pipeline.data.prepare import prepare_in_background
 
-        return run_ahead(Path(arguments.ahead))
-    if arguments.worker:
-        from pipeline.data.workers import serve_work
-
-        return serve_work()
+        return prepare_in_background(Path(arguments.ahead))
     if arguments.recipe is None:
         parser.error("neither a recipe nor data is named")
     from pipeline.data.preview import is_recipe, preview
@@ -116,8 +112,17 @@ def _is_no_warning(record: logging.LogRecord) -> bool:
 
 
 def _prepare(arguments: argparse.Namespace) -> None:
+    from pipeline.data.losses import padding_notes, table, warning_lines
+    from pipeline.data.prepare import prepare_now
+    from pipeline.data.preview import shown_rows
+    from pipeline.data.row_plan import plan_rows
+    from pipeline.data.rows import TrainingRows
+    from pipeline.data.validation import ValidationRows
     from pipeline.recipe import read_recipe
-    from pipeline.recipe.resolve import becomes_tandem, resolve_start, with_batch_tokens
+    from pipeline.recipe.batch import with_batch_tokens
+    from pipeline.recipe.start_from import becomes_tandem, resolve_start
+    from pipeline.sources.open import open_sources
+    from pipeline.tokenizer import load_or_train
 
     recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
     recipe = resolve_start(recipe)
@@ -130,14 +135,6 @@ def _prepare(arguments: argparse.Namespace) -> None:
         )
     if recipe.data.num_proc:
         os.environ.setdefault("RAYON_NUM_THREADS", str(recipe.data.num_proc))
-
-    from pipeline.data.losses import padding_notes, table, warning_lines
-    from pipeline.data.prepare import prepare_now, prepare_part, prune, publish
-    from pipeline.data.preview import shown_rows
-    from pipeline.data.rows import TrainingRows, ValidationRows
-    from pipeline.sources.open import open_sources
-    from pipeline.tokenizer import load_or_train
-
     sources = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     for source in sources[0]:
         if source.recognised:
@@ -147,57 +144,56 @@ def _prepare(arguments: argparse.Namespace) -> None:
         from pipeline.training.isolation import rows_of_recipe
 
         recipe = rows_of_recipe(recipe, tokenizer)
-    if arguments.part:
-        with Bar("data: encoding", unit="tokens") as bar:
-            to_come = prepare_part(
-                recipe,
-                tokenizer,
-                sources=sources,
-                part=arguments.part,
-                watchlist=arguments.watchlist,
-                report=bar.update,
-            )
-        number, parts = arguments.part
-        if to_come:
-            print(
-                f"data: part {number} of {parts} is encoded, {short_count(bar.n)} tokens. To come: "
-                f"{', '.join(map(str, to_come))}. The last one, or the same command without --part, makes the shards."
-            )
-            return
+    plan = plan_rows(recipe, tokenizer, sources=sources, watchlist=arguments.watchlist)
+    if arguments.part and not _encode_part(plan, tokenizer, sources, arguments.part):
+        return
+    row_tokens = recipe.data.row_tokens
     with Bar("data: preparing", unit="tokens") as bar:
 
-        def report(role: str, source: int, stream) -> None:
-            seals, total = stream.sequences[source].seals, stream.mixture.total_rows
+        def report(role: str, source: int, stream: Any) -> None:
+            seals, total = stream.datasets[source].seals, stream.mixture.total_rows
             if role == "train" and total:  # of a source of unknown length nobody knows it before its end
-                bar.reach(bar.n, total=total * recipe.data.row_tokens)
-            bar.update((seals[-1]["rows"] if seals else 0) * recipe.data.row_tokens)
+                bar.reach(bar.n, total=total * row_tokens)
+            bar.update(seals[-1]["rows"] * row_tokens if seals else 0)
 
-        preparation = prepare_now(
-            recipe, tokenizer, sources=sources, verify=True, report=report, watchlist=arguments.watchlist
-        )
-    print(table(preparation.plan))
-    rows, validation = TrainingRows.open(preparation=preparation), ValidationRows.open(preparation)
+        preparation = prepare_now(plan, tokenizer, sources=sources, verify=True, report=report)
+    print(table(plan))
+    rows, validation = TrainingRows.open(preparation=preparation), ValidationRows(preparation)
     rows.raise_if_too_bad()
-    for line in warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer):
+    for line in warning_lines(plan, validation, sources=sources, tokenizer=tokenizer):
         print(line)
-    for name, share in rows.shares().items():
-        untrained = share.get("conversations", {}).get("untrained")
-        if untrained is not None:
-            print(f"data: {name}: {100 * (1 - untrained):.2f} % of the answers' characters are trained (by a sample)")
-    if recipe.data.one_text_rows:
-        print(*padding_notes(rows.plan, rows.shares()), sep="\n")
-    print(f"data: {rows.total_rows():,} rows, {rows.total_steps():,} steps, in {preparation.plan['cache_dir']}")
+    for line in padding_notes(plan, rows.shares()):
+        print(line)
+    print(f"data: {rows.total_rows():,} rows, {rows.total_steps():,} steps, in {plan['cache_dir']}")
     for line in shown_rows(rows, tokenizer, count=arguments.show or 0, colour=sys.stdout.isatty()):
         print(line)
     if arguments.publish:
-        sent, size = publish(preparation.plan, arguments.publish)
+        from pipeline.contrib.published_shards import publish
+
+        sent, size = publish(plan, arguments.publish)
         print(
             f"data: {sent} files, {size / 1e9:.2f} GB, were sent to {arguments.publish}. Take them with "
             f"data.shards_from={arguments.publish}"
         )
     if arguments.prune:
-        count, freed = prune(preparation.plan, runs=Path(recipe.run.directory))
+        from pipeline.data.references import prune
+
+        count, freed = prune(plan, runs=Path(recipe.run.directory))
         print(f"data: {count} unused shard folders deleted, {freed / 1e9:.2f} GB freed")
+
+
+def _encode_part(plan: dict, tokenizer: Any, sources: tuple[list, list], part: tuple[int, int]) -> bool:
+    """Encode a part of the training text; return whether it was the last one, after which the shards are made."""
+    from pipeline.contrib.parts import prepare_part
+
+    with Bar("data: encoding", unit="tokens") as bar:
+        to_come = prepare_part(plan, tokenizer, sources=sources, part=part, report=bar.update)
+    if to_come:
+        print(
+            f"data: part {part[0]} of {part[1]} is encoded, {short_count(bar.n)} tokens. To come: "
+            f"{', '.join(map(str, to_come))}. The last one, or the same command without --part, makes the shards."
+        )
+    return not to_come
 
 
 if __name__ == "__main__":

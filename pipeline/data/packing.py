@@ -1,36 +1,15 @@
-"""Documents and conversations packed into rows, and the shards that are written of them one after the other."""
+"""Documents and conversations packed into rows of row_tokens + 1 ids: three ways for text, one for conversations."""
 
 import copy
-import hashlib
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import count, islice
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from pipeline.data.losses import count_conversation, new_counts
-from pipeline.data.stream import (
-    FORMAT,
-    NO_TEXT,
-    documents_begun,
-    end_path,
-    map_tensors,
-    read_seal,
-    seal_path,
-    shard_path,
-    state_path,
-)
-from pipeline.data.workers import OUTCOMES, EncodedBlock, encode_block, safetensors_parts
-from pipeline.process.errors import DataError
-from pipeline.process.storage import remove_file, write_bytes, write_sealed_json
+from pipeline.data.shards import NO_TEXT
 
-Item = TypeVar("Item")
 Origin = tuple[int, int, int]  # file, row group, row of a source
 
 
@@ -65,11 +44,8 @@ class PackedRows:
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
-# Rows under construction: pieces fitted into bins, bins laid out as arrays. T = row_tokens.
-
-
 def best_fit(lengths: list[int], capacity: int, *, one_text: bool = False) -> list[list[int]]:
-    """Bins of piece numbers: longest piece first, each into the fullest bin that still holds it.
+    """Return bins of piece numbers: longest piece first, each into the fullest bin that still holds it.
 
     No length may exceed capacity. Equal lengths keep their order; of equally full bins the oldest is taken. Bins and
     the pieces in them are returned in the order of the pieces: by length, the first rows of a block would all be long
@@ -126,12 +102,9 @@ def unragged(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
-# Conversations in, rows of isolated conversations out: whole turns only, never a row without a trained target.
-
-
 class ConversationPacker:
-    """Best fit with padding inside a block of conversations; interface as packing.Packer, fed rendered
-    conversations."""
+    """Best fit with padding inside a block of rendered conversations, whose rows keep them apart; interface as
+    Packer."""
 
     def __init__(self, *, row_tokens: int, pad: int, dtype, documents: int, one_text: bool = False):
         self.row_tokens, self.pad, self.dtype, self.documents = row_tokens, pad, np.dtype(dtype), documents
@@ -176,9 +149,6 @@ class ConversationPacker:
         masks = [mask.astype(bool) for mask in unragged(state["trained"], state["lengths"])]
         origins = [tuple(o) for o in state["origins"].tolist()]
         self.block = list(zip(ids, masks, origins, strict=True))
-
-
-# Tokenized documents in, rows of row_tokens + 1 ids out: three ways to pack.
 
 
 class Packer:
@@ -418,11 +388,9 @@ PACKERS: dict[str, type[Packer]] = {
 }
 
 
-# Rows that carry how many bytes of text each token covers, for tokenizers whose ids have no fixed bytes.
-
-
 class BytesPacker:
-    """Interface of Packer, with the bytes of every token as a third part of each document."""
+    """Interface of Packer, with the bytes of text under every token as a third part of each document: for tokenizers
+    whose ids have no fixed bytes."""
 
     def __init__(self, kind: type[Packer], *, bos: int, pad: int, dtype: str, **settings):
         self.ids = kind(bos=bos, pad=pad, dtype=dtype, **settings)
@@ -453,316 +421,3 @@ class BytesPacker:
 
 def _together(ids: list[PackedRows], lengths: list[PackedRows]) -> list[PackedRows]:
     return [replace(rows, target_bytes=counts.input_ids) for rows, counts in zip(ids, lengths, strict=True)]
-
-
-def made_ahead(items: Iterator[Item], thread: ThreadPoolExecutor, count: int) -> Iterator[Item]:
-    """Yield the items while a thread makes up to `count` more. Raises what making an item raises, in its turn."""
-    coming: deque[Future[Item | None]] = deque()
-    while True:
-        while len(coming) <= count:
-            coming.append(thread.submit(next, items, None))
-        item = coming.popleft().result()
-        if item is None:
-            return
-        yield item
-
-
-def shard_tensors(rows: PackedRows) -> dict[str, np.ndarray]:
-    tensors = {"input_ids": rows.input_ids, "origins": rows.origins, "used": rows.used, "targets": rows.targets}
-    if rows.trained is not None and rows.starts is not None:
-        tensors |= {"trained": np.packbits(rows.trained, axis=1), "starts": np.packbits(rows.starts, axis=1)}
-    if rows.target_bytes is not None:
-        tensors["target_bytes"] = rows.target_bytes
-    return tensors
-
-
-def sha256_of(parts: list[bytes | memoryview]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def write_rows(folder: Path, number: int, rows: PackedRows) -> dict[str, Any]:
-    """Write the file of a shard; return what its seal says of it."""
-    parts = safetensors_parts(shard_tensors(rows))
-    write_bytes(shard_path(folder, number), *parts)
-    return {
-        "format": FORMAT,
-        "shard": number,
-        "rows": len(rows),
-        "positions": len(rows) * (rows.input_ids.shape[1] - 1),
-        "targets": int(rows.targets.sum()),
-        "padded": int(rows.input_ids.size - rows.used.sum()),
-        "bytes": sum(map(len, parts)),
-        "sha256": sha256_of(parts),
-    }
-
-
-# Makes a source's shards one after the other: the same bytes whether or not it was interrupted in between.
-#
-# Between two shards the whole state is: the packer before the block of documents that is being worked on, that block's
-# place in the source, and how many of the rows it gives are already sealed. Going on reads and packs that block again.
-
-STATES_KEPT_EVERY = 16  # a shard that was deleted is made again from the nearest earlier state
-AHEAD = 2  # shards behind the one that is sealed next, in memory
-
-
-@dataclass
-class PackedShard:
-    """A shard that is not sealed yet, and what of the source went into it. rows: None for what came behind the last
-    shard."""
-
-    rows: PackedRows | None
-    before: Any  # packer before the block that is being worked on
-    about: dict[str, Any]  # in the seal
-    is_last: bool
-    seen: list[Future]  # of the scanner
-    used: list[Path]  # encoded blocks that are not needed once it is sealed
-    written: Future[dict] | None = None  # its counts, where threads write it
-
-
-class SequenceWriter:
-    """One source packed into one folder of shards. settings: the packing part of the key (preparation.py)."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        source: Any,
-        tokenizer: Any,
-        settings: dict,
-        num_proc: int | None = None,
-        from_shard: int | None = None,
-        watchlist: Any | None = None,
-        ahead: Any | None = None,
-    ):
-        """Stands after the last sealed shard, or at or before `from_shard` to make that one again.
-
-        ahead: gives the source's blocks as other processes encode them (workers.EncodedReader), which threads pack and
-        write while the shard before is sealed; None: all is done here, one after the other.
-        """
-        self.folder, self.source, self.tokenizer, self.settings = Path(folder), source, tokenizer, settings
-        self.num_proc, self.ahead = num_proc, ahead
-        self.scanner = watchlist.scanner(self.folder) if watchlist is not None else None
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for kind in ("safetensors", "json"):
-            for torn in self.folder.glob(f".*.{kind}.*"):
-                remove_file(torn)  # left by a process that was killed while it wrote
-        self.packer = self._new_packer()
-        self.read = new_counts(settings["kind"])
-        self.bad_rows: list[str] = []
-        self.wanted, self.skip = from_shard, 0
-        unsealed = next(number for number in count() if not seal_path(self.folder, number).exists())
-        self.number = unsealed if from_shard is None else from_shard
-        if from_shard is None:
-            self._forget_state(self.number - 2)  # of a process that was killed when it had sealed the next shard
-        cursor = self._restore()
-        self.num_packed = self.number
-        self.shards = self._packed_shards(cursor)
-        if ahead is not None:
-            self.reading, self.packing, self.writing = (ThreadPoolExecutor(n) for n in (1, 1, AHEAD))
-        self.coming: deque[Future[PackedShard | None]] = deque()
-
-    def extend(self, *, ahead: int = 0) -> bool:
-        """Seal one more shard; False when the source is used up, which is then sealed too.
-
-        ahead: shards behind it that are needed too, of which up to AHEAD are packed meanwhile.
-        """
-        if self.ahead is None:
-            shard = next(self.shards, None)
-        else:
-            while len(self.coming) <= min(ahead, AHEAD):
-                self.coming.append(self.packing.submit(next, self.shards, None))
-            shard = self.coming.popleft().result()
-        if shard is not None and shard.rows is not None:
-            self._seal(shard, shard.rows)
-        if shard is not None and shard.is_last:
-            read, bad_rows = shard.about["read"], [] if shard.rows is not None else shard.about["bad_rows"]
-            write_sealed_json(end_path(self.folder), {"shards": self.number, "read": read, "bad_rows": bad_rows})
-        return shard is not None and shard.rows is not None
-
-    def close(self) -> None:
-        """End the threads, and delete what they wrote that was not to be sealed."""
-        if self.ahead is not None:
-            self.ahead.closed = True
-            for threads in (self.reading, self.packing, self.writing):
-                threads.shutdown(cancel_futures=True)
-            for number in range(self.number, self.num_packed):
-                if not seal_path(self.folder, number).exists():
-                    remove_file(shard_path(self.folder, number))
-
-    def _packed_shards(self, start: dict) -> Iterator[PackedShard]:
-        """Yield the shards from a cursor on; where the source goes on behind the last one, that without rows."""
-        pending: list[PackedRows] = []
-        for cursor, before, rows in self._packed_blocks(start):
-            block_rows, self.skip = self.skip + sum(map(len, rows)), 0
-            pending += rows
-            if cursor["finishing"] and not sum(map(len, pending)):
-                yield self._shard(None, before, cursor, is_last=True)
-            while (left := sum(map(len, pending))) >= self.settings["shard_rows"] or (left and cursor["finishing"]):
-                ready = PackedRows.joined(pending)
-                ready, rest = ready[: self.settings["shard_rows"]], ready[self.settings["shard_rows"] :]
-                pending = [rest] if len(rest) else []
-                # Rows that are left over all come from the block that is being worked on: those before it went into
-                # this shard.
-                place = {**cursor, "skip": block_rows - len(rest)}
-                yield self._shard(ready, before, place, is_last=cursor["finishing"] and not pending)
-
-    def _shard(self, rows: PackedRows | None, before: Any, cursor: dict, *, is_last: bool) -> PackedShard:
-        about = {
-            "bad_rows": self.bad_rows,
-            "read": copy.deepcopy({**self.read, **self.packer.counts}),
-            "cursor": cursor,
-        }
-        self.bad_rows = []
-        seen = self.scanner.take() if self.scanner else []
-        used = self.ahead.take_used(cursor["file"], cursor["block"]) if self.ahead is not None else []
-        shard = PackedShard(rows, before, about, is_last, seen, used)
-        if self.ahead is not None and rows is not None and not seal_path(self.folder, self.num_packed).exists():
-            shard.written = self.writing.submit(self._write, self.num_packed, rows)
-        self.num_packed += rows is not None
-        return shard
-
-    def _write(self, number: int, rows: PackedRows) -> dict:
-        """Write a shard's file; return the counts for its seal."""
-        documents = documents_begun(rows.input_ids, rows.used, rows.starts, bos=self.settings["bos"])
-        return {**write_rows(self.folder, number, rows), "documents": int(documents.sum())}
-
-    def _seal(self, shard: PackedShard, rows: PackedRows) -> None:
-        if self.scanner:
-            self.scanner.seal(self.number, shard.seen)
-        if seal_path(self.folder, self.number).exists():
-            if self.number == self.wanted:  # The shards before it are only passed through.
-                self._make_again(rows)
-        else:
-            write_bytes(state_path(self.folder, self.number), *safetensors_parts(shard.before.state()))
-            counts = shard.written.result() if shard.written else self._write(self.number, rows)
-            write_sealed_json(seal_path(self.folder, self.number), {**counts, **shard.about})
-            self._forget_state(self.number - 1)
-        for path in shard.used:
-            remove_file(path)
-        self.number += 1
-
-    def _forget_state(self, number: int) -> None:
-        if number > 0 and number % STATES_KEPT_EVERY:
-            remove_file(state_path(self.folder, number))
-
-    def _make_again(self, rows: PackedRows) -> None:
-        """Restore the file of a shard whose seal is there; its bytes are those of the seal or the source has
-        changed."""
-        path = shard_path(self.folder, self.number)
-        parts = safetensors_parts(shard_tensors(rows))
-        if sha256_of(parts) != read_seal(self.folder, self.number)["sha256"]:
-            raise DataError(
-                f"{path}: made again, this shard differs from its seal, so source {self.source.name!r} no longer "
-                f"gives what it gave before. Delete {self.folder} to prepare it anew; runs that used it cannot be "
-                "continued exactly."
-            )
-        write_bytes(path, *parts)
-
-    def _new_packer(self):
-        s = self.settings
-        common = {name: s[name] for name in ("row_tokens", "pad", "dtype")} | {"documents": s["packing_documents"]}
-        if s["kind"] == "chat":
-            return ConversationPacker(one_text=s.get("packing") == "one_text", **common)
-        if s.get("target_bytes"):
-            return BytesPacker(PACKERS[s["packing"]], bos=s["bos"], **common)
-        return PACKERS[s["packing"]](bos=s["bos"], **common)
-
-    def _restore(self) -> dict:
-        """Cursor to go on at; the packer and the counts are set to what they were there."""
-        while self.number > 0 and not state_path(self.folder, self.number - 1).exists():
-            self.number -= 1
-        self.resumed = self.number > 0
-        if not self.resumed:
-            return {"file": 0, "block": 0, "finishing": False}
-        cursor = read_seal(self.folder, self.number - 1)["cursor"]
-        state = map_tensors(state_path(self.folder, self.number - 1))
-        self.packer.restore({name: array.copy() for name, array in state.items()})
-        self.packer.counts, self.read, self.skip = dict(cursor["packed"]), dict(cursor["read"]), cursor["skip"]
-        return cursor
-
-    def _packed_blocks(self, cursor: dict) -> Iterator[tuple[dict, Any, list[PackedRows]]]:
-        """Yield (cursor, packer before it, rows) of each block from the cursor on; last the rest that the packer
-        holds."""
-        place = {"file": cursor["file"], "block": cursor["block"]}
-        again = self.resumed  # the first block was read before: its bad rows are named in the seal before
-        if not cursor["finishing"]:
-            for block in self._encoded_blocks(**place):
-                place = {"file": block.file, "block": block.index}
-                cursor, before = self._cursor(place, finishing=False), snapshot(self.packer)
-                rows = self._pack(block)
-                self.bad_rows += [] if again else block.bad_rows
-                yield cursor, before, self._without_skipped(rows)
-                again = False
-                if self.is_full():
-                    break
-        cursor, before = self._cursor(place, finishing=True), snapshot(self.packer)
-        if self.scanner:
-            self.scanner.look([])
-        yield cursor, before, self._without_skipped(self.packer.finish())
-
-    def _encoded_blocks(self, *, file: int, block: int) -> Iterator[EncodedBlock]:
-        """Yield the source's blocks from that cursor on: those of other processes, or else made here as they are asked
-        for."""
-        if self.ahead is not None:
-            for encoded in made_ahead(self.ahead.read(file=file, block=block), self.reading, AHEAD):
-                if self.scanner:
-                    self.scanner.add(encoded.seen)
-                yield encoded
-            return
-        for read in self.source.read(file=file, block=block):
-            if self.scanner:
-                self.scanner.look(read.items)
-            yield encode_block(
-                read, source=self.source, tokenizer=self.tokenizer, settings=self.settings, num_proc=self.num_proc
-            )
-
-    def _cursor(self, place: dict, *, finishing: bool) -> dict:
-        return {**place, "finishing": finishing, "packed": dict(self.packer.counts), "read": copy.deepcopy(self.read)}
-
-    def _without_skipped(self, rows: list[PackedRows]) -> list[PackedRows]:
-        if not self.skip:
-            return rows
-        rest = PackedRows.joined(rows)[self.skip :]
-        return [rest] if len(rest) else []
-
-    def is_full(self) -> bool:
-        limit = self.settings.get("limit_bytes")
-        return limit is not None and self.read["text_bytes"] >= limit
-
-    def _pack(self, block: EncodedBlock) -> list[PackedRows]:
-        """Return the rows that the block finishes."""
-        pack = pack_conversations if self.settings["kind"] == "chat" else pack_documents
-        self.read["empty_rows"] += block.empty_rows
-        return pack(self, block)
-
-
-def pack_documents(writer: SequenceWriter, block: EncodedBlock) -> list[PackedRows]:
-    assert block.text_bytes is not None
-    read, limit, sizes = writer.read, writer.settings.get("limit_bytes"), block.text_bytes.cumsum()
-    taken = len(sizes) if limit is None else int(np.searchsorted(sizes, limit - read["text_bytes"])) + 1
-    lengths = block.lengths[:taken]
-    read["documents"] += len(lengths)
-    read["text_tokens"] += int(lengths.sum())
-    read["text_bytes"] += int(sizes[:taken][-1]) if len(lengths) else 0
-    read["empty_rows"] += int((lengths == 0).sum())
-    flat = [block.ids] if block.target_bytes is None else [block.ids, block.target_bytes]
-    arrays = zip(*map(block.each, flat), strict=True)
-    documents = islice(zip(block.places(), arrays, strict=True), taken)
-    return writer.packer.add([(ids, origin, *more) for origin, (ids, *more) in documents if len(ids)])
-
-
-def pack_conversations(writer: SequenceWriter, block: EncodedBlock) -> list[PackedRows]:
-    rows: list[PackedRows] = []
-    assert block.trained is not None
-    assert block.rendered is not None
-    assert block.outcomes is not None
-    counts = zip(block.rendered.tolist(), block.outcomes.tolist(), strict=True)
-    arrays = zip(block.each(block.ids), block.each(block.trained), strict=True)
-    for origin, (length, outcome), (ids, trained) in zip(block.places(), counts, arrays, strict=True):
-        count_conversation(writer.read, length=length, kept=len(ids), outcome=OUTCOMES[outcome])
-        if len(ids):
-            rows += writer.packer.add(ids, trained, origin)
-    return rows

@@ -17,16 +17,17 @@ from pipeline.data.losses import MOST, MUCH, aligned, trained_characters
 from pipeline.data.rows import TrainingRows, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
+from pipeline.recipe.batch import step_rows
+from pipeline.recipe.checks import check_source, sayer
 from pipeline.recipe.layers import find_recipe
 from pipeline.recipe.located_yaml import Item, Problems, compose
-from pipeline.recipe.reader import check_source
-from pipeline.recipe.resolve import TEXT_ID, step_rows
+from pipeline.recipe.resolve import TEXT_ID
 from pipeline.recipe.schema import Recipe, Source
-from pipeline.recipe.values import Converter
+from pipeline.recipe.values import section_kind, section_of, typed_values
 from pipeline.sources.formats import Format
 from pipeline.sources.open import OpenSource, open_sources, planned_sources
 from pipeline.sources.raw_rows import kind_of, read_blocks, text_bytes
-from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, looked_at_rows, recognise
+from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, first_rows, recognise
 from pipeline.sources.verify import grouped, untrainable
 from pipeline.tokenizer.chat import rendered_talks
 from pipeline.tokenizer.encode import plain_backend
@@ -174,7 +175,7 @@ def preview(
     kinds = _kinds(spec)
     planned = planned_sources(whole, kind=kinds[0])[0]
     planned.files.sort(key=lambda file: file.label)
-    sample = looked_at_rows(planned.files)
+    sample = first_rows(planned.files)
     found = {} if _says_itself(spec) else {kind: recognise(sample, kind=kind) for kind in kinds}
     usable = [kind for kind in kinds if (seen := found.get(kind)) and seen.format]
     if any(found.values()) and not usable:
@@ -228,10 +229,11 @@ def source_of(target: str, settings: list[str]) -> Source:
             raise RecipeError(
                 f"command line: {setting} is no key of a source. Write key=value, for example split=test."
             )
-        items[key.removeprefix("data.sources.0.")] = compose(value, "command line", problems, where="command line")
-    source = Converter(problems).section(Source, Item(items, "command line"), "data.sources.0")
-    if not problems.lines:
-        check_source(Recipe(path="command line"), "data.sources.0", source, problems)
+        items[key] = compose(value, "command line", problems, where="command line")
+    values = typed_values(section_kind(Source), Item(items, "command line"), "data.sources.0", problems)
+    problems.raise_if_any()
+    source: Source = section_of(Source, values)
+    check_source("data.sources.0", source, sayer(Recipe(path="command line"), problems))
     problems.raise_if_any()
     return source
 

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +119,6 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
             "nanochat does (default the recipe's, else fewer_shots)"
         ),
     )
-    tasks.add_argument(
-        "--search-text",
-        action="store_true",
-        help="core, chat: first look for their items in the text that the run, and those it comes from, trained on",
-    )
     chat = parser.add_argument_group("chat")
     chat.add_argument(
         "--chat-data",
@@ -177,11 +173,6 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     arguments.tasks = _tasks(arguments.tasks or ([] if arguments.own_task else list(DEFAULT)))
     if arguments.own_task and "chat" not in arguments.tasks:
         arguments.tasks["chat"] = []
-    if arguments.search_text and not {"core", "chat"} & arguments.tasks.keys():
-        raise RecipeError(
-            "command line: --search-text looks for the items of core and chat, and neither is asked for. Name one: "
-            "core, chat:gsm8k."
-        )
     if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
         raise RecipeError(
             f"command line: --output {arguments.output} is in no folder that exists, so the results could not be "
@@ -325,30 +316,10 @@ class EvalsCommand:
             path = self.arguments.bundle or self._of_recipe("core").get("bundle")
             self.bundle = open_bundle(path, wanted=self.tasks["core"], cache=cache).only(self.tasks["core"])
         if "chat" in self.tasks:
-            from pipeline.evals.chat import open_chat
+            from pipeline.evals.chat import benchmark_of_command
 
             settings = self._of_recipe("chat")
-            self.chat = open_chat(self.tasks["chat"], self.arguments, settings=settings, cache=cache)
-        if self.arguments.search_text:
-            self._search_text()
-
-    def _search_text(self) -> None:
-        """Search the training text, before the ranks join and the model is loaded: it can take long."""
-        from pipeline.evals.contamination import search_text, watched_bundle, watched_chat
-
-        if self.subject.run is None:
-            raise RecipeError(
-                f"command line: --search-text reads what a run trained on, and {self.subject.path} is no run. Leave "
-                "it out, or name the run."
-            )
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise RecipeError(
-                "command line: --search-text reads on one process, the others would wait. Run it without accelerate "
-                "launch first, with --max-per-task 1; what it finds is kept for every later scoring."
-            )
-        tasks = watched_bundle(self.bundle) if "core" in self.tasks else {}
-        tasks |= watched_chat(self.chat.tasks) if "chat" in self.tasks else {}
-        search_text(self.subject.run, tasks, trust_code=self.subject.trust_code)
+            self.chat = benchmark_of_command(self.tasks["chat"], self.arguments, settings=settings, cache=cache)
 
     def _of_recipe(self, group: str) -> dict[str, Any]:
         return (self.recipe.get("evals") or {}).get(group) or {}
@@ -368,8 +339,8 @@ class EvalsCommand:
         if "core" in self.tasks:
             self.results += self._print_contamination(in_precision(self._core(model, tokenizer, where), "float32"))
         if "chat" in self.tasks:
-            ranks = {"rank": where["rank"], "world_size": where["world_size"]}
-            scored = self.chat.score(model, tokenizer, findings=self._findings(), **ranks)
+            watched = partial(progress, name="chat", shown=where["rank"] == 0)
+            scored = self.chat.score(model, tokenizer, findings=self._findings(), watched=watched, **where)
             self.results += self._print_contamination(in_precision(scored, "float32"))
         if "lm_eval" in self.tasks:
             self.results += self._harness(model, tokenizer)
@@ -412,7 +383,7 @@ class EvalsCommand:
                 )
 
     def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> list[dict[str, Any]]:
-        from pipeline.evals.core import closing_lines, core_results, heading, score_core, task_line
+        from pipeline.evals.core import closing_lines, heading, score_core, task_line, with_findings
 
         print(heading())
         score = score_core(
@@ -421,20 +392,20 @@ class EvalsCommand:
             tokenizer,
             max_per_task=self.arguments.max_per_task,
             long_prompts=self.arguments.long_prompts or self._of_recipe("core").get("long_prompts") or "fewer_shots",
-            watched=lambda batches: progress(batches, name="core", shown=where["rank"] == 0),
+            watched=partial(progress, name="core", shown=where["rank"] == 0),
             report=lambda task: print(task_line(task), flush=True),
             **where,
         )
         print("\n".join(closing_lines(score)))
-        return core_results(score, self._findings())
+        return with_findings(score, self._findings())
 
     def _findings(self) -> dict[str, Any] | None:
-        from pipeline.evals.contamination import findings_of
+        from pipeline.contrib.contaminated_items import findings_of
 
-        return findings_of(self.subject.run)
+        return findings_of(self.subject.run) if self.subject.run is not None else None
 
     def _print_contamination(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        from pipeline.evals.contamination import contamination_line
+        from pipeline.contrib.contaminated_items import contamination_line
 
         if self.subject.run is not None:
             print(contamination_line(results))

@@ -11,23 +11,15 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, TandemError, raise_errors
-from pipeline.process.storage import cache_dir
+from pipeline.process.storage import cache_dir, sha256_file
 from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import Source
+from pipeline.sources.built_in import built_in_files
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format, format_of
 from pipeline.sources.patterns import local_files
-from pipeline.sources.quickstart import (
-    SPELLED_LETTERS,
-    SPELLED_NUMBERS,
-    built_in_files,
-    is_held_out,
-    word_conversation,
-)
 from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
-from pipeline.sources.verify import FactsOfFiles, row_name, verified
-
-# A question put to the assistant, whatever task it belongs to.
+from pipeline.sources.verify import check_file, row_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +40,10 @@ class ChatItem:
     tools: list[dict] | None = None
 
 
-# Whether a written answer is right. Texts come as the model wrote them, its control tokens included.
-
+# Whether a written answer is right: texts come as the model wrote them, its control tokens included.
 MessagesChecker = Callable[[list[dict], str], Any]  # (messages with the right answer last, text) -> right or not
-NUMBER_WORDS = {word: str(number) for number, word in enumerate(SPELLED_NUMBERS)}
+NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+NUMBER_WORDS = {word: str(number) for number, word in enumerate(NUMBERS)}
 NUMBER_WORDS |= {"once": "1", "twice": "2", "zero": "0"}
 
 
@@ -82,37 +74,13 @@ def spelling_correct(item: ChatItem, text: str) -> bool:
     return item.answer in (re.sub(r"[^a-z]", "", run) for run in runs)
 
 
-def humaneval_program(item: ChatItem, text: str) -> str:
-    """Return the program to run: the prompt's imports, the completion, the test, the call of it. It passes by ending
-    without error.
-
-    The completion is the first code block of the text, else all of it. Source of the rules: nanochat
-    tasks/humaneval.py.
-    """
-    block = re.search(r"```(?:python)?\s*\n(.*?)\n```", text, re.DOTALL)
-    completion = (block[1] if block else text).strip()
-    imports = "\n".join(_leading_imports(item.messages[-1]["content"]))
-    return f"{imports}\n\n{completion}\n\n{item.row['test']}\ncheck({item.row['entry_point']})"
-
-
-def _leading_imports(program: str) -> list[str]:
-    """Return the import lines before the first line that is neither one, nor blank, nor a comment."""
-    found = []
-    for line in map(str.strip, program.split("\n")):
-        if line.startswith(("import ", "from ")):
-            found.append(line)
-        elif line and not line.startswith("#"):
-            break
-    return found
-
-
 def exact(messages: list[dict], text: str) -> bool:
     """Return whether the text is the last message's, but for white space around it."""
     return text.strip() == (messages[-1].get("content") or "").strip()
 
 
 def contains(messages: list[dict], text: str) -> bool:
-    """Return whether the last message's text, without white space around it, stands somewhere in the text."""
+    """Return whether the last message's text, without white space around it, is somewhere in the text."""
     return (messages[-1].get("content") or "").strip() in text
 
 
@@ -134,9 +102,7 @@ def checker_of(checker: str | MessagesChecker, *, folder: CodeFolder | str | Non
     )
 
 
-# From a dataset's row to a question: one function a format, which raises ValueError with the reason for a row it
-# cannot read.
-
+# One function a format, which raises ValueError with the reason for a row it cannot read.
 ReadRow = Callable[[Any], ChatItem]
 
 
@@ -150,56 +116,48 @@ def arc_item(row: Any) -> ChatItem:
     """Return an item of ARC as on the Hub (question, choices {text, label}, answerKey), or as in the CORE bundle
     (query, choices, gold)."""
     if isinstance(row, dict) and ("query" in row or "gold" in row):
-        choices = _texts(_column(row, "choices", list), "choices")
-        question = _column(row, "query", str).removeprefix("Question: ")
-        return _lettered(question, string.ascii_uppercase[: len(choices)], choices, index=_column(row, "gold", int))
-    choices = _column(row, "choices", dict)
-    texts, labels = (_texts(_column(choices, name, list), f"choices.{name}") for name in ("text", "label"))
-    key = _column(row, "answerKey", str)
+        choices = _texts(column(row, "choices", list), "choices")
+        question = column(row, "query", str).removeprefix("Question: ")
+        return _lettered(question, string.ascii_uppercase[: len(choices)], choices, index=column(row, "gold", int))
+    choices = column(row, "choices", dict)
+    texts, labels = (_texts(column(choices, name, list), f"choices.{name}") for name in ("text", "label"))
+    key = column(row, "answerKey", str)
     if len(texts) != len(labels) or len(set(labels)) != len(labels):
         raise ValueError(f"has {len(texts)} choices under the labels {', '.join(labels)}")
     if key not in labels:
         raise ValueError(f"has the answerKey {key!r}, which is none of its choices {', '.join(labels)}")
-    return _lettered(_column(row, "question", str), labels, texts, index=labels.index(key))
+    return _lettered(column(row, "question", str), labels, texts, index=labels.index(key))
 
 
 def mmlu_item(row: Any) -> ChatItem:
     """Return an item of MMLU: question, choices, answer (the index of a choice), subject."""
-    choices = _texts(_column(row, "choices", list), "choices")
+    choices = _texts(column(row, "choices", list), "choices")
     return _lettered(
-        _column(row, "question", str),
+        column(row, "question", str),
         string.ascii_uppercase[: len(choices)],
         choices,
-        index=_column(row, "answer", int),
+        index=column(row, "answer", int),
         subject=row.get("subject"),
     )
 
 
 def gsm8k_item(row: Any) -> ChatItem:
     """Return an item of GSM8K: question and a worked answer, whose number follows ####."""
-    number = number_after_marks(_column(row, "answer", str))
+    number = number_after_marks(column(row, "answer", str))
     if number is None:
         raise ValueError("has an answer without a number after ####")
-    return ChatItem(messages=_asked(_column(row, "question", str)), answer=number)
-
-
-def humaneval_item(row: Any) -> ChatItem:
-    """Return an item of HumanEval: the beginning of a program as the user's message; its test and entry_point are kept
-    for the check."""
-    kept = {name: _column(row, name, str) for name in ("test", "entry_point")}
-    prompt = _column(row, "prompt", str)
-    return ChatItem(messages=_asked(prompt), answer=prompt + _column(row, "canonical_solution", str), row=kept)
+    return ChatItem(messages=user_message(column(row, "question", str)), answer=number)
 
 
 def spelling_item(row: Any) -> ChatItem:
     """Return the first question of a conversation of `tandem:spelling`. answer: the word to be spelled, or a
     number."""
-    asked, answered = (_column(message, "content", str) for message in _column(row, "messages", list)[:2])
+    asked, answered = (column(message, "content", str) for message in column(row, "messages", list)[:2])
     spelled = re.fullmatch(r"([a-z]+): [a-z](?:, [a-z])*\.", answered)
     answer = spelled[1] if spelled else number_said(answered)
     if answer is None:
         raise ValueError(f"has the answer {answered!r}, which neither spells nor counts")
-    return ChatItem(messages=_asked(asked), answer=answer)
+    return ChatItem(messages=user_message(asked), answer=answer)
 
 
 def _lettered(
@@ -210,7 +168,7 @@ def _lettered(
     if not 0 <= index < len(choices):
         raise ValueError(f"has the answer {index}, outside its {len(choices)} choices (counted from 0)")
     return ChatItem(
-        messages=_asked(multiple_choice(question, letters, choices)),
+        messages=user_message(multiple_choice(question, letters, choices)),
         answer=letters[index],
         letters=tuple(letters),
         subject=subject,
@@ -218,11 +176,11 @@ def _lettered(
     )
 
 
-def _asked(text: str) -> list[dict]:
+def user_message(text: str) -> list[dict]:
     return [{"role": "user", "content": text}]
 
 
-def _column(row: Any, name: str, kind: type) -> Any:
+def column(row: Any, name: str, kind: type) -> Any:
     if not isinstance(row, dict):
         raise ValueError(f"is {type(row).__name__}, not a mapping of columns")
     if name not in row:
@@ -238,28 +196,25 @@ def _texts(values: list, name: str) -> list[str]:
     return values
 
 
-# The chat tasks by name: where their rows come from, how they are asked and judged, what guessing scores.
-
-
 @dataclass(frozen=True, kw_only=True)
 class ChatTask:
     """One task. kind letters: the likeliest of the item's letters is the answer. kind text: an answer is generated.
 
-    A text is judged by `check`, or by running the `program` made of it. checker: of a task of one's own, its name.
-    baseline: the accuracy of guessing. rows: of the official test set, None where there is none. local_name: a regular
-    expression that the task's file in a folder matches.
+    check: whether a text is right; checker: of a user's own task, the name of that function. baseline: the accuracy of
+    guessing. rows: of the official test set, None where there is none. local_name: a regular expression that the task's
+    file in a folder matches. isolation: what programs of the model are run in, None where there are none.
     """
 
     name: str
     kind: Literal["letters", "text"]
     source: Source
-    read_row: ReadRow
+    read_row: ReadRow | None = None
     baseline: float = 0.0
     rows: int | None = None
     local_name: str | None = None
     check: Callable[[ChatItem, str], bool] | None = None
     checker: str | None = None
-    program: Callable[[ChatItem, str], str] | None = None
+    isolation: str | None = None
     max_new_tokens: int = 512
 
     def centred(self, accuracy: float) -> float:
@@ -267,8 +222,8 @@ class ChatTask:
         return (accuracy - self.baseline) / (1 - self.baseline)
 
 
-# Figures beside those of tasks: chat/core, chat/eval_s ...
-RESERVED = ("core", "core_part", "core_spelling_bee", "core_spelling_bee_part", "eval_s")
+RESERVED = ("core", "core_part", "eval_s")  # chat/core and other numbers that are no task's
+HUMANEVAL = "humaneval"
 # Baselines, splits and 512 tokens are those of nanochat (scripts/chat_eval.py).
 BUILT_IN = {
     task.name: task
@@ -310,11 +265,9 @@ BUILT_IN = {
             local_name=r"gsm8k",
         ),
         ChatTask(
-            name="humaneval",
+            name=HUMANEVAL,  # read and checked by contrib/humaneval.py
             kind="text",
             source=Source(id="openai/openai_humaneval", config="openai_humaneval", split="test"),
-            read_row=humaneval_item,
-            program=humaneval_program,
             rows=164,
             local_name=r"human[-_ ]?eval",
         ),
@@ -330,15 +283,20 @@ BUILT_IN = {
 }
 
 
-def built_in_tasks(names: list[str], *, where: str) -> list[ChatTask]:
-    """Return the tasks of that name; RecipeError for one that there is not."""
+def built_in_tasks(names: list[str], *, execute: bool, unsafe_exec: bool, where: str) -> list[ChatTask]:
+    """Return the tasks of that name; RecipeError for one that there is not, or whose programs may not be executed."""
     unknown = [name for name in names if name not in BUILT_IN]
     if unknown:
         raise RecipeError(
             f"{where}: there is no chat task called {', '.join(unknown)}, so nothing was scored. There are "
             f"{', '.join(BUILT_IN)}."
         )
-    return [BUILT_IN[name] for name in dict.fromkeys(names)]
+    tasks = {name: BUILT_IN[name] for name in names}
+    if HUMANEVAL in tasks:
+        from pipeline.contrib.humaneval import in_sandbox
+
+        tasks[HUMANEVAL] = in_sandbox(tasks[HUMANEVAL], execute=execute, unsafe_exec=unsafe_exec, where=where)
+    return list(tasks.values())
 
 
 def custom_task(
@@ -358,14 +316,10 @@ def custom_task(
     format that there is not.
     """
     if name in BUILT_IN or name in RESERVED or not re.fullmatch(r"[\w.-]+", name):
-        why = (
-            "is a built-in task"
-            if name in BUILT_IN
-            else "is the name of another figure"
-            if name in RESERVED
-            else "is no name"
+        raise RecipeError(
+            f"{where}: {name} cannot be the name of your own task: it is taken, or has other characters than letters, "
+            "digits, dots and dashes. Take another."
         )
-        raise RecipeError(f"{where}: {name} {why}. Give your own task another, of letters, digits, dots, dashes.")
     checks = checker_of(checker, folder=folder, where=f"{where}: {name}")
     read = format_of(source, kind="chat", where=f"{where}: {name}", folder=folder).reader()
 
@@ -401,9 +355,6 @@ def custom_task(
     )
 
 
-# The items of chat tasks, from the Hub or from local files; every file is read to its end before anything is
-# scored.
-
 SHOWN = 10  # Bad rows of a file that a message lists.
 WORDS = 256  # Questions made from a file of words, as many as nanochat asks.
 
@@ -431,49 +382,38 @@ def load_chat_tasks(
 ) -> list[LoadedTask]:
     """Return the items of all tasks, shuffled as nanochat does (`datasets.Dataset.shuffle(seed=42)`).
 
-    places: local files and folders in which a built-in task's file is found by its name (arc_easy.jsonl,
-    mmlu_test.jsonl, HumanEval.jsonl.gz, words.txt ...); without them they come from the Hub. A task of one's own has
-    its own source; its relative files are looked for in folder. All problems are raised at once: InputMissingError for
-    files that are not there, DataError for files that are not what their name says and for rows that cannot be read,
-    ServiceError.
+    Every file is read to its end. places: local files and folders in which a built-in task's file is found by its name
+    (arc_easy.jsonl, mmlu_test.jsonl, HumanEval.jsonl.gz, words.txt ...); without them they come from the Hub. folder:
+    of the relative files of a user's own task. All problems are raised at once.
     """
-    cache = cache or cache_dir()
     loaded, problems = [], []
     for task in tasks:
         at = f"{where}: {task.name}"
         try:
-            loaded.append(_load(task, places, folder, cache, at))
+            revision, files = _files_of(task, places, folder, cache or cache_dir(), at)
+            loaded.append(_load(task, files, revision, at))
         except TandemError as error:
             problems.append(error)
     raise_errors(problems)
     return loaded
 
 
-def _load(task: ChatTask, places: list[str] | None, folder: str | None, cache: Path, where: str) -> LoadedTask:
-    revision, files = _files_of(task, places, folder, cache, where)
-    facts = FactsOfFiles(cache)
-    problems, items = [], []
+def _load(task: ChatTask, files: list[SourceFile], revision: str | None, where: str) -> LoadedTask:
+    problems, items, recorded = [], [], []
     for file in files:
-        found = verified(file, _AnyRows("any", "chat", None), facts, column_key="").problems
-        problems += found
-        if not found:
-            kept, bad = _items(task, file)
-            items += kept
-            problems += bad
+        path = file.local_path()
+        found = check_file(path, _AnyRows("any", "chat", None), column_key="").problems
+        kept, bad = ([], found) if found else _items(task, path)
+        items += kept
+        problems += bad
+        label = file.label if revision else path.name
+        recorded.append({"label": label, "sha256": sha256_file(path), "bytes": path.stat().st_size})
     if problems:
         raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
     if not items:
         names = ", ".join(file.label for file in files)
         raise DataError(f"{where}: {names} has no rows, so nothing can be scored. Download it again, or name another.")
     order = np.random.default_rng(42).permutation(len(items))
-    recorded = [
-        {
-            "label": file.label if revision else file.local_path().name,
-            "sha256": facts.of(file.local_path()).sha256,
-            "bytes": file.bytes,
-        }
-        for file in files
-    ]
     return LoadedTask(task=task, items=[items[index] for index in order], files=recorded, revision=revision)
 
 
@@ -535,9 +475,9 @@ class _AnyRows(Format):
         return "any rows"
 
 
-def _items(task: ChatTask, file: SourceFile) -> tuple[list[ChatItem], list[str]]:
+def _items(task: ChatTask, path: Path) -> tuple[list[ChatItem], list[str]]:
     """Return the items of one file, and what is wrong with it, as `file:row: reason`."""
-    path = file.local_path()
+    assert task.read_row is not None, task.name
     items, bad = [], []
     try:
         for name, value in _rows(path):
@@ -546,17 +486,18 @@ def _items(task: ChatTask, file: SourceFile) -> tuple[list[ChatItem], list[str]]
                     raise ValueError(value.reason)
                 item = task.read_row(value)
                 _must_be_characters(item)
+                items.append(item)
             except ValueError as error:
                 bad.append((name, str(error)))
-            else:
-                items.append(item)
     except (EOFError, zlib.error, OSError) as error:
         return [], [f"{path} is truncated or damaged: {error}. Download it again."]
     reasons = {reason for _, reason in bad}
     if bad and not items and len(reasons) == 1:
         return [], [f"{path}: every row {reasons.pop()}. It is no file of {task.name}: name another."]
     shown = [f"{name}: {reason}" for name, reason in bad[:SHOWN]]
-    return items, shown + ([f"{path}: {len(bad) - SHOWN} more rows like these"] if len(bad) > SHOWN else [])
+    if len(bad) > SHOWN:
+        shown.append(f"{path}: {len(bad) - SHOWN} more rows like these")
+    return items, shown
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -571,6 +512,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _about_words(words: Iterable[str]) -> Iterator[tuple[str, dict]]:
     """Yield questions on WORDS of the words that `tandem:spelling` never trains on, whatever list they come from."""
+    from pipeline.sources.spelling import SPELLED_LETTERS, is_held_out, word_conversation
+
     held_out = {
         w
         for w in words

@@ -1,36 +1,29 @@
-"""CORE: prompts, continuations compared, scores and their table."""
+"""CORE: prompts, continuations compared, scores and their table.
+
+Letters: B rows, T positions, N scored targets, V vocabulary.
+"""
 
 import inspect
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from pipeline.evals.bpb import TARGETS_AT_ONCE, evaluating
-from pipeline.evals.contamination import (
-    Findings,
-    clean_mean,
-    clean_scores,
-    contamination_of,
-    core_texts,
-    watched_bundle,
-)
 from pipeline.evals.core_bundle import TASKS, Bundle, CoreTask, open_bundle, why_partial
 from pipeline.evals.intervals import bootstrap_means, interval, share_interval
-from pipeline.evals.tasks import broadcast_bool, summed_over_ranks
+from pipeline.evals.tasks import gathered_over_ranks
 from pipeline.generation.texts import cache_argument, cache_of
 from pipeline.metrics import Protocol
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
-from pipeline.recipe.schema import Recipe
+from pipeline.recipe.schema import Core
 from pipeline.tokenizer.coverage import coverage
 from pipeline.tokenizer.encode import document_start, encode_documents
-
-# An item of a CORE task as token rows: the examples before it, the question, and the span whose loss counts.
 
 LongPrompts = Literal["crop", "fewer_shots"]
 SHUFFLE_SEED, SHOTS_SEED = 1337, 1234  # of the items' order and, plus an item's place in it, of its examples
@@ -100,31 +93,22 @@ class Tokens:
         return [np.insert(some.astype(np.int64), 0, self.bos) for some in ids]
 
 
-def rows_of(task: CoreTask, items: list[dict], wanted: Iterable[int], tokens: Tokens) -> tuple[list[Row], int]:
-    """Return the rows of the wanted items, and how many of these were too long for the model.
-
-    items: all of them, in order: the examples are drawn from these.
-    """
-    rows: list[Row] = []
-    fits = dict.fromkeys(wanted, min(task.shots, len(items) - 1))
-    spans = _encoded(task, items, fits, tokens)
-    long = [index for index, found in spans.items() if not _fit(found, tokens)]
-    if tokens.long_prompts == "fewer_shots":
-        # For each the most examples with which it fits: the number is halved in between, all items at once.
-        least, most = dict.fromkeys(long, -1), {index: fits[index] for index in long}
-        while trial := {i: (least[i] + most[i]) // 2 for i in long if most[i] - least[i] > 1}:
-            for index, found in _encoded(task, items, trial, tokens).items():
-                if _fit(found, tokens) or trial[index] == 0:
-                    least[index], spans[index] = trial[index], found
-                else:
-                    most[index] = trial[index]
+def rows_of(task: CoreTask, items: list[dict], tokens: Tokens) -> tuple[list[Row], int]:
+    """Return the rows of all items, and how many items were too long for the model."""
+    shots = dict.fromkeys(range(len(items)), min(task.shots, len(items) - 1))
+    spans = _encoded(task, items, shots, tokens)
+    num_long = sum(not _fit(found, tokens) for found in spans.values())
     keep_bos = tokens.long_prompts == "fewer_shots"
+    while keep_bos and (
+        long := {i: shots[i] - 1 for i, found in spans.items() if shots[i] and not _fit(found, tokens)}
+    ):
+        shots |= long
+        spans |= _encoded(task, items, long, tokens)
+    rows: list[Row] = []
     for index, found in spans.items():
-        rows += [
-            Row(index, option, *_cropped(ids, start, tokens.positions, keep_bos=keep_bos))
-            for option, (ids, start) in enumerate(found)
-        ]
-    return rows, len(long)
+        for option, (ids, start) in enumerate(found):
+            rows.append(Row(index, option, *_cropped(ids, start, tokens.positions, keep_bos=keep_bos)))
+    return rows, num_long
 
 
 def _encoded(task: CoreTask, items: list[dict], shots: dict[int, int], tokens: Tokens) -> dict[int, list[tuple]]:
@@ -175,50 +159,27 @@ def _cropped(ids: np.ndarray, start: int, positions: int | None, *, keep_bos: bo
     return kept, max(start - cut, 1)
 
 
-# The loss of given continuations under a causal LM, in batches: each prefix that rows share is forwarded once.
-
 # Positions of one forward pass; more is faster on a GPU, less stays in a CPU's caches.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
-# What another forward pass costs beside its positions, counted in positions.
-PASS_TOKENS = 128
-# Rows that go on from one kept prefix, and the memory of all of a batch's copies of kept keys and values.
 ROWS_OF_A_PREFIX = 16
-CACHE_BYTES = 2**30
-
-
-@dataclass
-class Sequence:
-    """Token ids, and the spans in them that are scored: (row, first target, end)."""
-
-    ids: np.ndarray
-    spans: list[tuple[int, int, int]]
-    key: bytes = field(repr=False)
-
-    @property
-    def start(self) -> int:
-        return min(first for _, first, _ in self.spans)
+CACHE_BYTES = 2**30  # of the keys and values of all rows of a batch
 
 
 @dataclass
 class Group:
-    """Sequences whose first `shared` tokens are the same and are forwarded once; 0: a single one."""
+    """Numbers of rows whose first `shared` tokens are equal and forwarded once; 0: a single row."""
 
-    sequences: list[Sequence]
+    numbers: list[int]
+    longest: int
     shared: int = 0
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Summed nats of each row's targets, and whether each target is the likeliest token.
-
-    forwarded: token positions that went through the model, padding included, over all ranks; given: tokens of all
-    rows.
-    """
+    """Summed nats of each row's targets, and whether each target is the likeliest token."""
 
     nats: np.ndarray
     greedy: np.ndarray
-    forwarded: int
-    given: int
 
 
 def score_rows(
@@ -234,147 +195,113 @@ def score_rows(
     """Return scores of rows (ids (T,), start): targets ids[start:] given what comes before them; start is at least 1.
 
     Every rank calls this with all rows and takes its share of the batches; an error on one rank is raised on all of
-    them. The model is left in the mode it was in. watched: what this rank's batches go through; it may raise
+    them. The model is left in the mode it was in. watched: wraps this rank's batches; it may raise
     EvaluationInterrupted.
     """
     device = torch.device(device)
-    nats_R, misses_R = (torch.zeros(len(rows), dtype=torch.float64) for _ in range(2))
-    forwarded, error = 0, None
+    nats_R, misses_R = np.zeros(len(rows)), np.zeros(len(rows))
+    error = None
     try:
         with evaluating(model):
-            cached = _bytes_of_a_position(model)
+            position_bytes = _bytes_of_a_position(model)
             batches = batches_of(
-                groups_of(rows, share=cached > 0),
+                groups_of(rows, share=position_bytes > 0),
                 batch_tokens=batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]),
-                cached_tokens=CACHE_BYTES / cached if cached else 0,
+                cached_tokens=CACHE_BYTES // max(position_bytes, 1),
             )
             for batch in watched(batches[rank::world_size]):
                 beat()
-                forwarded += _score_batch(model, batch, device, nats_R, misses_R)
+                _score_batch(model, rows, batch, device, nats_R, misses_R)
     except Exception as problem:  # raised below, on every rank
         error = problem
-    own = [nats_R, misses_R, torch.tensor([forwarded], dtype=torch.float64)]
-    nats_R, misses_R, counts = summed_over_ranks(own, world_size=world_size, device=device, error=error)
-    given = sum(len(ids) for ids, _ in rows)
-    return Scores(nats=nats_R.numpy(), greedy=(misses_R == 0).numpy(), forwarded=int(counts[0]), given=given)
+    # A row is scored on one rank: the others have zeros there.
+    of_ranks = gathered_over_ranks((nats_R, misses_R), world_size=world_size, error=error)
+    return Scores(nats=sum(nats for nats, _ in of_ranks), greedy=sum(misses for _, misses in of_ranks) == 0)
 
 
 def groups_of(rows: list[tuple[np.ndarray, int]], *, share: bool = True) -> list[Group]:
-    """Return the rows as groups: a row that is another's beginning is scored within it, and rows that share at least
-    half of their tokens go on from one prefix (not without share)."""
-    # In the order of their ids, beginnings and likenesses are neighbours.
-    found: list[Sequence] = []
-    keyed = sorted(((ids.astype(">u4").tobytes(), number) for number, (ids, _) in enumerate(rows)), reverse=True)
-    for key, number in keyed:
-        ids, start = rows[number]
-        span = (number, start, len(ids))
-        if found and found[-1].key.startswith(key):
-            found[-1].spans.append(span)
-        else:
-            found.append(Sequence(ids, [span], key))
+    """Return the rows as groups that share at least half of their tokens (without `share` one row each)."""
     groups: list[Group] = []
-    for sequence in found:
-        shared = _shared_with(groups[-1], sequence) if share and groups else 0
+    # In the order of their ids, rows that begin alike are neighbours.
+    for number in sorted(range(len(rows)), key=lambda n: rows[n][0].astype(">u4").tobytes(), reverse=True):
+        shared = _shared_with(groups[-1], number, rows) if share and groups else 0
+        length = len(rows[number][0])
         if shared:
-            groups[-1].sequences.append(sequence)
+            groups[-1].numbers.append(number)
             groups[-1].shared = shared
+            groups[-1].longest = max(groups[-1].longest, length)
         else:
-            groups.append(Group([sequence]))
+            groups.append(Group([number], length))
     return groups
 
 
-def _shared_with(group: Group, sequence: Sequence) -> int:
-    """Return the tokens that the group would share with this sequence in it; 0 when it should not go in."""
-    if len(group.sequences) == ROWS_OF_A_PREFIX:
+def _shared_with(group: Group, number: int, rows: list[tuple[np.ndarray, int]]) -> int:
+    """Return the tokens that the group would share with this row in it; 0 when it should not go in."""
+    if len(group.numbers) == ROWS_OF_A_PREFIX:
         return 0
-    last = group.sequences[-1]
+    (before, before_start), (ids, start) = rows[group.numbers[-1]], rows[number]
     # One token less than all before the first target: the logits of a target are those of the position before it.
-    shared = min(common_length([last.ids, sequence.ids]), last.start - 1, sequence.start - 1)
-    if len(group.sequences) > 1:
+    shared = min(common_length([before, ids]), before_start - 1, start - 1)
+    if len(group.numbers) > 1:
         shared = min(shared, group.shared)
-    kept, saved = group.shared * (len(group.sequences) - 1), shared * len(group.sequences)
-    return shared if saved > kept and 2 * shared >= len(sequence.ids) else 0
+    kept, saved = group.shared * (len(group.numbers) - 1), shared * len(group.numbers)
+    return shared if saved > kept and 2 * shared >= len(ids) else 0
 
 
-def batches_of(groups: list[Group], *, batch_tokens: int, cached_tokens: float) -> list[list[Group]]:
-    """Return groups of about equal length, as long as that wastes less than another forward pass costs; the dearest
-    batches first, so that ranks end at about the same time. cached_tokens: of all rows that go on from kept
-    prefixes."""
-    priced: list[tuple[int, list[Group]]] = []
-    batch: list[Group] = []
-    now = Price()
-    for group in sorted(groups, key=lambda g: (g.shared, max(len(s.ids) for s in g.sequences)), reverse=True):
-        alone, together = Price().with_group(group), now.with_group(group)
-        fits = together.largest_pass <= batch_tokens and together.cached <= cached_tokens
-        if batch and not (fits and together.tokens <= now.tokens + alone.tokens + PASS_TOKENS):
-            priced.append((now.tokens, batch))
-            batch, together = [], alone
-        batch.append(group)
-        now = together
-    if batch:
-        priced.append((now.tokens, batch))
-    return [batch for _, batch in sorted(priced, key=lambda pair: -pair[0])]
+def batches_of(groups: list[Group], *, batch_tokens: int, cached_tokens: int) -> list[list[Group]]:
+    """Return groups of about equal length and shared prefix, the longest first.
+
+    batch_tokens: most positions of one pass. cached_tokens: most positions whose keys and values are kept.
+    """
+    batches: list[list[Group]] = []
+    for group in sorted(groups, key=lambda g: (g.shared, g.longest), reverse=True):
+        batch = [*batches[-1], group] if batches else [group]
+        num_rows = sum(len(one.numbers) for one in batch)
+        longest, kept = max(one.longest for one in batch), group.shared
+        fits = max(len(batch) * kept, num_rows * (longest - kept)) <= batch_tokens
+        fits &= not kept or num_rows * longest <= cached_tokens
+        if batches and fits and 2 * kept >= batch[0].shared and 2 * group.longest >= longest:
+            batches[-1].append(group)
+        else:
+            batches.append([group])
+    return batches
 
 
-@dataclass(frozen=True)
-class Price:
-    """Cost of a batch: its groups, its rows, what all groups can keep, and the longest row."""
-
-    groups: int = 0
-    rows: int = 0
-    kept: int = 0
-    longest: int = 0
-
-    def with_group(self, group: Group) -> "Price":
-        kept = min(self.kept, group.shared) if self.groups else group.shared
-        longest = max(self.longest, *(len(s.ids) for s in group.sequences))
-        return Price(self.groups + 1, self.rows + len(group.sequences), kept, longest)
-
-    @property
-    def tokens(self) -> int:
-        return self.groups * self.kept + self.rows * (self.longest - self.kept)
-
-    @property
-    def largest_pass(self) -> int:
-        return max(self.groups * self.kept, self.rows * (self.longest - self.kept))
-
-    @property
-    def cached(self) -> int:
-        return self.rows * self.longest if self.kept else 0
-
-
-def _score_batch(model, batch: list[Group], device: torch.device, nats_R, misses_R) -> int:
-    """Add the batch's sums to those of its rows; the token positions forwarded."""
-    sequences = [sequence for group in batch for sequence in group.sequences]
+def _score_batch(
+    model, rows: list[tuple[np.ndarray, int]], batch: list[Group], device: torch.device, nats_R, misses_R
+) -> None:
+    """Add the nats and misses of the batch's targets to those of their rows."""
+    numbers = [number for group in batch for number in group.numbers]
     # What all groups of the batch can keep; the rest of a longer prefix goes with its rows.
     kept = min(group.shared for group in batch)
     cache = None
     if kept:
-        prefix_BT = torch.from_numpy(np.stack([group.sequences[0].ids[:kept] for group in batch])).to(device)
+        prefix_BT = torch.from_numpy(np.stack([rows[group.numbers[0]][0][:kept] for group in batch])).to(device)
         cache = cache_of(forward_at(model, prefix_BT, torch.tensor([kept - 1], device=device), use_cache=True))
-        numbers = [n for n, group in enumerate(batch) for _ in group.sequences]
+        groups_B = [n for n, group in enumerate(batch) for _ in group.numbers]
         # reorder_cache, not batch_select_indices: the latter forgets the states of layers that keep more than keys.
-        cache.reorder_cache(torch.tensor(numbers, device=device))
-    width = max(len(sequence.ids) for sequence in sequences) - kept
-    rows_BT = np.zeros((len(sequences), width), np.int64)
-    places, targets, owners = [], [], []
-    for number, sequence in enumerate(sequences):
-        rows_BT[number, : len(sequence.ids) - kept] = sequence.ids[kept:]
-        for row, first, end in sequence.spans:
-            places += [(number, position - 1 - kept) for position in range(first, end)]
-            targets.append(sequence.ids[first:end])
-            owners += [row] * (end - first)
-    row_N, position_N = torch.tensor(places, dtype=torch.int64, device=device).reshape(-1, 2).T
+        cache.reorder_cache(torch.tensor(groups_B, device=device))
+    width = max(group.longest for group in batch) - kept
+    ids_BT = np.zeros((len(numbers), width), np.int64)
+    row_N, position_N, target_N = [], [], []
+    for place, number in enumerate(numbers):
+        ids, start = rows[number]
+        ids_BT[place, : len(ids) - kept] = ids[kept:]
+        row_N += [place] * (len(ids) - start)
+        position_N += range(start - 1 - kept, len(ids) - 1 - kept)
+        target_N += ids[start:].tolist()
+    row_N, position_N, target_N = (torch.tensor(some, dtype=torch.int64) for some in (row_N, position_N, target_N))
     wanted, position_N = position_N.unique(return_inverse=True)
-    rest_BT = torch.from_numpy(rows_BT).to(device)
-    output = forward_at(model, rest_BT, wanted, cache=cache, use_cache=cache is not None)
-    target_N, owner_N = torch.from_numpy(np.concatenate(targets)).to(device), torch.tensor(owners)
+    output = forward_at(
+        model, torch.from_numpy(ids_BT).to(device), wanted.to(device), cache=cache, use_cache=cache is not None
+    )
+    owner_N = torch.tensor(numbers)[row_N].numpy()
     for some in torch.arange(len(owner_N)).split(TARGETS_AT_ONCE):
-        logits_NV = output.logits[row_N[some], position_N[some]].float()
-        nats_N = torch.nn.functional.cross_entropy(logits_NV, target_N[some], reduction="none")
-        nats_R.index_add_(0, owner_N[some], nats_N.cpu().double())
-        misses_R.index_add_(0, owner_N[some], (logits_NV.argmax(-1) != target_N[some]).cpu().double())
-    return rows_BT.size + kept * len(batch)
+        logits_NV = output.logits[row_N[some].to(device), position_N[some].to(device)].float()
+        targets = target_N[some].to(device)
+        nats_N = torch.nn.functional.cross_entropy(logits_NV, targets, reduction="none")
+        np.add.at(nats_R, owner_N[some.numpy()], nats_N.cpu().double().numpy())
+        np.add.at(misses_R, owner_N[some.numpy()], (logits_NV.argmax(-1) != targets).cpu().numpy())
 
 
 def forward_at(model, input_ids_BT: torch.Tensor, wanted_N: torch.Tensor, *, cache=None, use_cache=False) -> Any:
@@ -404,23 +331,18 @@ def _bytes_of_a_position(model) -> int:
     return sum(states.numel() * states.element_size() for states in kept if torch.is_tensor(states))
 
 
-# CORE: the tasks' accuracies, centred on guessing, and their mean, with how sure it is.
-
 RULE = 1  # raise it when the same items under the same window give other answers
-# With a time limit, shares of every task's items that are scored one after the other while they still fit.
-WAVES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """correct: (n,) bool of the items scored, in the order of in_order; of: items that were to be scored.
+    """correct: (n,) bool of the items scored, in the order of in_order.
 
     shortened: items whose prompt was longer than the model takes.
     """
 
     task: CoreTask
     correct: np.ndarray
-    of: int
     shortened: int
 
     @property
@@ -434,22 +356,18 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class CoreScore:
-    """tasks: those scored; missing: name -> why not; forwarded, given: tokens through the model, tokens in prompts."""
+    """tasks: those scored; missing: name -> why not."""
 
     tasks: list[TaskScore]
     missing: dict[str, str]
     bundle: Bundle
     protocol: Protocol
     seconds: float
-    forwarded: int
-    given: int
-    cut_short: bool = False
 
     @property
     def whole(self) -> bool:
-        """Return whether the mean may be called CORE: every task, every file the published one, all items that were to
-        be scored."""
-        return not self.missing and not self.cut_short and all(self.bundle.published(t.task) for t in self.tasks)
+        """Return whether the mean may be called CORE: every task, every file the published one."""
+        return not self.missing and all(self.bundle.published(score.task) for score in self.tasks)
 
     @property
     def name(self) -> str:
@@ -473,7 +391,6 @@ def score_core(
     *,
     device: torch.device | str,
     max_per_task: int | None = None,
-    max_s: float | None = None,
     long_prompts: LongPrompts = "fewer_shots",
     rank: int = 0,
     world_size: int = 1,
@@ -482,8 +399,7 @@ def score_core(
 ) -> CoreScore:
     """Score the bundle's tasks; every rank calls it and gets the same.
 
-    max_per_task: the first so many items of each task. max_s: as many as are expected to fit, a like share of every
-    task; the score is partial then. report: called with each task's score as soon as it is there (without max_s).
+    max_per_task: the first so many items of each task. report: called with each task's score as soon as it is there.
     Raises DataError for a tokenizer without BOS and EOS and for a model whose loss is no number.
     """
     started = time.monotonic()
@@ -493,72 +409,36 @@ def score_core(
             "the tokenizer has neither a BOS nor an EOS token, so a prompt has nothing to begin with. Set bos_token "
             "in its tokenizer_config.json."
         )
-    tokens = Tokens(
-        tokenizer, bos, getattr(model.config.get_text_config(), "max_position_embeddings", None), long_prompts
-    )
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    tokens = Tokens(tokenizer, bos, positions, long_prompts)
     items = {t: in_order(bundle.items[t.file], max_per_task) for t in TASKS if t.name not in bundle.missing}
-    correct: dict[CoreTask, list[bool]] = {task: [] for task in items}
-    shortened = dict.fromkeys(items, 0)
-    forwarded = given = 0
-
-    def score(wanted: dict[CoreTask, range]) -> None:
-        nonlocal forwarded, given
-        rows: list[tuple[CoreTask, Row]] = []
-        for task, some in wanted.items():
-            found, long = rows_of(task, items[task], some, tokens)
-            rows += [(task, row) for row in found]
-            shortened[task] += long
-        scores = score_rows(
-            model,
-            [(row.ids, row.start) for _, row in rows],
-            device=device,
-            rank=rank,
-            world_size=world_size,
-            watched=watched,
-        )
-        if np.isnan(scores.nats).any():
+    scores = []
+    for task, of_task in items.items():
+        rows, shortened = rows_of(task, of_task, tokens)
+        given = [(row.ids, row.start) for row in rows]
+        found = score_rows(model, given, device=device, rank=rank, world_size=world_size, watched=watched)
+        if np.isnan(found.nats).any():
             error = DataError(
                 "the model's loss is no number, so nothing was scored: its weights or its precision are broken. Score "
                 "an earlier checkpoint."
             )
             error.of_all_ranks = True
             raise error
-        forwarded, given = forwarded + scores.forwarded, given + scores.given
-        for task, some in wanted.items():
-            numbers = [n for n, (of, _) in enumerate(rows) if of is task]
-            own = [rows[n][1] for n in numbers]
-            chosen = _correct(task, items[task], own, scores.nats[numbers], scores.greedy[numbers])
-            correct[task] += [chosen[index] for index in some]
-
-    cut_short = False
-    if max_s is None:
-        for task in items:
-            score({task: range(len(items[task]))})
-            if report is not None:
-                report(TaskScore(task, np.array(correct[task]), len(items[task]), shortened[task]))
-    else:
-        for wave in _waves(items):
-            so_far = sum(map(len, correct.values()))
-            expected = (time.monotonic() - started) * sum(map(len, wave.values())) / max(so_far, 1)
-            if so_far and broadcast_bool(time.monotonic() - started + expected > max_s, device):
-                cut_short = True
-                break
-            score(wave)
+        scores.append(TaskScore(task, _correct(task, of_task, rows, found), shortened))
+        if report is not None:
+            report(scores[-1])
     return CoreScore(
-        tasks=[TaskScore(task, np.array(found), len(items[task]), shortened[task]) for task, found in correct.items()],
+        tasks=scores,
         missing=dict(bundle.missing),
         bundle=bundle,
         protocol=core_protocol(
             bundle,
             max_per_task=max_per_task,
             long_prompts=long_prompts,
-            window=tokens.positions if any(shortened.values()) else None,
+            window=positions if any(score.shortened for score in scores) else None,
             coverage=coverage(tokenizer, (text for some in items.values() for item in some for text in _texts(item))),
         ),
         seconds=time.monotonic() - started,
-        forwarded=forwarded,
-        given=given,
-        cut_short=cut_short,
     )
 
 
@@ -587,44 +467,25 @@ def _texts(item: dict) -> Iterator[str]:
         yield from (text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str))
 
 
-def _correct(
-    task: CoreTask, items: list[dict], rows: list[Row], nats: np.ndarray, greedy: np.ndarray
-) -> dict[int, bool]:
+def _correct(task: CoreTask, items: list[dict], rows: list[Row], scores: Scores) -> np.ndarray:
     """Return whether each item was answered rightly: all its tokens the likeliest, or the right option the one of
-    least loss."""
+    least loss per token."""
     if task.kind == "language_modeling":
-        return {row.item: bool(all_greedy) for row, all_greedy in zip(rows, greedy, strict=True)}
-    losses: dict[int, list[float]] = {}
-    for row, nats_of_row in sorted(zip(rows, nats.tolist(), strict=True), key=lambda pair: pair[0].option):
+        return scores.greedy  # one row an item
+    losses: list[list[float]] = [[] for _ in items]
+    for row, nats in zip(rows, scores.nats.tolist(), strict=True):
         targets = len(row.ids) - row.start
         # Nothing is scored of an option that is the beginning of all others: no number, as nanochat has it.
-        losses.setdefault(row.item, []).append(nats_of_row / targets if targets else float("nan"))
-    return {item: found.index(min(found)) == items[item]["gold"] for item, found in losses.items()}
+        losses[row.item].append(nats / targets if targets else float("nan"))
+    return np.array([found.index(min(found)) == item["gold"] for found, item in zip(losses, items, strict=True)])
 
-
-def _waves(items: dict[CoreTask, list[dict]]) -> Iterator[dict[CoreTask, range]]:
-    """Yield shares of every task, each twice the one before: about half the time limit at least is used."""
-    done = dict.fromkeys(items, 0)
-    for share in WAVES:
-        ends = {task: max(1, round(share * len(some))) for task, some in items.items()}
-        yield {task: range(done[task], ends[task]) for task in items if ends[task] > done[task]}
-        done = ends
-
-
-# A CORE score as rows for evals.json, as metrics by name, and as a table for the terminal.
 
 VERSIONS = ("v1", "v2")
 
 
-def core_results(score: CoreScore, findings: Findings | None = None) -> list[dict[str, Any]]:
-    """Return a row for each version of the mean, then one for each task: its accuracy, and what it was measured on.
-
-    findings: of the training text of the run that is scored; rows then tell of contaminated items too.
-    """
+def core_results(score: CoreScore) -> list[dict[str, Any]]:
+    """Return rows for evals.json: one for each version of the mean, then one for each task."""
     rows = []
-    items = score.bundle.items
-    scored = ((f"core/{s.task.name}", core_texts(s.task, items[s.task.file]), s.correct.tolist()) for s in score.tasks)
-    cleaned = clean_scores(findings, scored, in_order=lambda flags: in_order(flags, None))
     for version in VERSIONS:
         low, high = score.interval(version)
         rows.append(
@@ -638,9 +499,6 @@ def core_results(score: CoreScore, findings: Findings | None = None) -> list[dic
                 "missing": score.missing,
                 "bundle": score.bundle.id,
                 "seconds": score.seconds,
-                "tokens_forwarded": score.forwarded,
-                "tokens_in_prompts": score.given,
-                **contamination_of(_clean_mean(score, cleaned, version)),
             }
         )
     for found in score.tasks:
@@ -654,21 +512,13 @@ def core_results(score: CoreScore, findings: Findings | None = None) -> list[dic
                 **score.protocol.row(),
                 "centred": {version: task.centred(found.accuracy, version) for version in VERSIONS},
                 "items": len(found.correct),
-                "of": found.of,
                 "shots": task.shots,
                 "shortened": found.shortened,
                 "sha256": score.bundle.sha256[task.file],
                 "published": score.bundle.published(task),
-                **contamination_of(cleaned.get(task.name)),
             }
         )
     return rows
-
-
-def _clean_mean(score: CoreScore, cleaned: dict[str, dict[str, Any]], version: str) -> dict[str, Any] | None:
-    tasks = {scored.task.name: scored.task for scored in score.tasks}
-    accuracies = {scored.task.name: scored.accuracy for scored in score.tasks}
-    return clean_mean(accuracies, cleaned, lambda name, accuracy: tasks[name].centred(accuracy, version))
 
 
 def task_line(scored: TaskScore) -> str:
@@ -696,36 +546,58 @@ def closing_lines(score: CoreScore) -> list[str]:
             f"{len(score.tasks)} of {len(TASKS)} tasks)"
         )
     if not score.whole:
-        tasks = [(t.task.name, len(t.correct), t.of, score.bundle.published(t.task)) for t in score.tasks]
-        lines.append(f"This is not CORE: {'; '.join(why_partial(score.missing, tasks))}.")
-    lines.append(
-        f"bundle {score.bundle.id}, protocol {score.protocol.id} ({score.protocol}); {score.forwarded:,} tokens "
-        f"forwarded of {score.given:,} in prompts, {score.seconds:.1f} s"
-    )
+        published = {scored.task.name: score.bundle.published(scored.task) for scored in score.tasks}
+        lines.append(f"This is not CORE: {'; '.join(why_partial(score.missing, published))}.")
+    lines.append(f"bundle {score.bundle.id}, protocol {score.protocol.id} ({score.protocol}); {score.seconds:.1f} s")
     return lines
 
 
 class CoreBenchmark:
-    """CORE as evals.core says."""
+    """CORE at the cadence of evals.core. cache: data.cache_dir."""
 
-    name, generates = "core", False
+    name, generates, at_start = "core", False, False
 
-    def __init__(self, recipe: Recipe):
-        self.settings = recipe.evals.core
-        self.every_steps, self.at_start = self.settings.every_steps, False
-        self.bundle = open_bundle(self.settings.bundle, cache=recipe.data.cache_dir)
+    def __init__(self, settings: Core, *, cache: str | None):
+        self.settings, self.every_steps = settings, settings.every_steps
+        self.bundle = open_bundle(settings.bundle, cache=cache)
 
     def require_ready(self, tokenizer: Any) -> None:
         """Do nothing: every run's tokenizer will do."""
 
     def watched_texts(self) -> dict[str, list[str]]:
-        """Return what the training text is searched for."""
-        return watched_bundle(self.bundle)
+        """Return the texts of all items, by metric, that the training text is searched for."""
+        from pipeline.contrib.contaminated_items import texts_of_bundle
+
+        return texts_of_bundle(self.bundle)
 
     def score(
-        self, model: Any, tokenizer: Any, *, findings: Findings | None = None, **where: Any
+        self, model: Any, tokenizer: Any, *, findings: dict[str, Any] | None = None, **where: Any
     ) -> list[dict[str, Any]]:
-        """Return rows for evals.json; their values are the same on every rank. findings: of the run's training text,
-        on the rank that writes. where: device, rank ... as score_core takes them."""
-        limits = {name: getattr(self.settings, name) for name in ("max_per_task", "max_s", "long_prompts")}
-        return core_results(score_core(self.bundle, model, tokenizer, **limits, **where), findings)
+        """Return rows for evals.json; their values are the same on every rank.
+
+        findings: of the run's training text, on the rank that writes. where: device, rank ... as score_core takes them.
+        """
+        settings = self.settings
+        score = score_core(
+            self.bundle,
+            model,
+            tokenizer,
+            max_per_task=settings.max_per_task,
+            long_prompts=settings.long_prompts,
+            **where,
+        )
+        return with_findings(score, findings)
+
+
+def with_findings(score: CoreScore, findings: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return rows for evals.json, with the contaminated items of each task where the training text was searched."""
+    rows = core_results(score)
+    if not findings:
+        return rows
+    from pipeline.contrib.contaminated_items import add_clean_scores, texts_of_bundle
+
+    correct = {f"core/{scored.task.name}": scored.correct.tolist() for scored in score.tasks}
+    add_clean_scores(
+        rows, findings, texts_of_bundle(score.bundle), correct, in_order=lambda flags: in_order(flags, None)
+    )
+    return rows

@@ -9,14 +9,14 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.process.errors import DataError, InputMissingError, ServiceError
 from pipeline.process.storage import cache_dir, file_lock, write_bytes
-from pipeline.sources.raw_rows import lone_surrogate, wrong_content
+from pipeline.sources.raw_rows import check_content, lone_surrogate
 
 # The 22 tasks of CORE: files, shots, delimiters and baselines, as DCLM defined them and nanochat scores them.
 
@@ -116,7 +116,7 @@ def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
             if git_blob(content) == blob:
                 write_bytes(place, content)
                 return content
-            reason = wrong_content(content[:4096]) or "gave another content than the published file."
+            reason = check_content(content[:4096]) or "gave another content than the published file."
             reasons.append(f"{address} {reason}")
         raise ServiceError(
             f"CORE bundle: no mirror gives {file}, so nothing was scored:\n  "
@@ -251,7 +251,7 @@ def _of_zip(path: Path, files: set[str]) -> dict[str, bytes]:
             f"{path}: there is no such bundle. Name a folder or zip, or leave it out to fetch the published files."
         )
     head = path.read_bytes()[:4096]
-    if reason := wrong_content(head, expected=(b"PK\x03\x04",)):
+    if reason := check_content(head, expected=(b"PK\x03\x04",)):
         raise DataError(f"{path} {reason} Nothing was scored.")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -272,7 +272,7 @@ def _read(task: CoreTask, content: bytes) -> tuple[list[dict], list[str]]:
     """Return the items, and what is wrong with the file as `: ...` or `:row: ...`."""
     if not content.strip():
         return [], [" is empty."]
-    if reason := wrong_content(content[:4096]):
+    if reason := check_content(content[:4096]):
         return [], [f" {reason}"]
     items, wrong = [], []
     # Not splitlines(): it also breaks at characters that may be inside a JSON string.
@@ -314,19 +314,15 @@ def _reason(task: CoreTask, item: Any) -> str | None:
     return None
 
 
-# Why a mean over tasks of CORE may not be called CORE. Nothing here imports torch: reports tell it too.
+def why_partial(missing: Iterable[str], published: Mapping[str, bool]) -> list[str]:
+    """Return why a mean over tasks may not be called CORE; empty for CORE itself.
 
-
-def why_partial(missing: Iterable[str], tasks: Iterable[tuple[str, int, int, bool]]) -> list[str]:
-    """Return the reasons in words; none for CORE itself. tasks: name, items scored, items that were to be, whether the
-    file is the published one."""
-    missing, tasks = list(missing), list(tasks)
+    published: of each task scored, whether its file is the published one.
+    """
+    missing = list(missing)
     reasons = [f"missing {', '.join(missing)}"] if missing else []
-    scored, wanted = sum(items for _, items, _, _ in tasks), sum(of for _, _, of, _ in tasks)
-    if scored < wanted:
-        reasons.append(f"the time limit left room for {scored:,} of {wanted:,} items")
-    other = [name for name, _, _, published in tasks if not published]
-    if other and len(other) == len(tasks):
+    other = [name for name, is_published in published.items() if not is_published]
+    if other and len(other) == len(published):
         reasons.append("none of the files is the published one")
     elif other:
         reasons.append(f"not the published file of {', '.join(other)}")

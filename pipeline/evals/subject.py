@@ -8,9 +8,8 @@ from typing import Any
 
 from pipeline.process.errors import DataError, InputMissingError, TandemError, first_line
 from pipeline.process.network import set_http_timeouts
-from pipeline.process.storage import read_json, refuse_unreadable_files
+from pipeline.process.storage import refuse_unreadable_files
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
-from pipeline.recipe.resolve import refuse_odd_sizes
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, step_of
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 
@@ -51,8 +50,6 @@ def find_subject(name: str, *, trust_code: bool = False) -> Subject:
     subject = _find(name)
     if Path(subject.path).is_dir():
         refuse_unreadable_files(subject.path)
-        if (Path(subject.path) / "config.json").is_file():
-            refuse_odd_sizes(read_json(Path(subject.path) / "config.json"), subject.path)
     return replace(subject, trust_code=trust_code)
 
 
@@ -186,7 +183,6 @@ def trusts_model_code(path: str, *, code: CodeFolder, where: str = "", revision:
     from pipeline.model.build import needs_no_code
 
     config, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
-    refuse_odd_sizes(config, f"{where}: {path}" if where else path)
     known = needs_no_code(config.get("model_type"))
     if not allow_model_code(config, path, known=known, code=code, where=where):
         return False

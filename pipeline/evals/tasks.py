@@ -1,5 +1,4 @@
-"""Evaluations beside bits per byte: the user's own, the record of results, and how the ranks of one talk with each
-other.
+"""Evaluations of the user, the record of results, and how the ranks of an evaluation exchange theirs.
 
 A user's task is a function module:attr, called as task(model, tokenizer) -> numbers by metric name.
 """
@@ -21,73 +20,38 @@ from pipeline.process.storage import file_lock, read_json, write_json
 from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.run_dir.run_directory import RunDirectory
 
-# Communication between the ranks of an evaluation: once a share, when each has done its own.
-
 
 class OtherRankFailed(RuntimeError):
     """Another rank's share of an evaluation failed; it says why itself."""
 
 
-def summed_over_ranks(
-    tensors: list[torch.Tensor], *, world_size: int, device: torch.device, error: Exception | None = None
-) -> list[torch.Tensor]:
-    """Return the sums over all ranks, on the CPU; every rank must call this. With a world_size of 1 each has its own
-    sums.
-
-    error: what this rank's share failed with. It is raised here, and OtherRankFailed on the ranks that went well;
-    EvaluationInterrupted is raised on all of them.
-    """
-    if world_size == 1:
-        if error is not None:
-            raise error
-        return tensors
-    worst = torch.tensor([0 if error is None else 2 if isinstance(error, EvaluationInterrupted) else 1], device=device)
-    torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MAX)
-    _raise(error, worst=int(worst.item()))
-    found = []
-    for tensor in tensors:
-        there = tensor.to(device)
-        torch.distributed.all_reduce(there)
-        found.append(there.cpu())
-    return found
-
-
 def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None = None) -> list[Any]:
     """Return what each rank has, by rank; every rank must call this. With a world_size of 1 each has its own alone.
 
-    error: as in summed_over_ranks, but a TandemError of one rank is raised on all.
+    error: what this rank's share failed with. It is raised here; on the other ranks it is raised too if it is a
+    TandemError, else OtherRankFailed. EvaluationInterrupted is raised on all of them.
     """
     if world_size == 1:
         if error is not None:
             raise error
         return [mine]
-    severity = 0 if error is None else 2 if isinstance(error, EvaluationInterrupted) else 1
+    severity = 0
+    if error is not None:
+        severity = 2 if isinstance(error, EvaluationInterrupted) else 1
     shared = error if isinstance(error, TandemError) else None
     if shared is not None:
         shared.of_all_ranks = True
     everyones: list[Any] = [None] * world_size
     torch.distributed.all_gather_object(everyones, (severity, shared, None if error else mine))
     of_one = next((shared for _, shared, _ in everyones if shared is not None), None)
-    _raise(error or of_one, worst=max(severity for severity, _, _ in everyones))
-    return [found for _, _, found in everyones]
-
-
-def broadcast_bool(own: bool, device: torch.device | str) -> bool:
-    """Return rank 0's value, so that all ranks go on or end together; every rank must call this."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return own
-    value = torch.tensor([float(own)], device=device)
-    torch.distributed.broadcast(value, src=0)
-    return bool(value.item())
-
-
-def _raise(error: Exception | None, *, worst: int) -> None:
+    worst = max(severity for severity, _, _ in everyones)
     if worst == 2:
         raise EvaluationInterrupted
-    if error is not None:
-        raise error
+    if error or of_one:
+        raise error or of_one
     if worst:
         raise OtherRankFailed("another rank failed in its share of the evaluation")
+    return [found for _, _, found in everyones]
 
 
 Task = Callable[[Any, Any], dict[str, float]]
@@ -143,9 +107,6 @@ def _checked(task: str, numbers: Any) -> dict[str, float]:
             "(spelling/accuracy), values are numbers."
         )
     return {name: float(value) for name, value in numbers.items()}
-
-
-# report/evals.json: every benchmark and every evaluation by command of a run, with what it takes to repeat it.
 
 
 VERSIONS = ("torch", "transformers", "tokenizers")

@@ -18,13 +18,15 @@ from pipeline.evals.subject import Subject
 from pipeline.generation.texts import complete
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, Protocol, digest
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
-from pipeline.recipe.schema import Samples, Source
+from pipeline.process.storage import cache_of_run
+from pipeline.process.user_code import COMMAND_TRUST, CodeFolder
+from pipeline.recipe.schema import Recipe, Samples, Source, with_values
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.formats import format_of
 from pipeline.sources.patterns import local_files
 from pipeline.sources.raw_rows import BadRow, read_blocks
 from pipeline.sources.recognition import recognise_files
-from pipeline.sources.verify import verify
+from pipeline.sources.verify import check_file
 from pipeline.tokenizer.chat import render, render_batch
 from pipeline.tokenizer.coverage import coverage, require_coverage, span_byte_lengths
 from pipeline.tokenizer.encode import byte_lengths, document_start, encode_documents, is_byte_level
@@ -89,7 +91,7 @@ def _items(
     total = 0
     for file in files:
         path, first, before, complete = file.local_path(), len(items), total, total < limit
-        if complete and (problems := verify(path, form, column_key=option).problems):
+        if complete and (problems := check_file(path, form, column_key=option).problems):
             raise DataError(f"{option}: {problems[0]}")
         rows = chain.from_iterable(read_blocks(path, columns=form.read_columns)) if complete else ()
         for _, row, value in rows:
@@ -121,7 +123,23 @@ def _items(
     return items, parts
 
 
-# A run's own validation rows, found again from its recipe: the same protocol, hence the same ids, as in training.
+def sources_of_run(run: RunDirectory, *, trust_code: bool = False) -> tuple[Recipe, tuple[list[Any], list[Any]]]:
+    """Return the run's recipe, and its (training, validation) sources; Hub datasets at the commits, and the files
+    held out, that it began with.
+
+    trust_code: whether a format that the recipe names as module:attr is run: the recipe may be somebody else's.
+    """
+    import pipeline.model.build  # noqa: F401 - else transformers warns of a tokenizer with a model that it does not know
+    from pipeline.recipe import read_recipe
+    from pipeline.sources.open import open_sources, with_recorded_inputs
+
+    recipe = read_recipe([str(run.recipe)], stage=None)
+    why = f"{run.recipe} belongs to a run, which may have come from elsewhere"
+    folder = recipe.run.code_folder if trust_code else None
+    code = CodeFolder(folder, trusted=trust_code, trust_with=COMMAND_TRUST, closed=why)
+    recipe = with_values(recipe, {"code": code, "data.cache_dir": str(cache_of_run(recipe.data.cache_dir))})
+    recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs") or {})
+    return recipe, open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
 
 
 def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False) -> Any:
@@ -130,19 +148,19 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
 
     Raises what the recipe and the sources raise when the text is no longer there or was changed.
     """
-    from pipeline.data.preparation import Preparation, locks, make_plan
-    from pipeline.data.prepare import Workshop
-    from pipeline.data.rows import ValidationRows, held_out_coverage
-    from pipeline.evals.contamination import own_sources
+    from pipeline.data.preparation import Preparation
+    from pipeline.data.prepare import ShardBuilder
+    from pipeline.data.row_plan import locks, plan_rows
+    from pipeline.data.validation import ValidationRows, held_out_coverage
 
     if not run.recipe.exists():
         raise InputMissingError(
             f"{run.recipe}: missing, so the run's validation text is unknown. Name text with --text."
         )
-    recipe, sources = own_sources(run, trust_code=trust_code)
-    plan = {**make_plan(recipe, tokenizer, sources=sources), "train": None}
+    recipe, sources = sources_of_run(run, trust_code=trust_code)
+    plan = {**plan_rows(recipe, tokenizer, sources=sources), "train": None}
     with locks(plan):
-        for _ in Workshop(plan, tokenizer, sources=sources).prepare():
+        for _ in ShardBuilder(plan, tokenizer, sources=sources).prepare():
             pass
     rows = ValidationRows.open(Preparation(plan))
     rows.coverage = held_out_coverage(tokenizer, sources[1])

@@ -17,7 +17,6 @@ from huggingface_hub.utils import validate_repo_id
 
 from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.storage import read_json
-from pipeline.recipe.parents import name_of_model
 from pipeline.recipe.sizes import LLAMA_NAMES
 from pipeline.report.benchmarks import protocols_text, scores_text, suite_name
 from pipeline.report.curves import trained_on
@@ -38,6 +37,7 @@ from pipeline.report.run_data import (
 )
 from pipeline.report.sections import DATA_HEAD, data_rows, spent, tokenizer_text
 from pipeline.run_dir.checkpoints import SEAL, read_seal
+from pipeline.run_dir.parents import name_of_model
 
 HUB = "https://huggingface.co"
 SIZES = {

@@ -18,7 +18,7 @@ MODULES = {
     "chat": ("pipeline.chat", "talk to a run, a model folder or a Hub id; -p for one answer"),
     "evals": ("pipeline.evals", "score it: bits per byte, CORE, chat tasks, lm-evaluation-harness"),
     "report": ("pipeline.report", "write a run's report, show it while the run trains (--serve), or compare runs"),
-    "plan": ("pipeline.preflight", "hours, memory, disk and cost of a recipe before it is trained"),
+    "plan": ("pipeline.plan", "hours, memory, disk and cost of a recipe before it is trained"),
     "sweep": ("pipeline.sweep", "try other values and seeds of a recipe: better, worse, or not shown"),
     "data": ("pipeline.data", "look at data, or prepare the rows of a recipe now"),
     "tokenizer": ("pipeline.tokenizer", "train the tokenizer of a recipe and judge it"),

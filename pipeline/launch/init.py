@@ -15,7 +15,7 @@ from pipeline.process.commands import command, program
 from pipeline.process.errors import CannotWriteError, TandemError
 from pipeline.process.storage import write_text
 from pipeline.recipe import read_recipe
-from pipeline.recipe.resolve import resolve_start
+from pipeline.recipe.start_from import resolve_start
 from pipeline.run_dir.failures import exit_with_status
 
 # What is often changed beside the data; every key: docs/recipes.md.

@@ -1,1 +1,1 @@
-"""Before step 1: the plan, the checks, and the opening of the run and its rows."""
+"""`python -m pipeline.preflight RECIPE`, the name of `python -m pipeline.plan` that documents and scripts know."""

@@ -1,16 +1,18 @@
 """`python -m pipeline.recipe` writes docs/recipes.md and recipes/schema.json."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from pydantic import TypeAdapter
+
 from pipeline.process.storage import write_text
-from pipeline.recipe.mistakes import expected
-from pipeline.recipe.resolve import ADAM_GROUPS, MATRIX_GROUP
-from pipeline.recipe.schema import ARGUMENTS, DERIVED, SECTIONS, Argument, Model, Recipe, keys_of
+from pipeline.recipe.dial import ADAM_GROUPS, MATRIX_GROUP
+from pipeline.recipe.error_messages import expected
+from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Argument, Recipe, keys_of
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
+from pipeline.recipe.values import options_kind, recipe_kind
 
 # docs/recipes.md and recipes/schema.json, written from the schema and the support table of TrainingArguments.
 
@@ -21,12 +23,10 @@ INTRODUCTION = """\
 
 One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [section.key=value ...]`.
 
-- Overrides have the types of the file: `train.max_steps=100`, `data.sources.0.files=texts/*.parquet`,
-  `data.sources=[{files: x.parquet}]`. A typo is refused with the nearest right name. Where a key holds text, its value is what
+- Overrides have the types of the file: `train.max_steps=100`, `data.sources=[{files: x.parquet}]` (a list is given whole). A typo is refused with the nearest right name. Where a key holds text, its value is what
   was typed, `#`, colons and line breaks included (`'run.note=C# port #3'`), but for quotes around the whole; `null` is no value.
   Other values are read as YAML, and one of which a part would become a comment is refused.
-- Bounds: 1 MiB, 50 levels, 20,000 values with aliases expanded, numbers of 300 digits, 20 recipes that extend each other in a row;
-  text holds no control characters but tabs and line breaks. `null` stands for a key that is not given.
+- A recipe has at most 1 MiB, and its text no control characters but tabs and line breaks. `null` stands for a key that is not given.
 - A recipe is named by its path or by its bare name, with or without `.yaml`: `quickstart_pretrain` is looked for here, in
   `recipes/` and among the shipped ones.
 - `extends: other.yaml` (relative to the file, or a bare name) takes over another recipe; sections are merged key by key, lists replaced.
@@ -35,7 +35,7 @@ One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [s
 - Exactly one horizon is in force: `train.max_steps`, `train.num_train_epochs`, `run.tokens`, `run.tokens_per_param` or
   `run.flops`. One named by an override or an extending recipe replaces the inherited one, and shortens an inherited warm-up that is
   longer than the run: `train.max_steps=20` is a smoke test of any recipe. The same holds for
-  `data.batch_tokens` and `train.gradient_accumulation_steps`, and for a source's `id` and `files` in an override.
+  `data.batch_tokens` and `train.gradient_accumulation_steps`.
 - Scalars are read as YAML 1.2 reads them: `3e-4` is a number; `yes`, `no`, `on` and `off` are text.
 - `module:attr` names an object of a module in `run.code_folder` (by default the recipe's folder).
 - Editors with a YAML language server complete keys, show their meaning and mark mistakes by `recipes/schema.json`, which
@@ -101,7 +101,7 @@ def _section(path: str, cls: Any, *, level: int) -> str:
             nested.append((f"{path}.{f.name}.<n>", inner))
         mark = " =" if f.metadata["must_match"] else ""
         lines.append(
-            f"| {f.name}{mark} | {_cell(_type(annotation))} | {_cell(_value(_default(f)))} | "
+            f"| {f.name}{mark} | {_cell(_type(annotation))} | {_cell(_value(f.metadata['default']))} | "
             f"{_cell(f.metadata['doc'])} |"
         )
     if path == "optimizer.groups":  # they have the same keys
@@ -118,10 +118,6 @@ def _dataclass_in(annotation: Any) -> Any:
 
 def _type(annotation: Any) -> str:
     return expected(annotation).replace(" or null", "")
-
-
-def _default(f: Field) -> Any:
-    return f.default if f.default is not MISSING else f.default_factory() if f.default_factory is not MISSING else None
 
 
 def _value(value: Any) -> str:
@@ -180,86 +176,36 @@ def _train() -> str:
     return "\n".join([*lines, ""])
 
 
-LIMITS = {"minimum": "minimum", "maximum": "maximum", "above": "exclusiveMinimum", "below": "exclusiveMaximum"}
-
-
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a recipe file. Types come from pydantic; checks over several keys are the reader's
-    alone."""
-    hints = get_type_hints(Recipe)
-    sections = {name: _train_schema() if name == "train" else _section_schema(hints[name]) for name in SECTIONS}
-    extends = {
-        "type": "string",
-        "description": "Another recipe that this one changes: a path relative to this file, or a bare name.",
-    }
-    return {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "Tandem recipe",
-        "type": "object",
-        "properties": {"extends": extends, **sections},
-        "patternProperties": {"^x-": {"description": "A place for anchors."}},
-        "additionalProperties": False,
-    }
+    """Return the JSON Schema of a recipe file as pydantic writes it; checks over several keys are the reader's."""
+    made = TypeAdapter(recipe_kind()).json_schema()
+    schema = _for_editors(made, made["$defs"])
+    for name, cls in get_type_hints(Recipe).items():
+        if name in SECTIONS:
+            schema["properties"][name] = {"description": cls.__doc__, **schema["properties"][name]}
+    options = TypeAdapter(options_kind()).json_schema()["properties"]
+    schema["properties"]["model"]["properties"]["options"]["properties"] = _for_editors(options, {})
+    extends = "Another recipe that this one changes: a path relative to this file, or a bare name."
+    schema["properties"] = {"extends": {"type": "string", "description": extends}, **schema["properties"]}
+    anchors = {"^x-": {"description": "A place for anchors."}}
+    head = {"$schema": "http://json-schema.org/draft-07/schema#"}
+    return {**head, **schema, "title": "Tandem recipe", "patternProperties": anchors, "type": "object"}
 
 
-def _section_schema(cls: Any) -> dict[str, Any]:
-    properties = {}
-    for f, annotation in keys_of(cls):
-        default = {} if is_dataclass(annotation) else {"default": _default(f)}
-        properties[f.name] = (
-            _type_schema(annotation) | _limits(f.metadata) | {"description": f.metadata["doc"]} | default
-        )
-    if cls is Model:
-        properties["options"]["properties"] = {name: _type_schema(kind) for name, kind in TANDEM_OPTIONS.items()}
-    return {
-        "type": ["object", "null"],
-        "description": cls.__doc__,
-        "properties": properties,
-        "additionalProperties": False,
-    }
-
-
-def _train_schema() -> dict[str, Any]:
-    properties = {}
-    for name, argument in ARGUMENTS.items():
-        if argument.accepted:
-            kind = argument.type | None if name in DERIVED else argument.type
-            properties[name] = (
-                _type_schema(kind)
-                | _limits(argument.limits)
-                | {"description": argument.text, "default": argument.default}
-            )
-            if argument.keys:
-                keys = {key: _type_schema(kind) for key, kind in argument.keys.items()}
-                properties[name] |= {"properties": keys, "additionalProperties": False}
-    text = "transformers.TrainingArguments by their own names."
-    return {"type": ["object", "null"], "description": text, "properties": properties, "additionalProperties": False}
-
-
-def _limits(limits: Mapping[str, Any]) -> dict[str, float]:
-    return {theirs: limits[ours] for ours, theirs in LIMITS.items() if limits.get(ours) is not None}
-
-
-def _type_schema(annotation: Any) -> dict[str, Any]:
-    from pydantic import TypeAdapter  # comes with wandb; training does not load it
-
-    if (cls := _dataclass_in(annotation)) is None:
-        return _with_underscores(TypeAdapter(annotation).json_schema())
-    if cls is annotation:
-        return _section_schema(cls)
-    optional = ["null"] if type(None) in get_args(annotation) else []
-    return {"type": ["array", *optional], "items": _section_schema(cls)}
-
-
-def _with_underscores(schema: Any) -> Any:
-    """Return the schema with numbers such as 2_000_000, which are text to YAML 1.2 and so to an editor."""
+def _for_editors(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Return the schema with its definitions in their places, null for an empty section, and numbers such as
+    2_000_000, which are text to YAML 1.2 and so to an editor."""
     if isinstance(schema, list):
-        return [_with_underscores(part) for part in schema]
+        return [_for_editors(part, definitions) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    schema = {name: _with_underscores(part) for name, part in schema.items()}
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]] | {k: v for k, v in schema.items() if k != "$ref"}
+    schema = {name: _for_editors(part, definitions) for name, part in schema.items() if name not in ("$defs", "title")}
     if schema.get("type") in ("integer", "number"):
         schema |= {"type": [schema["type"], "string"], "pattern": "^[-+]?[0-9]+(_[0-9]+)+$"}
+    if schema.get("additionalProperties") is False:
+        schema["type"] = ["object", "null"]
     return schema
 
 

@@ -1,16 +1,9 @@
-"""The text of a recipe: YAML within bounds, with the line of every key; and files of other programs as PyYAML reads
-them.
+"""The text of a recipe as values with the line of every key; and YAML files of other programs as PyYAML reads them.
 
-Scalars are those of YAML 1.2: 3e-4 is a number, `no` and `off` are text. A file may come from anywhere: its size,
-depth, number of values and what its aliases expand to are bounded before anything is made of it.
-
-Why not ruamel.yaml, which reads YAML 1.2 and keeps lines: it bounds nothing. Of version 0.19 ten KB of `[` took 25 s
-and ended as RecursionError, a list of 240 KB 23 s (PyYAML's composer stops at 50 levels and 20,000 values); it makes
-dates and octal numbers of unquoted text, takes tags, and its import doubles that of PyYAML, which datasets and
-transformers load anyway. The scalars are 20 lines here, and the explained syntax errors would stay.
+Scalars are those of YAML 1.2: 3e-4 is a number, `no` and `off` are text. PyYAML composes the nodes, since ruamel.yaml,
+which reads YAML 1.2, makes dates and octal numbers of unquoted text, and its import takes twice the time.
 """
 
-import os
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -22,10 +15,16 @@ import yaml
 from pipeline.process.errors import DamagedFileError, InputMissingError, RecipeError
 from pipeline.process.secrets import looks_secret
 
-# Mistakes of a recipe, collected so that the user sees all of them at once.
-
 SECRET_NAME = re.compile(r"(^|_)(token|password|passwd|api_?key|secret|credentials?)$", re.IGNORECASE)
 INSTEAD = "Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B."
+MOST_BYTES = 1 << 20  # of a recipe, which is a page of text
+INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
+FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+WORDS = {
+    "": None, "~": None, "null": None, "Null": None, "NULL": None, "true": True, "True": True, "TRUE": True,
+    "false": False, "False": False, "FALSE": False,
+}  # fmt: skip
+MOST_DIGITS = 300  # of a number; a float ends at 308
 
 
 class Problems:
@@ -58,28 +57,12 @@ def show(value: Any) -> str:
     return repr(text) if isinstance(value, str) else text
 
 
-# A text as values with their places.
-
-MOST_BYTES = 1 << 20
-MOST_DEPTH = 50  # of keys below keys; ours have 5
-MOST_VALUES = 20_000  # with the aliases expanded; the longest of ours has 100
-MOST_DIGITS = 300  # of a number, whatever it is for; a float ends at 308
-INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
-FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-WORDS = {
-    "": None, "~": None, "null": None, "Null": None, "NULL": None, "true": True, "True": True, "TRUE": True,
-    "false": False, "False": False, "FALSE": False,
-}  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Item:
     """A value and its place (`file:line`). value: a scalar, a list of Items, or a dict of Items by key."""
 
     value: Any
     where: str
-    quoted: bool = False
-    file: str | None = None
 
     def plain(self) -> Any:
         """Return the value without its places."""
@@ -89,47 +72,41 @@ class Item:
             return [item.plain() for item in self.value]
         return self.value
 
-
-class BoundsError(yaml.MarkedYAMLError):
-    """A file that is larger, deeper or longer than anything that is read here; the problem is the whole sentence."""
-
-
-class _BoundedComposer:
-    """Count the values of a YAML loader and their depth while they are composed, and raise BoundsError beyond the
-    bounds."""
-
-    most_values = MOST_VALUES
-    _values = _depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
-        self._values, self._depth = self._values + 1, self._depth + 1
-        mark = self.peek_event().start_mark  # type: ignore[attr-defined]
-        if self._values > self.most_values:
-            raise BoundsError(
-                problem=f"has more than {self.most_values:,} values. Write fewer of them.", problem_mark=mark
-            )
-        if self._depth > MOST_DEPTH:
-            raise BoundsError(
-                problem=f"is nested more than {MOST_DEPTH} levels deep. Write it flatter.", problem_mark=mark
-            )
-        node = super().compose_node(parent, index)  # type: ignore[misc]
-        self._depth -= 1
-        return node
+    def child(self, key: str | int) -> "Item | None":
+        """Return the value of a key, or the entry of a list; None when there is none."""
+        if isinstance(self.value, dict):
+            return self.value.get(key)
+        if isinstance(self.value, list) and isinstance(key, int):
+            return self.value[key]
+        return None
 
 
-class _RecipeLoader(_BoundedComposer, yaml.BaseLoader):
-    """Compose nodes whose scalars are text."""
+def load_mapping(path: str | Path, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the keys and values of a YAML file of a run, a repository or another program, {} of an empty one.
 
-
-class _PlainLoader(_BoundedComposer, yaml.SafeLoader):
-    """PyYAML's safe loader."""
+    Raises DamagedFileError for anything else, OSError as open does.
+    """
+    with open(path, "rb") as file:
+        data = file.read(most_bytes + 1)
+    reason = f"it is larger than {most_bytes >> 20} MiB"
+    if len(data) <= most_bytes:
+        try:
+            value = yaml.safe_load(data) or {}
+            if isinstance(value, dict):
+                return value
+            reason = "it holds no keys with values"
+        except yaml.MarkedYAMLError as error:
+            reason = explain_yaml(error)
+        except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # dates that cannot be
+            reason = " ".join(str(error).split())
+    raise DamagedFileError(
+        f"{path}: is no YAML as it was written ({reason.partition('. ')[0].rstrip('.')}). Put it back from a copy."
+    )
 
 
 def explain_yaml(error: yaml.MarkedYAMLError) -> str:
     """Return what is wrong with a text that is no YAML, and what to do about it."""
     problem, context = error.problem or "", error.context or ""
-    if isinstance(error, BoundsError):
-        return problem
     if "'\\t'" in problem or "\\t" in problem:
         return "a tab character. YAML indents with spaces: replace the tab."
     if "end of stream" in problem and "quoted" in context:
@@ -141,8 +118,6 @@ def explain_yaml(error: yaml.MarkedYAMLError) -> str:
         )
     if "alias" in context:
         return 'a value that begins with * must stand in quotes: "*.parquet".'
-    if "anchor" in context:
-        return "a value that begins with & must stand in quotes."
     if "single document" in context:
         return "a second document begins here. A recipe is one document: remove the `---`."
     if "mapping values are not allowed" in problem:
@@ -150,64 +125,6 @@ def explain_yaml(error: yaml.MarkedYAMLError) -> str:
     if "could not find expected ':'" in problem:
         return "a key without a colon here or on the line before. Write `key: value`."
     return f"is not valid YAML: {problem}{f' ({context})' if context else ''}. Check indentation, colons and quotes."
-
-
-def load_yaml(path: str | Path, *, most_values: int = MOST_VALUES) -> Any:
-    """Return the value of a YAML file of a run, a repository or another program, as yaml.safe_load would.
-
-    Raises yaml.YAMLError, also for what lies outside the bounds and for values that cannot be (a number of 5,000
-    digits); OSError as open does.
-    """
-    most_bytes = MOST_BYTES * most_values // MOST_VALUES
-    with open(path, "rb") as file:
-        data = file.read(
-            min(os.fstat(file.fileno()).st_size, most_bytes) + 1
-        )  # read(n) takes n bytes of memory at once
-    if len(data) > most_bytes:
-        raise yaml.YAMLError(f"it is larger than {most_bytes >> 20} MiB")
-    try:
-        loader = _PlainLoader(data)
-        loader.most_values = most_values
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _bound_aliases(node, most_values)
-        return loader.construct_document(node)
-    except (ValueError, OverflowError) as error:  # bytes that are no text, dates and numbers that cannot be
-        raise yaml.YAMLError(str(error)) from None
-
-
-def load_mapping(path: str | Path, *, most_values: int = MOST_VALUES) -> dict[str, Any]:
-    """Return the keys and values of a YAML file, {} of an empty one.
-
-    Raises DamagedFileError for anything else, OSError as open does.
-    """
-    try:
-        value = load_yaml(path, most_values=most_values) or {}
-        if isinstance(value, dict):
-            return value
-        reason = "it holds no keys with values"
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        if isinstance(error, yaml.MarkedYAMLError):
-            reason = explain_yaml(error)
-    raise DamagedFileError(
-        f"{path}: is no YAML as it was written ({reason.partition('. ')[0].rstrip('.')}). Put it back from a copy."
-    )
-
-
-def _bound_aliases(top: yaml.Node, most: int) -> None:
-    """Raise BoundsError where aliases stand for more values than `most`, as one does that holds itself."""
-    left, count = [top], 0
-    while left:
-        node, count = left.pop(), count + 1
-        if count > most:
-            problem = f"its aliases expand to more than {most:,} values. Write fewer of them."
-            raise BoundsError(problem=problem, problem_mark=node.start_mark)
-        if isinstance(node, yaml.MappingNode):
-            left += [child for pair in node.value for child in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            left += node.value
 
 
 def read_file(path: str, problems: Problems) -> Item:
@@ -222,10 +139,7 @@ def read_file(path: str, problems: Problems) -> Item:
     except OSError as error:
         raise InputMissingError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from None
     if len(raw) > MOST_BYTES:
-        raise RecipeError(
-            f"{path}:{raw.count(10) + 1}: is larger than {MOST_BYTES >> 20} MiB, and a recipe is a page of text. Name "
-            "a recipe."
-        )
+        raise RecipeError(f"{path}: is larger than {MOST_BYTES >> 20} MiB, and a recipe is a page of text.")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -247,9 +161,8 @@ def read_file(path: str, problems: Problems) -> Item:
 def compose(text: str, file: str, problems: Problems, *, where: str | None = None) -> Item:
     """Parse text. where: one place for everything, for a value of the command line."""
     try:
-        node = _RecipeLoader(text).get_single_node()
-        if node is not None:
-            _bound_aliases(node, MOST_VALUES)
+        node = yaml.BaseLoader(text).get_single_node()  # type: ignore[arg-type]
+        return Item(None, where or file) if node is None else _item(node, file, problems, where)
     except yaml.MarkedYAMLError as error:
         at_end = "end of stream" in (error.problem or "")
         mark = (at_end and error.context_mark) or error.problem_mark
@@ -257,18 +170,10 @@ def compose(text: str, file: str, problems: Problems, *, where: str | None = Non
         raise RecipeError(f"{place}: {explain_yaml(error)}") from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
-        byte = error.character - 0xDC00  # as Python reads a byte that is no UTF-8
-        what = (
-            f"byte {byte:#x}, which is no UTF-8"
-            if 0x80 <= byte <= 0xFF
-            else f"control character U+{error.character:04X}"
-        )
-        raise RecipeError(
-            f"{where or f'{file}:{line}'}: holds the {what}. Remove it or give the path another name."
-        ) from None
-    if node is None:
-        return Item(None, where or file, file=file)
-    return _item(node, file, problems, where)
+        code = f"U+{error.character:04X}"
+        raise RecipeError(f"{where or f'{file}:{line}'}: holds the control character {code}. Remove it.") from None
+    except RecursionError:
+        raise RecipeError(f"{where or file}: is nested too deeply. Write it flatter.") from None
 
 
 def _item(node: yaml.Node, file: str, problems: Problems, where: str | None) -> Item:
@@ -276,15 +181,11 @@ def _item(node: yaml.Node, file: str, problems: Problems, where: str | None) -> 
     if isinstance(node, yaml.ScalarNode):
         if node.tag != "tag:yaml.org,2002:str":
             raise RecipeError(f"{place}: the tag {node.tag} is not read here. Write the plain value.")
-        if strange := not_text(node.value):
+        if strange := control_character(node.value):
             raise RecipeError(f"{place}: {strange}")
-        if where and node.style is None and node.start_mark.line != node.end_mark.line:
-            problems.add(
-                place, f"{show(node.value)} goes over several lines, which would be joined. Put it in quotes."
-            )
-        return Item(_scalar(node, place), place, quoted=node.style is not None, file=file)
+        return Item(node.value if node.style else _scalar(node.value), place)
     if isinstance(node, yaml.SequenceNode):
-        return Item([_item(child, file, problems, where) for child in node.value], place, file=file)
+        return Item([_item(child, file, problems, where) for child in node.value], place)
     values: dict[str, Item] = {}
     merged: dict[str, Item] = {}
     for key_node, value_node in node.value:
@@ -293,26 +194,25 @@ def _item(node: yaml.Node, file: str, problems: Problems, where: str | None) -> 
             problems.add(line, "a key must be one word. Put braces that are text in quotes.")
             continue
         name = key_node.value
-        if strange := not_text(name):
+        if strange := control_character(name):
             raise RecipeError(f"{line}: a key {strange}")
-        if name == "<<" and key_node.style is None:
-            nodes = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-            items = [_item(child, file, problems, where) for child in nodes]
-            if not all(isinstance(item.value, dict) for item in items):
-                problems.add(line, "<<: merges keys with values into these. Give it an alias of such, as <<: *name.")
-                continue
-            for item in items:
-                merged = {**item.value, **merged}  # the earlier one wins
-            continue
-        if name in values:
-            problems.add(line, f"{name}: is given twice, here and at {values[name].where}. Remove one of them.")
-            continue
         child = _item(value_node, file, problems, where)
-        values[name] = Item(child.value, line, child.quoted, file)
-    return Item({**merged, **values}, place, file=file)
+        if name == "<<" and key_node.style is None:
+            for item in child.value if isinstance(child.value, list) else [child]:
+                if isinstance(item.value, dict):
+                    merged = {**item.value, **merged}  # the earlier one wins
+                else:
+                    problems.add(
+                        line, "<<: merges keys with values into these. Give it an alias of such, as <<: *name."
+                    )
+        elif name in values:
+            problems.add(line, f"{name}: is given twice, here and at {values[name].where}. Remove one of them.")
+        else:
+            values[name] = Item(child.value, line)
+    return Item({**merged, **values}, place)
 
 
-def not_text(text: str) -> str | None:
+def control_character(text: str) -> str | None:
     """Return the sentence about a character that no name, path or prompt holds; a terminal would obey some of them."""
     for character in text:
         if unicodedata.category(character) in ("Cc", "Cs") and character not in "\t\n\r":
@@ -320,20 +220,16 @@ def not_text(text: str) -> str | None:
     return None
 
 
-def _scalar(node: yaml.ScalarNode, place: str) -> Any:
-    text = node.value
-    if node.style is not None:
-        return text
+def _scalar(text: str) -> Any:
+    """Return the value of an unquoted scalar."""
     if text in WORDS:
         return WORDS[text]
-    if len(text) > MOST_DIGITS and (INTEGER.fullmatch(text) or FLOAT.fullmatch(text)):
-        raise RecipeError(f"{place}: a number of {len(text):,} digits ({text[:12]}...). Write a smaller one.")
+    if len(text) > MOST_DIGITS:  # int() refuses thousands of digits
+        return text
     if INTEGER.fullmatch(text):
         return int(text)
     if FLOAT.fullmatch(text) and not re.fullmatch(r"[-+]?0[0-9_]+", text):
         return float(text)
     if re.fullmatch(r"[-+]?\.(inf|Inf|INF)", text):
         return float(text.replace(".", "", 1))
-    if text in (".nan", ".NaN", ".NAN"):
-        return float("nan")
-    return text
+    return float("nan") if text in (".nan", ".NaN", ".NAN") else text

@@ -1,4 +1,4 @@
-"""The sizes of a recipe's model, of a config or a built one: by arithmetic (sizes.py) or counted (counted_sizes.py)."""
+"""Sizes of a recipe's model, of a config or a built model: by arithmetic (sizes.py) or counted."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,7 +6,7 @@ from pipeline.recipe.schema import Recipe
 from pipeline.recipe.sizes import BY_ARITHMETIC, GPT2_NAMES, LLAMA_NAMES, Sizes, arithmetic_sizes, options_of
 
 if TYPE_CHECKING:
-    from pipeline.recipe.counted_sizes import CountedSizes
+    from pipeline.recipe.model_statistics import CountedSizes
 
 
 def model_fields(
@@ -16,9 +16,9 @@ def model_fields(
     model = recipe.model
     ids = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
     if model.type not in GPT2_NAMES and ":" not in model.type:
-        from pipeline.recipe.counted_sizes import config_fields
+        from pipeline.recipe.model_statistics import config_fields
 
-        return config_fields(recipe, {"vocab_size": vocab_size, **ids})
+        return config_fields(recipe.model, {"vocab_size": vocab_size, **ids})
     sizes = {name: getattr(model, name) for name in LLAMA_NAMES if getattr(model, name) is not None}
     if model.type == "gpt2":
         sizes.pop("n_kv_head", None)
@@ -55,12 +55,12 @@ def _counted(recipe: Recipe, vocab_size: int) -> "CountedSizes":
     if model.start_config is not None:
         from transformers import AutoConfig
 
-        from pipeline.recipe.counted_sizes import sizes_of_config
+        from pipeline.recipe.model_statistics import sizes_of_config
 
         given = {name: value for name, value in model.start_config.items() if name != "model_type"}
         return sizes_of_config(AutoConfig.for_model(model.start_config["model_type"], **given), rows)
     fields = model_fields(recipe, vocab_size=vocab_size, bos_token_id=0, eos_token_id=0, pad_token_id=0)
-    from pipeline.recipe.counted_sizes import sizes_of_fields
+    from pipeline.recipe.model_statistics import sizes_of_fields
 
     return sizes_of_fields(model.type, fields, rows, code=recipe.code, where=recipe.where("model.type"))
 
@@ -69,7 +69,7 @@ def sizes_from_config(config: Any, row_tokens: int) -> "Sizes | CountedSizes":
     """Return sizes of the causal language model of a transformers config. Raises ValueError when none can be built of
     it."""
     if config.model_type not in BY_ARITHMETIC:
-        from pipeline.recipe.counted_sizes import sizes_of_config
+        from pipeline.recipe.model_statistics import sizes_of_config
 
         return sizes_of_config(config, row_tokens)
     sizes = {ours: getattr(config, ours, getattr(config, theirs, None)) for ours, theirs in LLAMA_NAMES.items()}
@@ -81,6 +81,6 @@ def sizes_from_model(model: Any, row_tokens: int) -> "Sizes | CountedSizes":
     model = getattr(model, "_orig_mod", model)  # as torch.compile wraps it
     if model.config.model_type in BY_ARITHMETIC:
         return sizes_from_config(model.config, row_tokens)
-    from pipeline.recipe.counted_sizes import sizes_of_model
+    from pipeline.recipe.model_statistics import sizes_of_model
 
     return sizes_of_model(model, row_tokens)

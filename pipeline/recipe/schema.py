@@ -7,11 +7,12 @@ Nothing here imports torch: a wrong recipe is refused within a second.
 import os
 import types
 from collections.abc import Iterator
-from dataclasses import Field, FrozenInstanceError, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, FrozenInstanceError, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pipeline.process.commands import CONSOLE, program
+from pipeline.process.network import BUCKET_FOLDER
 from pipeline.process.user_code import CodeFolder
 
 # One key a line: the page is read as a table.
@@ -29,14 +30,17 @@ def key(
     maximum: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    form: tuple[str, str] | None = None,
     must_match: bool = False,
 ) -> Any:
-    """Return a recipe key. above, below: the value must be greater, less. must_match: a run is never continued with another value."""
-    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "above": above, "below": below, "must_match": must_match}
-    if isinstance(default, (list, dict)) or default is list or default is dict:
-        factory = default if isinstance(default, type) else (lambda: type(default)(default))
-        return field(default_factory=factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    """Return a recipe key. above, below: the value must be greater, less. form: a text in words and as a regular
+    expression for the whole of it. must_match: a run is never continued with another value."""
+    bounds = {"minimum": minimum, "maximum": maximum, "above": above, "below": below, "form": form}
+    value = default() if isinstance(default, type) else default  # list and dict stand for empty ones
+    metadata = {"doc": doc, **bounds, "must_match": must_match, "default": value}
+    if isinstance(value, (list, dict)):
+        return field(default_factory=lambda: type(value)(value), metadata=metadata)
+    return field(default=value, metadata=metadata)
 
 
 class Section:
@@ -100,12 +104,22 @@ FORMATS = {"text": "text", "messages": "chat", "turns": "chat", "prompt_response
 COLUMN_ROLES = {"text": "text", "messages": "chat", "prompt": "chat", "response": "chat", "context": "chat", "system": "chat", "history": "chat", "tools": "chat"}
 
 
+# Forms of texts: in words, and as a regular expression. Whatever else they are would fail later, as something else.
+FOLDER_NAME = ("a folder's name of at most 200 letters, digits and -_. that begins with a letter, digit or _", r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+STORE_FOLDER = ("the address of a store, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER, no part of it empty", BUCKET_FOLDER.pattern)
+FORK = ("RUN, or RUN@step as small@600", r"[^@]+(@[0-9]{1,15})?")
+IMPORTABLE = ("module:attr, as mine:Task of a file mine.py in the recipe's folder", r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*")
+REPOSITORY = ("NAMESPACE/NAME, of letters, digits and -_", r"[A-Za-z0-9][A-Za-z0-9_.\-]*(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)?")
+LICENSE = ("a license as huggingface.co/docs/hub/repositories-licenses writes it, as apache-2.0", r"[a-z0-9][a-z0-9.+\-]*")
+LANGUAGE = ("an ISO 639 code, as en", r"[a-z]{2,3}|code|multilingual")
+
+
 @dataclass(kw_only=True)
 class Source(Section):
     """Where documents or conversations come from: `id` (a data set) or `files` (on this machine)."""
 
     id: str | None = key(None, "A Hub dataset; or a folder on this machine, read as `load_dataset` reads it, or as `save_to_disk` wrote it (relative to the recipe's folder, then to the working folder); or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling. Configurations, splits and data files are those that the `datasets` library finds.")
-    files: str | list[str] | None = key(None, "Local files of parquet, arrow, jsonl, json (also one array), csv, tsv, txt or md, the last six also as .gz or .zst: a path, glob or folder, or a list of them; relative to the recipe's folder, then to the working folder. Of a folder all readable files are taken, but of one that `save_to_disk` wrote, or where `split` is not train, that split's; README.md, config.json, dataset_info.json and hidden files are left out, as `datasets` does. With `id` beside it in one recipe: which files of the dataset. Named by an override or an extending recipe it replaces an inherited `id`.")
+    files: str | list[str] | None = key(None, "Local files of parquet, arrow, jsonl, json (also one array), csv, tsv, txt or md, the last six also as .gz or .zst: a path, glob or folder, or a list of them; relative to the recipe's folder, then to the working folder. Of a folder all readable files are taken, but of one that `save_to_disk` wrote, or where `split` is not train, that split's; README.md, config.json, dataset_info.json and hidden files are left out, as `datasets` does. With `id` beside it in one recipe: which files of the dataset.")
     config: str | None = key(None, "The configuration (subset) of `id`; needed where it has several and none is the default.")
     split: str = key("train", "The split of `id` to read, by any name that it has (train_sft); a wrong one is refused with those that there are.")
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset; resolved to a commit once and kept in the manifest.")
@@ -125,13 +139,13 @@ class Run(Section):
     """Who this run is, where it lives, how long it trains."""
 
     stage: Literal["pretrain", "sft"] | None = key(None, "Which command the recipe is for; default: what the sources' columns and formats speak of, else the command's. The other command refuses it.", must_match=True)
-    name: str | None = key(None, "Name of the run and its folder; default <recipe>-<6 hex digits of the keys that must match>.")
+    name: str | None = key(None, "Name of the run and its folder; default <recipe>-<6 hex digits of the keys that must match>.", form=FOLDER_NAME)
     directory: str = key("runs", "Folder that holds the run directories.")
-    mirror: str | None = key(None, "Store that whole checkpoints, records and the finished model follow to while the run goes on, e.g. s3://bucket/runs: the same command on an empty disk goes on from there.")
+    mirror: str | None = key(None, "Store that whole checkpoints, records and the finished model follow to while the run goes on, e.g. s3://bucket/runs: the same command on an empty disk goes on from there.", form=STORE_FOLDER)
     note: str | None = key(None, "Free text for manifest, trackers and report.")
     tags: list[str] = key(list, "Labels for manifest, trackers and report. `latest:` passes over a run with one that begins with sweep:, as the runs of a sweep have it.")
-    resume: str | int = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one, and start anew where all of them are lost; a step: go back to that checkpoint; the same command again goes on from there.")
-    fork_from: str | None = key(None, "RUN or RUN@step: start a new run from that run's whole training state, other keys changed; parent and differences are recorded.")
+    resume: int | Literal["auto", "never"] = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one, and start anew where all of them are lost; a step: go back to that checkpoint; the same command again goes on from there.", minimum=1)
+    fork_from: str | None = key(None, "RUN or RUN@step: start a new run from that run's whole training state, other keys changed; parent and differences are recorded.", form=FORK)
     keep_every_steps: int | None = key(None, "Checkpoints whose step is a multiple of this are never deleted, beside the train.save_total_limit newest.", minimum=1)
     keep_best: bool = key(True, "Never delete the checkpoint with the lowest val/bpb (SFT: sft/assistant_bpb) of those that were evaluated.")
     hang_timeout: float | None = key(600.0, "Seconds of training without any progress after which every rank's stacks are written to stacks/ and the run ends with status 70; null: never. While torch.compile works on the first step and the first evaluation of a start: ten times as long, at least half an hour.", above=0, maximum=10**8)
@@ -140,7 +154,7 @@ class Run(Section):
     flops: float | None = key(None, "Horizon: training FLOPs by nanochat's formula.", minimum=1, maximum=1e36, must_match=True)
     code_folder: str | None = key(None, "Folder whose modules `module:attr` strings name; default the recipe's folder. One outside it is given on the command line.")
     trust_code: bool = key(False, "Also run installed modules that `module:attr` names, and the code files of a model from a folder or the Hub. Counts on the command line only (run.trust_code=true): a recipe that came from elsewhere cannot give it to itself.")
-    callbacks: list[str] = key(list, "Further transformers.TrainerCallback classes as module:attr, made without arguments.")
+    callbacks: list[str] = key(list, "Further transformers.TrainerCallback classes as module:attr, made without arguments.", form=IMPORTABLE)
     hardware: str | None = key(None, "What the plan is made for, e.g. 8xH100, or 64x8xH100 for 64 hosts of 8; default this machine.")
     gpu_hour_cost: float | None = key(None, "Price of one accelerator for an hour, in the currency of your choice; the plan multiplies it.", minimum=0, maximum=1e9)
 
@@ -178,7 +192,6 @@ class Data(Section):
     max_bad_rows: int = key(0, "Rows that may be unreadable before the run stops with status 65 at its next checkpoint; each is named.", minimum=0)
     num_proc: int | None = key(None, "Processes that read and tokenize while preparing; default all cores, but no more than one for 16 MB of a source's files and for 2 GiB of free memory. A number that is given holds for the smallest source too. Without one of their own, threads of the tokenizer. Any number makes the same bytes.", minimum=1, maximum=4096)
     shards_from: str | None = key(None, "Where shards were published that are taken, verified, instead of being prepared: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://datasets/NAMESPACE/NAME (also with @REVISION and /FOLDER). What is missing or damaged there is prepared here. Default: nowhere.")
-    engine: Literal["processes", "ray"] = key("processes", "What encodes the text while preparing: processes of this machine, or tasks of the Ray cluster that it belongs to (all its cores, whatever num_proc is).")
 
 
 @dataclass(kw_only=True)
@@ -206,7 +219,7 @@ class Model(Section):
 
 @dataclass(kw_only=True)
 class Group(Section):
-    """Settings of one parameter group; what is not given is filled from the table of defaults (recipe/resolve.py)."""
+    """Settings of one parameter group; what is not given is filled from the table of defaults (recipe/dial.py)."""
 
     learning_rate: float | None = key(None, "Peak rate.", minimum=0, maximum=1e38, must_match=True)
     betas: list[float] | None = key(None, "Adam's two averages.", must_match=True)
@@ -278,7 +291,6 @@ class Core(Section):
     every_steps: int | None = key(None, "Optimizer steps between two scorings while training, and at the end; default never.", minimum=1)
     bundle: str | None = key(None, "Folder or zip of the eval_bundle, relative to the recipe's folder, then to the working folder; default the published files, fetched once and checked by hash.")
     max_per_task: int | None = key(500, "While training: the first so many items of each task, in an order that never changes; null: all.", minimum=1)
-    max_s: float | None = key(None, "While training: seconds that a scoring may take. As large a share of every task is scored as is expected to fit, and the mean is called core_partial.", above=0)
     long_prompts: Literal["fewer_shots", "crop"] = key("fewer_shots", "A prompt longer than the model's positions: fewer_shots leaves whole examples out and keeps BOS; crop keeps the last tokens, as nanochat does and as GPT-2's published scores were made.")
 
 
@@ -306,7 +318,6 @@ class ChatTasks(Section):
     own: list[OwnTask] = key(list, "Tasks of one's own, beside these.")
     data: str | None = key(None, "Folder with the tasks' files, relative to the recipe's folder, then to the working folder; default the Hub's.")
     max_per_task: int | None = key(200, "While training: the first so many items of each task; null: all.", minimum=1)
-    max_s: float | None = key(None, "While training: seconds after which no further task is begun; a task that was begun is scored whole.", above=0)
     max_new_tokens: int = key(512, "Longest answer of the generated tasks.", minimum=1, maximum=MOST_POSITIONS)
     execute: bool = key(False, "Run the programs that the model writes for humaneval, each in a sandbox; without it humaneval is refused.")
 
@@ -318,7 +329,7 @@ class Evals(Section):
     bpb: Bpb = field(default_factory=Bpb, metadata={"doc": "Bits per byte."})
     core: Core = field(default_factory=Core, metadata={"doc": "CORE."})
     chat: ChatTasks = field(default_factory=ChatTasks, metadata={"doc": "Chat tasks."})
-    tasks: list[str] = key(list, "Further tasks as module:attr, scored at every evaluation.")
+    tasks: list[str] = key(list, "Further tasks as module:attr, scored at every evaluation.", form=IMPORTABLE)
     unsafe_exec: bool = key(False, "Run humaneval's programs also where no sandbox can be had: with this user's rights, in a child process with a time limit.")
 
 
@@ -352,13 +363,13 @@ class Monitor(Section):
 class Hub(Section):
     """Publishing; the token comes from HF_TOKEN or `hf auth login` only."""
 
-    id: str | None = key(None, "Repository to publish to; none: nothing is published.")
+    id: str | None = key(None, "Repository to publish to; none: nothing is published.", form=REPOSITORY)
     strategy: Literal["end", "checkpoint"] = key("end", "What is published. end: the finished model. checkpoint: also, while training continues, the newest checkpoint's model and in last-checkpoint/ all that a continuation takes, so that the same command (run.resume: auto) continues exactly on a machine that has no checkpoint of the run.")
     revision: str | None = key(None, 'Branch to publish to, made when it is missing; "{run}" in it stands for the run\'s name. None: main.')
     wait_at_end_s: float = key(600.0, "Longest time that the end of a run waits for the upload of its model, less when the Hub does not answer. What is left then: python -m pipeline.hub push RUN.", minimum=0, maximum=10**8)
     private: bool = key(True, "Create the repository as private.")
-    license: str | None = key(None, "License of the published model as the Hub spells it, such as apache-2.0 (huggingface.co/docs/hub/repositories-licenses), for its card; none: the card says that none is stated.")
-    language: list[str] = key(list, "Languages of the text by ISO 639 code, such as [en], for the card's metadata.")
+    license: str | None = key(None, "License of the published model as the Hub spells it, such as apache-2.0 (huggingface.co/docs/hub/repositories-licenses), for its card; none: the card says that none is stated.", form=LICENSE)
+    language: list[str] = key(list, "Languages of the text by ISO 639 code, such as [en], for the card's metadata.", form=LANGUAGE)
     dtype: Literal["float32", "bfloat16", "float16"] = key("float32", "Type of the weights in model/, the one published at the end.")
 
 
@@ -667,30 +678,6 @@ def training_arguments(
         "run_name": recipe.run.name,
         "ignore_data_skip": True,  # rows are a function of the step
     }
-
-
-# What a key may hold, by its dotted name.
-
-
-def annotation_of(name: str) -> Any:
-    """Return what a dotted key may hold, None for one that is not there. An entry of a list has its number as a part of the name."""
-    section, _, field_name = name.partition(".")
-    if section == "train":
-        argument = ARGUMENTS.get(field_name)
-        return argument.type if argument else None
-    annotation: Any = Recipe
-    for part in name.split("."):
-        options = alternatives(annotation)
-        of_dataclass = next((option for option in options if is_dataclass(option)), None)
-        of_list = next((option for option in options if get_origin(option) is list), None)
-        of_dict = next((option for option in options if get_origin(option) is dict), None)
-        if of_dataclass is not None:
-            annotation = get_type_hints(of_dataclass).get(part)
-        elif of_list is not None and part.isdecimal():
-            annotation = get_args(of_list)[0]
-        else:
-            annotation = get_args(of_dict)[1] if of_dict is not None else None
-    return annotation
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:

@@ -86,7 +86,7 @@ NOT_OPTIONS = {
     "pad_token_id": "the tokenizer",
 }
 # Config classes that keep GPT-2's names for the sizes; the others of transformers share Llama's
-# (recipe/counted_sizes.py).
+# (recipe/model_statistics.py).
 GPT2_NAMES = {"tandem", "gpt2"}
 LLAMA_NAMES = {
     "n_layer": "num_hidden_layers",

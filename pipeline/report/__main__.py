@@ -7,9 +7,7 @@ from pathlib import Path
 
 from pipeline.process.commands import program
 from pipeline.report.comparison import comparison, write_comparison
-from pipeline.report.curves import fit_runs
-from pipeline.report.imported_logs import is_imported, lost_lines, read_runs
-from pipeline.report.run_data import write_csv
+from pipeline.report.run_data import read_runs, write_csv
 from pipeline.report.single import report, serve, write_report
 from pipeline.run_dir.failures import exit_with_status
 
@@ -21,17 +19,14 @@ def main(argv: list[str]) -> int:
         return 0
     runs = read_runs(options.runs)
     for data in runs:
-        for number, line in lost_lines(data):
+        for number, line in data.lost_lines:
             lost = f"{data.run.path}:{number}: looks like a measured step and cannot be read: {line[:120]!r}"
             print(lost, file=sys.stderr)
     if options.csv:
         write_csv(runs, options.csv)
-    if options.fit:
-        path, text = fit_runs(runs)
-        print(text, path, sep="\n")
-    elif len(runs) > 1:
+    if len(runs) > 1:
         print(write_comparison(runs, options.output) if options.output else comparison(runs), end="")
-    elif is_imported(runs[0]):
+    elif runs[0].is_imported:
         print(report(runs[0]), end="")  # a log has no directory of its own to write into
     else:
         print(write_report(runs[0], options.output))
@@ -66,7 +61,6 @@ def _options(argv: list[str]) -> argparse.Namespace:
         ),
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all rows of all runs as one table")
-    parser.add_argument("--fit", action="store_true", help="fit val/bpb over FLOPs of at least 3 runs of one family")
     parser.add_argument(
         "--serve",
         action="store_true",

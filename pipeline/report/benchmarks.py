@@ -162,8 +162,8 @@ def partial_lines(benchmark: Benchmark) -> list[str]:
     for mean in benchmark.means:
         tasks = benchmark.tasks_of(mean)
         if mean["name"].startswith("core_partial/"):
-            listed = [(task_name(t), t.get("items", 0), t.get("of", 0), t.get("published", True)) for t in tasks]
-            why = "; ".join(why_partial(mean.get("missing") or [], listed)) or "the reason was not recorded"
+            published = {task_name(task): task.get("published", True) for task in tasks}
+            why = "; ".join(why_partial(mean.get("missing") or [], published)) or "the reason was not recorded"
             lines.append(f"This is not CORE: {why}.")
         elif mean["name"].endswith("_part"):
             cut = [f"{task_name(t)} ({_items(t) or 'some'} items)" for t in tasks if not t.get("complete")]
@@ -280,16 +280,16 @@ def _facts(benchmark: Benchmark) -> str:
     entry, rows = benchmark.entry, [*benchmark.means, *benchmark.tasks]
     protocols = benchmark.protocols()
     versions = ", ".join(f"{name} {version}" for name, version in (entry.get("versions") or {}).items())
-    # Of CORE each mean has the sum over its tasks, of chat tasks each task has its own.
-    spent = {key: max((m[key] for m in benchmark.means if key in m), default=None) for key in SPENT}
-    spent = {k: sum(t.get(k) or 0 for t in benchmark.tasks) if v is None else v for k, v in spent.items()}
+    # Of CORE each mean has the seconds of all its tasks, of chat tasks each task has its own.
+    seconds = max((mean["seconds"] for mean in benchmark.means if "seconds" in mean), default=0)
+    seconds = seconds or sum(task.get("seconds") or 0 for task in benchmark.tasks)
     facts = [
         ["time", date(entry.get("time"))],
         ["device", entry.get("device")],
         ["versions", versions or None],
         ["protocol", protocols[0] if len(protocols) == 1 else None],
         ["bundle", next((row["bundle"] for row in rows if row.get("bundle")), None)],
-        *([name, number(spent[key]) if spent[key] else None] for key, name in SPENT.items()),
+        ["seconds", number(seconds) if seconds else None],
     ]
     files = [
         [task_name(task), file.get("label"), number(file.get("bytes")), file.get("sha256"), task.get("revision")]
@@ -302,15 +302,6 @@ def _facts(benchmark: Benchmark) -> str:
         benchmark.protocols_text(),
         filled_table(["task", "file", "bytes", "sha256", "revision"], files),
     )
-
-
-# Recorded cost, and its name for people.
-SPENT = {
-    "seconds": "seconds",
-    "tokens_forwarded": "tokens forwarded",
-    "tokens_in_prompts": "tokens in prompts",
-    "tokens_generated": "tokens generated",
-}
 
 
 def _failures(data: RunData) -> str:

@@ -29,7 +29,6 @@ from pipeline.report.curves import (
     thin,
     trained_on,
 )
-from pipeline.report.imported_logs import is_imported, lost_lines, meaning_of
 from pipeline.report.run_data import Key, RunData, cell, filled_table, joined, number, table
 from pipeline.report.sections import last_texts, leaves, paid, wall_s
 from pipeline.report.single import duration, place_picture, share, shortened
@@ -66,7 +65,7 @@ def ratios_text(runs: Sequence[RunData]) -> str:
         values = [summary(data, name) for data in runs]
         if sum(value is not None for value in values) < 2:
             continue
-        meanings = [meaning_of(data, name) for data in runs]
+        meanings = [data.meaning_of(name) for data in runs]
         cells = [
             f"{number(v)}{' *' if m else ''}" if v is not None else None for v, m in zip(values, meanings, strict=True)
         ]
@@ -173,7 +172,7 @@ def differences_text(runs: Sequence[RunData]) -> str:
     groups: dict[str, list[list[Any]]] = {}
     for name in names:
         values = [values.get(name) for values in of_runs]
-        known = [v for v, data in zip(values, runs, strict=True) if v is not None or not is_imported(data)]
+        known = [v for v, data in zip(values, runs, strict=True) if v is not None or not data.is_imported]
         if len({repr(value) for value in known}) > 1:
             groups.setdefault(group_of(name), []).append([name.removeprefix("fact: "), *map(_short, values)])
     for group in (*MAJOR, CODE, OTHER):
@@ -191,7 +190,7 @@ def differing_majors(one: RunData, other: RunData) -> list[str]:
     found = {group_of(name) for name in both if facts[0][name] != facts[1][name]}
     differing = [n for n in settings[0].keys() | settings[1].keys() if settings[0].get(n) != settings[1].get(n)]
     for name in differing:
-        known = [name in values or not is_imported(data) for values, data in zip(settings, (one, other), strict=True)]
+        known = [name in values or not data.is_imported for values, data in zip(settings, (one, other), strict=True)]
         if all(known) and not any(fnmatch(name, pattern) for pattern in decided):
             found.add(group_of(name))
     is_same_setting = not any(name.startswith("tokenizer.") for name in differing)
@@ -273,7 +272,7 @@ def _majors(runs: Sequence[RunData]) -> dict[str, list[str]]:
 
 
 def _repeats(one: RunData, other: RunData) -> bool:
-    if any(is_imported(data) or data.setting("train.seed") is None for data in (one, other)):
+    if any(data.is_imported or data.setting("train.seed") is None for data in (one, other)):
         return False  # a log does not tell its seed
     same_code = code_of(one).get("git.commit") == code_of(other).get("git.commit")
     return same_code and one.stage == other.stage and not set(differing_majors(one, other)) - {"seed"}
@@ -303,7 +302,7 @@ def _verdict(runs: Sequence[RunData]) -> str:
 
 
 def _unknown(runs: Sequence[RunData]) -> str:
-    names = ", ".join(cell(data.name) for data in runs if is_imported(data))
+    names = ", ".join(cell(data.name) for data in runs if data.is_imported)
     return f"Imported: {names}. What their logs do not tell stands as - and counts as equal.\n" if names else ""
 
 
@@ -517,7 +516,7 @@ def _note(runs: Sequence[RunData], name: str | None) -> str:
     """Return whose number is another one by that name, and who has none."""
     names = {data.name: _name(data, name) for data in runs}
     sentences = [f"{data.name}: {names[data.name]}." for data in runs] if name is None else []
-    sentences += [f"{data.name}: {meaning}." for data in runs if (meaning := meaning_of(data, names[data.name]))]
+    sentences += [f"{data.name}: {meaning}." for data in runs if (meaning := data.meaning_of(names[data.name]))]
     without = [data.name for data in runs if not len(finite(data, names[data.name])[0])]
     sentences += [f"Not recorded by {', '.join(without)}."] if without else []
     return " ".join(sentences)
@@ -661,7 +660,7 @@ def changes(first: RunData, data: RunData) -> list[str]:
     """Return what the run has where the first has something else: major variables before others, at most SHOWN_CHANGES
     of them."""
     one, other = ({**settings_of(run), **facts_of(run)} for run in (first, data))
-    is_import = is_imported(first) or is_imported(data)
+    is_import = first.is_imported or data.is_imported
     known = one.keys() & other.keys() if is_import else one.keys() | other.keys()
     found = [name for name in known if one.get(name) != other.get(name)]
     equal = [p for fact, patterns in DECIDES.items() if fact in one and one[fact] == other.get(fact) for p in patterns]
@@ -730,7 +729,7 @@ def _imports(runs: Sequence[RunData]) -> str:
         lines += [f"- {name}: {meaning}." for name, meaning in log["meanings"].items() if data.last(name) is not None]
         if log["flops_per_token"]:
             lines.append(f"- FLOPs per token: {log['flops_per_token']:.4g}, by its own formula.")
-        if lost := lost_lines(data):
+        if lost := data.lost_lines:
             lines.append(
                 f"- {len(lost)} lines look like a measured step and could not be read, the first is line {lost[0][0]}."
             )

@@ -18,9 +18,9 @@ from pipeline.metrics import SECTIONS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_
 from pipeline.process.errors import InputMissingError, TandemError
 from pipeline.process.storage import folder_bytes, read_json, write_text
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.recipe.parents import base_run
 from pipeline.run_dir.checkpoints import SEAL, by_step, step_of
 from pipeline.run_dir.columns import MOST_INTEGER, Columns, attempt_spans, read_columns
+from pipeline.run_dir.parents import base_run
 from pipeline.run_dir.rows import counts_beside, read_rows
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 
@@ -441,6 +441,20 @@ class RunData:
         return str(self.manifest.get("name") or self.run.path.resolve().name)
 
     @property
+    def is_imported(self) -> bool:
+        """Return whether the run is a log of another program (contrib/imported_logs.py)."""
+        return "imported" in self.manifest
+
+    def meaning_of(self, name: str) -> str | None:
+        """Return the definition of the run's number of that name, where it is another one than ours."""
+        return self.fact("imported.meanings", {}).get(name)
+
+    @property
+    def lost_lines(self) -> list[tuple[int, str]]:
+        """Return number and text of a log's lines that look like a measured step and cannot be read."""
+        return self.fact("imported.lost", [])
+
+    @property
     def stage(self) -> str | None:
         return self.manifest.get("stage") or self.recipe.get("stage")
 
@@ -494,7 +508,7 @@ class RunData:
     @cached_property
     def is_training(self) -> bool:
         """Return whether a living process held the run when this was first asked, and it was not at its end."""
-        if "imported" in self.manifest or self.failure or self.manifest.get("status") != "running":
+        if self.is_imported or self.failure or self.manifest.get("status") != "running":
             return False
         with suppress(OSError, TandemError):  # a copy's .lock may be anything
             return self.run.in_use()
@@ -638,6 +652,26 @@ def read_run(name: str) -> RunData:
             for folder in by_step(run.checkpoints)
         ],
     )
+
+
+def read_runs(names: Sequence[str]) -> list[RunData]:
+    """Return the runs of these directories, names under runs/ and log files; a second run of one name gets a number.
+
+    Raises InputMissingError for a run that does not exist, DataError for a file that is no log.
+    """
+    if any(Path(name).is_file() for name in names):
+        from pipeline.contrib.imported_logs import read_logs
+
+        runs = read_logs(names)
+    else:
+        runs = [read_run(name) for name in names]
+    taken: list[str] = []
+    for data in runs:
+        count = taken.count(data.name) + 1
+        taken.append(data.name)
+        if count > 1:
+            data.manifest["name"] = f"{data.name} #{count}"
+    return runs
 
 
 # The rows of runs as one CSV table, a column each metric; read again by `python -m pipeline.report`.

@@ -28,7 +28,6 @@ from pipeline.report.benchmarks import benchmarks_text
 from pipeline.report.curves import AXES, finite, panels_of, trained_on
 from pipeline.report.diagnosis import diagnose, diagnosis_text, verdict
 from pipeline.report.diagnosis_finding import Figures, median
-from pipeline.report.imported_logs import is_imported
 from pipeline.report.run_data import (
     MEANS,
     Benchmark,
@@ -331,7 +330,7 @@ def shortened(text: str, count: int = LONGEST_TEXT) -> str:
 
 
 def _commands(data: RunData) -> list[Command]:
-    if is_imported(data):
+    if data.is_imported:
         return []
     run = shlex.quote(_typed_path(data))
     chat = Command("talk to it", f"{_program('chat')} {run}{_prompt(data)}")

@@ -7,25 +7,28 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pipeline.data.preparation import Preparation, batch_warmup, start_preparation
-from pipeline.data.rows import TrainingRows, ValidationRows, held_out_coverage
+from pipeline.data.preparation import Preparation, start_preparation
+from pipeline.data.row_plan import batch_warmup, plan_rows
+from pipeline.data.rows import TrainingRows
+from pipeline.data.validation import ValidationRows, held_out_coverage
 from pipeline.hardware.device import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
-from pipeline.preflight.checks import benchmarks_of, cadence_notes
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
 from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import ran
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import step_rows, tokens_at
+from pipeline.recipe.checks import check_warmup
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.reader import check_warmup
-from pipeline.recipe.resolve import step_rows, tokens_at
 from pipeline.recipe.schema import Schedule, with_values
+from pipeline.run.checks import benchmarks_of, cadence_notes
+from pipeline.run.fork import refuse_without_steps
 from pipeline.run.open_run import OpenRun
+from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.open import with_recorded_inputs
 from pipeline.sources.raw_rows import text_bytes
-from pipeline.sources.verify import FactsOfFiles
 from pipeline.tokenizer import identity
 from pipeline.training.distributed import on_rank_0
 
@@ -57,10 +60,10 @@ def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
     tokens, warmup = recipe.data.batch_tokens or 0, step_rows(recipe).warmup_steps
     fewer = f" (fewer in the first {warmup:,})" if warmup else ""
     lines = [f"training: {steps:,} steps of {tokens:,} tokens{fewer}, {short_count(tokens_at(recipe, steps))} in all"]
-    for (source, share), opened, sequence in zip(rows.shares().items(), sources, rows.stream.sequences, strict=True):
+    for (source, share), opened, dataset in zip(rows.shares().items(), sources, rows.stream.datasets, strict=True):
         epochs, about = share.get("epochs"), ""
         if epochs is None:
-            epochs, about = _estimate(share["rows"] * opened.passes, opened, sequence), "about "
+            epochs, about = _estimate(share["rows"] * opened.passes, opened, dataset), "about "
         if epochs is None:
             lines.append(f"  {source}: how often it is read (epochs) is not known before all of it is prepared")
             continue
@@ -73,15 +76,15 @@ def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
     return lines
 
 
-def _estimate(planned: int, source: Any, sequence: Any) -> float | None:
+def _estimate(planned: int, source: Any, dataset: Any) -> float | None:
     """Return epochs by the bytes of text that the rows so far have used up; None when the size of the text is not
     known."""
-    whole, totals = text_bytes(source), sequence.totals()
+    whole, totals = text_bytes(source), dataset.totals()
     if not whole or not totals.get("text_bytes") or not totals["rows"]:
         return None
     # Not by all that was read: most of a source of long documents may still wait in the packer's buffer. A BOS is no
     # text.
-    begun = sum(seal.get("documents", 0) for seal in sequence.seals)
+    begun = sum(seal.get("documents", 0) for seal in dataset.seals)
     tokens = totals["positions"] - totals["padded"] - begun + totals["cropped_tokens"]
     return planned * tokens / totals["rows"] * totals["text_bytes"] / totals["text_tokens"] / whole
 
@@ -103,12 +106,12 @@ def open_rows(
         benchmarks, cache = benchmarks_of(recipe), cache_dir(recipe.data.cache_dir)
         watchlist = None
         if benchmarks:
-            from pipeline.evals.contamination import save_watchlist
+            from pipeline.contrib.contaminated_items import save_watchlist
 
             watchlist = save_watchlist(benchmarks, cache=cache)
-        here = run.directory.path
-        started.append(start_preparation(recipe, tokenizer, sources=sources, watchlist=watchlist, run=here))
-        for line in unchecked_lines(started[0].plan, run):
+        plan = plan_rows(recipe, tokenizer, sources=sources, watchlist=watchlist)
+        started.append(start_preparation(plan, tokenizer, sources=sources, run=run.directory.path))
+        for line in unchecked_lines(plan, run):
             print(line, flush=True)
         return started[0].description()
 
@@ -120,8 +123,6 @@ def open_rows(
     if in_epochs:
         recipe = resolve_warmup(recipe)
     if run.forks:
-        from pipeline.recipe.parents import refuse_without_steps
-
         refuse_without_steps(recipe, run.step)
     validation = ValidationRows.open(preparation)
 
@@ -132,7 +133,7 @@ def open_rows(
         if recipe.data.one_text_rows:
             notes += padding_notes(rows.plan, rows.shares())
         warnings = warning_lines(
-            recipe, rows, validation, sources=sources[0], tokenizer=tokenizer, has_begun=run.step > 0
+            rows.plan, validation, sources=sources, tokenizer=tokenizer, has_begun=run.step > 0
         )
         print(*horizon_lines(recipe, rows, sources[0]), *notes, *warnings, sep="\n", flush=True)
 
@@ -145,7 +146,7 @@ def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
     what to do."""
     if not plan["watchlist"]:
         return []
-    from pipeline.evals.contamination import unchecked_text
+    from pipeline.contrib.contaminated_items import unchecked_text
 
     unchecked, shards = unchecked_text(plan)
     if not unchecked:
@@ -234,7 +235,7 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
     """Looked for before the first step (run/data.py) and kept from then on; nothing where nothing is held out."""
     if begun:
         return {"overlap": begun["overlap"]} if "overlap" in begun else {}
-    from pipeline.data.decontamination import overlap_of
+    from pipeline.data.overlap import overlap_of
 
     overlap = overlap_of(*sources)
     known = {name: value for name, value in asdict(overlap).items() if value is not None}
@@ -290,7 +291,7 @@ def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | N
         return None
     if not Path(start_from).is_dir():
         return begun if begun and begun["from"] == start_from else {"from": start_from} | _commit(start_from)
-    facts = FactsOfFiles(cache_dir(recipe.data.cache_dir))
+    facts = FileFacts(cache_dir(recipe.data.cache_dir))
     files = sorted(Path(start_from).absolute().glob("model*.safetensors"))
     for path in files:  # a header takes no time, a hash of a terabyte of zeros half an hour
         try:

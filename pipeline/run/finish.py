@@ -14,8 +14,8 @@ from pipeline.metrics import BEST_BY, is_evaluation, metric_of
 from pipeline.process.commands import command, stage_command
 from pipeline.process.progress import seconds_text, waiting
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import is_auto
 from pipeline.recipe.model_sizes import sizes_from_model
-from pipeline.recipe.resolve import is_auto
 from pipeline.run.open_run import OpenRun
 from pipeline.run_dir.failures import write_report
 from pipeline.run_dir.rows import last_attempts, read_rows
@@ -231,7 +231,7 @@ def record_plan(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
 
 
 def plan_of(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Any:
-    from pipeline.preflight.plan import plan_of_run
+    from pipeline.plan.plan import plan_of_run
 
     args = trainer.args
     return plan_of_run(recipe, run.directory, micro_batch=args.per_device_train_batch_size, processes=args.world_size)
@@ -266,7 +266,7 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         )
         may_grow = trainer.args.device.type == "cuda" and not is_auto(recipe)
         if may_grow:
-            from pipeline.preflight.plan import memory_hint
+            from pipeline.plan.plan import memory_hint
 
             if hint := memory_hint(recipe, trainer):
                 print(f"note: {hint}")

@@ -41,7 +41,7 @@ from pipeline.process.storage import (
     write_bytes,
 )
 from pipeline.recipe import Recipe
-from pipeline.recipe.resolve import differences
+from pipeline.recipe.identity import differences
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files, step_of
 from pipeline.run_dir.hub_queue import link_files
 from pipeline.run_dir.rows import read_rows

@@ -31,15 +31,12 @@ from pipeline.process.errors import (
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import cache_dir, is_writable, remove_file, write_text
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
+from pipeline.recipe.batch import with_batch_tokens
+from pipeline.recipe.identity import differences, resume_keys
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.recipe.resolve import (
-    begun_run,
-    differences,
-    must_match,
-    resolve_start,
-    with_batch_tokens,
-)
 from pipeline.recipe.schema import with_values
+from pipeline.recipe.start_from import previous_attempt, resolve_start
+from pipeline.run.fork import can_fork, parent_of
 from pipeline.run_dir.checkpoints import by_step, clean, newest_whole, problems, step_of
 from pipeline.run_dir.failures import record_failures_in
 from pipeline.run_dir.run_directory import RunDirectory
@@ -135,16 +132,12 @@ def _open(recipe: Recipe) -> OpenRun:
     forks = recipe.run.fork_from is not None
     parent = None
     if forks and not by_step(directory.checkpoints):
-        from pipeline.recipe.parents import parent_of
-
         parent = parent_of(recipe)
     directory.hold()
     record_failures_in(directory)
     remove_file(directory.failure)
     checkpoint = _choose_checkpoint(recipe, directory)
     if checkpoint is None and forks:
-        from pipeline.recipe.parents import parent_of
-
         checkpoint, facts = parent or parent_of(recipe)  # again when its own were damaged, every one
         directory.update_manifest(forked_from=facts)
     return _record_attempt(recipe, directory, manifest, checkpoint, begun=begun)
@@ -164,7 +157,7 @@ def _record_attempt(
         note=recipe.run.note,
         tags=recipe.run.tags,
         created=manifest.get("created", datetime.now(UTC).isoformat(timespec="seconds")),
-        must_match=manifest["must_match"] if begun else must_match(recipe),
+        must_match=manifest["must_match"] if begun else resume_keys(recipe),
         attempts=attempt,
         status="running",
         command=[redacted(argument) for argument in sys.argv],
@@ -214,14 +207,12 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
         raise CannotWriteError(
             f"{directory.path}: run.resume is never and the run exists. Give another run.name, or remove the folder."
         )
-    saved, now = manifest["must_match"], must_match(recipe)
+    saved, now = manifest["must_match"], resume_keys(recipe)
     if "finished" not in manifest and "inputs" in manifest and by_step(directory.checkpoints):
         saved, now = _without_places(saved), _without_places(now)  # run/data.py compares the files by their hashes
     found = differences(saved, now)
     if found:
         lines = "\n  ".join(found)
-        from pipeline.recipe.parents import can_fork
-
         with_state = ""
         if can_fork(found):
             with_state = f", and with it run.fork_from={directory.name} to start from that one's state"
@@ -395,7 +386,7 @@ def _ignore_accelerate_settings(recipe: Recipe) -> None:
     ):
         given = os.environ.get(variable, neutral)
         if given == "fp8":
-            continue  # refused with the key to write instead (preflight/checks.py)
+            continue  # refused with the key to write instead (run/checks.py)
         os.environ[variable] = neutral
         if given.lower() != neutral.lower() and os.environ.get("RANK", "0") == "0":
             decided = ", ".join(f"train.{key}: {recipe.train.get(key)}" for key in keys)
@@ -458,7 +449,7 @@ def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:
     goes on with it."""
     recipe = resolve_start(recipe)
     batch_tokens = with_batch_tokens(recipe, batch_ranks(processes))
-    kept = begun_run(recipe).get("data.batch_tokens")
+    kept = previous_attempt(recipe).get("data.batch_tokens")
     if recipe.data.batch_tokens is None and kept not in (None, batch_tokens):
         print(
             f"{recipe.where('train.gradient_accumulation_steps')}: would make a step of {batch_tokens:,} tokens on "
@@ -486,4 +477,4 @@ def _trains_in_bfloat16(recipe: Recipe) -> bool:
 def _kept_shape(recipe: Recipe) -> dict[str, Any]:
     """Return what a run that has begun on this kind of processor was trained with; empty for any other."""
     shape = RunDirectory.of(recipe.run).read_manifest().get("shape", {})
-    return shape if shape.get("device") == cpu_name() and begun_run(recipe) else {}
+    return shape if shape.get("device") == cpu_name() and previous_attempt(recipe) else {}

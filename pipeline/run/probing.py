@@ -1,7 +1,7 @@
 """Trials on the device before step 1: a probe's steps, and the micro-batch that fits.
 
 `python -m pipeline.run.probing SECONDS RECIPE [section.key=value ...]` makes the steps that a probe measures
-(preflight/plan.py): the Trainer of the stages on random rows, without callbacks, evaluations and checkpoints. It
+(plan/plan.py): the Trainer of the stages on random rows, without callbacks, evaluations and checkpoints. It
 prints the result as one line of JSON and ends at once: nothing of it is kept. The micro-batch is resolved in the
 training's own process.
 """
@@ -21,20 +21,20 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
-from pipeline.data.rows import on_device
+from pipeline.data.loader import on_device
 from pipeline.evals.bpb import per_token_nll
 from pipeline.hardware.device import batch_ranks, device_info
 from pipeline.hardware.processor import peak_bytes
 from pipeline.model.modeling_tandem import TandemForCausalLM
-from pipeline.preflight.checks import choose_attention
-from pipeline.preflight.memory import CPU_POSITIONS, CPU_SHARE, options
-from pipeline.preflight.plan import make_plan
+from pipeline.plan.memory import CPU_POSITIONS, CPU_SHARE, options
+from pipeline.plan.plan import make_plan
 from pipeline.process.errors import OutOfMemoryError
 from pipeline.recipe import Recipe, read_recipe
-from pipeline.recipe.resolve import KEY, isolates_documents, micro_batch, micro_steps, rows_per_step
+from pipeline.recipe.batch import KEY, isolates_documents, micro_batch, micro_steps, rows_per_step
 
 # What a stage imports and a probe does not need counts in its memory.
 from pipeline.recipe.schema import with_values
+from pipeline.run.checks import choose_attention
 from pipeline.run.open_run import OpenRun, resolve_open_values, start_process
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.load import load_ready

@@ -11,11 +11,11 @@ from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
 from pipeline.callbacks.stopping import HangWatch, StopSignals
 from pipeline.generation.texts import complete
 from pipeline.model.modeling_tandem import TandemForCausalLM
-from pipeline.preflight.checks import benchmarks_of, check_before_training
 from pipeline.process.network import set_http_timeouts
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
-from pipeline.recipe.resolve import is_auto
+from pipeline.recipe.batch import is_auto
+from pipeline.run.checks import benchmarks_of, check_before_training
 from pipeline.run.data import keep_inputs, open_rows, record_inputs
 from pipeline.run.finish import finish_run, record_plan, say_shape
 from pipeline.run.open_run import (

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pipeline.process.errors import RecipeError
 from pipeline.sources.raw_rows import kind_of
@@ -56,17 +56,15 @@ READABLE = (
     "on also as .gz or .zst"
 )
 Part = Literal["all", "train", "validation"]
-Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as far as they are known.
 
 
 @dataclass
 class SourceFile:
     """One planned file. label: its name in messages, origins and the manifest, the same on every machine.
 
-    path: where it is here; a file of the Hub gets it when it is fetched, and before that `peek` gives its first and
-    last bytes. part, period, offset: of files whose rows are split, which are meant (open.is_held_out), the file's
-    first one being row `offset` of them all. order: of a pass after the first, what the rows of each block are
-    permuted by.
+    path: where it is here; a file of the Hub gets it when it is fetched. part, period, offset: of files whose rows are
+    split, which are meant (open.is_held_out), the file's first one being row `offset` of them all. order: of a pass
+    after the first, what the rows of each block are permuted by.
     """
 
     label: str
@@ -76,14 +74,10 @@ class SourceFile:
     ctime_ns: int = 0
     path: Path | None = None
     fetch: Callable[[], Path] | None = None
-    peek: Callable[[], Ends | None] | None = None
     part: Part = "all"
     period: int = 0
     offset: int = 0
     order: str = ""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "peek": None}  # a function of this process; another one has no beginning to look at
 
     def local_path(self) -> Path:
         """Return where the content is here, fetched first if need be."""

@@ -1,9 +1,8 @@
 """Formats of rows: text, prompt and completion, messages, and a user's own function."""
 
 import json
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.process.errors import RecipeError
@@ -49,7 +48,6 @@ ROLE_NAMES = {
     "function": "tool",  # of OpenAI, before there were tools
     **{role: role for role in ROLES},
 }
-TREE_KEYS = {"message_id", "role", "text"}  # of a tree's root message
 
 
 class UntrainableConversation(ValueError):
@@ -66,10 +64,8 @@ class Messages(list[dict]):
 
 def messages_of(value: Any, *, tools: list[dict] | None = None, invented: bool = False) -> Messages:
     """Return plain messages from any of the usual forms of a conversation: {role, content}, ShareGPT's {from, value},
-    texts in turns with the user's first, pairs {input, output}, or an OASST tree. Raises ValueError with the reason
-    when it is none of them. tools, invented: as for plain_messages."""
-    if is_tree(value):
-        value = _best_path(value)
+    texts in turns with the user's first, or pairs {input, output}. Raises ValueError with the reason when it is none
+    of them. tools, invented: as for plain_messages."""
     if not isinstance(value, list):
         raise ValueError(f"the messages are {_kind(value)}, not a list")
     messages: list[Any] = []
@@ -111,22 +107,6 @@ def _usual_names(turn: dict, place: int) -> dict:
 
 def _turn(question: Any, answer: Any) -> list[dict]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-
-def is_tree(value: Any) -> bool:
-    """Return whether it is the root message of a tree, as the files *.trees.jsonl.gz of OASST have them."""
-    return isinstance(value, dict) and value.keys() >= TREE_KEYS
-
-
-def _best_path(tree: dict) -> list[dict]:
-    """Return the messages from the root along the best-ranked replies (rank 0 is the best), up to the last answer."""
-    path, message = [tree], tree
-    while replies := [reply for reply in message.get("replies") or [] if not reply.get("deleted")]:
-        message = min(replies, key=lambda reply: math.inf if reply.get("rank") is None else reply["rank"])
-        path.append(message)
-    if len(path) > 1 and path[-1].get("role") == "prompter":
-        path.pop()
-    return [{"role": message.get("role"), "content": message.get("text")} for message in path]
 
 
 def _calls_in(value: Any, place: int) -> list[dict]:
@@ -432,8 +412,7 @@ class Format:
 
     columns: (role, column) of COLUMN_ROLES beside or instead of it. recognised: found by looking at the rows, so that
     columns of OPTIONAL_ROLES need not be there. newly_read: the rows have something that older versions left out or
-    wrote otherwise, so that nothing that those prepared is used. alone: the code of an own function is its file,
-    without what that imports.
+    wrote otherwise, so that nothing that those prepared is used.
     """
 
     name: str
@@ -443,7 +422,6 @@ class Format:
     columns: tuple[tuple[str, str], ...] = ()
     recognised: bool = False
     newly_read: bool = False
-    alone: bool = False
 
     @property
     def read_columns(self) -> list[str] | None:
@@ -545,13 +523,8 @@ class Format:
             parts = [str(self.column)] if self.column or not self.columns else []
             inside = ", ".join([*parts, *map("=".join, self.columns)])
         else:
-            inside = code_sum(import_attribute(self.name, self.folder), None if self.alone else self.folder)
+            inside = code_sum(import_attribute(self.name, self.folder), self.folder)
         return f"{self.name}({inside}){' 2' if self.newly_read else ''}"
-
-    def as_before(self) -> "Format":
-        """Return the reading of older versions, which knew no tools and did not look at what an own format imports."""
-        columns = tuple(pair for pair in self.columns if pair[0] != "tools")
-        return replace(self, columns=columns, newly_read=False, alone=True)
 
 
 # Keys of messages and of their parts

@@ -1,9 +1,8 @@
-"""Datasets of the Hub: files listed, checked at both ends, fetched."""
+"""Datasets of the Hub: the commit and list of files are resolved once, each file is fetched when it is reached."""
 
 import functools
 import glob
 import hashlib
-import io
 import json
 import logging
 import os
@@ -16,8 +15,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.process.errors import (
-    DamagedFileError,
-    DataError,
     InputMissingError,
     RecipeError,
     ServiceError,
@@ -27,109 +24,16 @@ from pipeline.process.network import is_network, note_retry, set_http_timeouts
 from pipeline.process.progress import count_text, on_terminal, waiting
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import read_sealed_json, write_sealed_json
-from pipeline.recipe.located_yaml import load_mapping
-from pipeline.sources.files import Ends, SourceFile, is_saved, refuse_unreadable, shown
-from pipeline.sources.formats import Format
+from pipeline.sources.files import SourceFile, is_saved, refuse_unreadable, shown
 from pipeline.sources.patterns import bases_of, labelled, looked_in
-from pipeline.sources.raw_rows import (
-    BOM,
-    COMPRESSIONS,
-    BrokenArrayError,
-    RawRow,
-    array_elements,
-    begins_array,
-    csv_header,
-    kind_of,
-    parse_json_line,
-    wrong_ends,
-)
 from pipeline.sources.splits import refuse_tables, saved_files, split_files
-from pipeline.sources.verify import HEAD_BYTES, NO_ROWS, NO_TEXT, Findings, array_problem, csv_problem, jsonl_problem
-
-# Files of a Hub that are not here yet, by their first and last bytes: an error page among them is reported before step
-# 1.
-
-TIMEOUT_S = 10.0
-
-
-def head_findings(name: str, ends: Ends, form: Format, *, column_key: str) -> Findings:
-    """Return what a file's first and last bytes betray. name: repository and path, for the message."""
-    head, tail = ends
-    reason = wrong_ends(name, head, tail)
-    if reason is None and not name.lower().endswith(COMPRESSIONS):
-        try:
-            reason = _text_problem(name, head, form, column_key)
-        except DataError as error:
-            return Findings(problems=[str(error)])
-    return Findings(problems=[f"{name} {reason}"] if reason else [])
-
-
-def _text_problem(name: str, head: bytes, form: Format, column_key: str) -> str | None:
-    """Return what the first rows of a file of text lack. Raises DataError where it cannot be read on."""
-    whole, text = len(head) < HEAD_BYTES, head.decode("utf-8-sig", "surrogateescape")
-    if kind_of(name) == "csv":
-        if "\0" in text:
-            return NO_TEXT
-        return csv_problem(csv_header(io.StringIO(text), name), form, column_key) if whole or "\n" in text else None
-    if kind_of(name) != "jsonl":
-        return None
-    if begins_array(io.StringIO(text)):
-        rows: list[RawRow] = []
-        try:
-            for row, value in enumerate(array_elements(io.StringIO(text))):
-                rows.append((0, row, value))
-        except BrokenArrayError as error:
-            if whole or not error.cut_off:
-                raise DataError(error.problem(name)) from error
-        return array_problem(rows, form, column_key) if rows or not whole else NO_ROWS
-    lines = head.removeprefix(BOM).splitlines(keepends=True)
-    lines = lines if whole else lines[:-1]  # the last one goes on behind the head
-    rows = [(0, n, parse_json_line(line)) for n, line in enumerate(lines) if line.strip()]
-    return jsonl_problem(rows, form, column_key) if rows or whole else None
-
-
-def both_ends(repo: str, revision: str, path: str) -> Ends | None:
-    """Return (first, last) bytes of a dataset's file; last None where the server gives no ranges. None when it does
-    not answer: then the file is looked at when it is fetched."""
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.errors import HTTPError
-    from huggingface_hub.utils import build_hf_headers, get_session
-
-    url = hf_hub_url(repo, path, repo_type="dataset", revision=revision)
-
-    def part(wanted: str) -> tuple[int, bytes]:
-        headers = {**build_hf_headers(), "Range": f"bytes={wanted}", "Accept-Encoding": "identity"}
-        with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True) as answer:
-            answer.raise_for_status()
-            return answer.status_code, _first(answer, HEAD_BYTES)
-
-    try:
-        _, head = part(f"0-{HEAD_BYTES - 1}")
-        status, tail = part("-8") if kind_of(path) in ("parquet", "arrow") else (0, b"")
-    except (HTTPError, OSError):
-        return None
-    return head, tail if status == 206 else None
-
-
-def _first(answer: Any, size: int) -> bytes:
-    """Return so many bytes of the answer, whatever more the server would send."""
-    found = b""
-    for piece in answer.iter_bytes():
-        found += piece
-        if len(found) >= size:
-            break
-    return found[:size]
-
-
-# Files of a Hub dataset: the commit and list are resolved once, the content is fetched when it is reached.
 
 LOG = logging.getLogger(__name__)
 ATTEMPTS = 5
 FIRST_WAIT_S = 1.0  # Doubled after each attempt.
 PATHS_A_REQUEST = 500
 ANSWER_S = 10.0  # for the list of files, which a start waits for
-STANDALONE_CARD = ".huggingface.yaml"  # what `datasets` lays over the card
-CARD_VALUES = 1_000_000  # of the configurations of the largest
+IGNORED_CARDS = (".huggingface.yaml", "dataset_infos.json")  # of datasets 1, and a card beside the card
 EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
 
 
@@ -248,8 +152,6 @@ def _chosen_paths(spec: Any, info: Any, where: str) -> list[str]:
     """
     names = [sibling.rfilename for sibling in info.siblings or []]
     card = info.card_data.to_dict() if info.card_data else {}
-    if STANDALONE_CARD in names:
-        card |= _standalone_card(_fetch(spec.id, info.sha, STANDALONE_CARD, where), spec, where)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve() / PurePosixPath(spec.id).name  # a loading script has the dataset's name
         _lay_names(root, names)
@@ -292,19 +194,12 @@ def leads_outside(pattern: str) -> bool:
     return "://" in pattern or "::" in pattern or os.path.isabs(pattern) or ".." in Path(pattern).parts
 
 
-def _standalone_card(file: Path, spec: Any, where: str) -> dict[str, Any]:
-    try:
-        return load_mapping(file, most_values=CARD_VALUES)
-    except DamagedFileError as error:
-        raise DataError(f"{where}: {spec.id}: {error} Or take a revision without {STANDALONE_CARD}.") from None
-
-
 def _lay_names(root: Path, names: list[str]) -> None:
     """Make the folder of a repository's names. An archive is an empty one, since `datasets` looks into it."""
     root.mkdir()
     for name in names:
         path = root / name
-        if leads_outside(name) or path.name in (STANDALONE_CARD, "dataset_infos.json"):  # read as JSON; of datasets 1
+        if leads_outside(name) or path.name in IGNORED_CARDS:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(EMPTY_ZIP if path.suffix == ".zip" else b"")
@@ -346,7 +241,6 @@ def _source_file(repo: str, revision: str, where: str, *, path: str, bytes: int,
         bytes=bytes,
         path=Path(cached) if isinstance(cached, str) else None,
         fetch=functools.partial(_fetch, repo, revision, path, where, size=bytes),
-        peek=functools.partial(both_ends, repo, revision, path),
     )
 
 
@@ -364,11 +258,10 @@ def retried(call, *, what: str, where: str):
     """Return the call's result, tried again while the Hub is away or overloaded.
 
     Raises InputMissingError when the Hub says no, ServiceError when it does not answer in ATTEMPTS attempts. A missing
-    revision passes through: who asked knows its name.
+    revision passes through: the caller knows its name.
     """
     from huggingface_hub.errors import (
         EntryNotFoundError,
-        GatedRepoError,
         HfHubHTTPError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
@@ -382,37 +275,24 @@ def retried(call, *, what: str, where: str):
             return call()
         except RevisionNotFoundError:
             raise
-        except GatedRepoError as error:
-            raise InputMissingError(
-                f"{where}: {what} is gated, and this user may not read it. Accept its terms on the Hub, then set "
-                "HF_TOKEN or run `hf auth login`."
-            ) from error
-        except RepositoryNotFoundError as error:
-            raise InputMissingError(
-                f"{where}: {what} does not exist on the Hub, or is private to others. Correct the id, or set HF_TOKEN "
-                "or run `hf auth login`."
-            ) from error
         except OfflineModeIsEnabled as error:
             raise ServiceError(
-                f"{where}: {what} is not in the local cache and HF_HUB_OFFLINE forbids to ask the Hub. Unset it for "
-                "the first start."
+                f"{where}: {what} is not in the local cache and HF_HUB_OFFLINE is set. Unset it for the first start."
             ) from error
-        except LocalEntryNotFoundError as error:
-            cause: Exception = error  # Also an EntryNotFoundError, but it means that the Hub was not reached.
-        except EntryNotFoundError as error:
-            raise InputMissingError(
-                f"{where}: {what} is not in the dataset's commit any more. Check `files` and `revision`."
-            ) from error
-        except HfHubHTTPError as error:
-            status = error.response.status_code if error.response is not None else 0
-            if status in (401, 403):
-                raise InputMissingError(
-                    f"{where}: the Hub refuses {what} (status {status}). Set HF_TOKEN to a token that may read it, or "
-                    "run `hf auth login`."
-                ) from error
-            cause = error
         except Exception as error:
-            if not (isinstance(error, OSError) or is_network(error)):
+            response = getattr(error, "response", None)
+            status = response.status_code if response is not None else 0
+            if isinstance(error, RepositoryNotFoundError) or status in (401, 403):
+                raise InputMissingError(
+                    f"{where}: {what} does not exist on the Hub, is gated, or is private to others. Correct the id, "
+                    "accept its terms on the Hub, and set HF_TOKEN or run `hf auth login`."
+                ) from error
+            # A LocalEntryNotFoundError is one too, and means that the Hub was not reached.
+            if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+                raise InputMissingError(
+                    f"{where}: {what} is not in the dataset's commit any more. Check `files` and `revision`."
+                ) from error
+            if not isinstance(error, HfHubHTTPError | OSError) and not is_network(error):
                 raise
             cause = error
         if attempt < ATTEMPTS:

@@ -26,6 +26,7 @@ from pipeline.process.errors import (
 from pipeline.process.network import wait_or_raise
 from pipeline.process.storage import cache_dir
 from pipeline.recipe.schema import Recipe, with_values
+from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format, UntrainableConversation, format_of, is_newly_read
 from pipeline.sources.patterns import local_files
@@ -38,13 +39,12 @@ from pipeline.sources.raw_rows import (
 )
 from pipeline.sources.verify import (
     MOST_OF_REASON,
-    FactsOfFiles,
     Findings,
     grouped,
     is_blank,
     read_item,
     row_name,
-    verified,
+    verify_file,
 )
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def counted(files: list[SourceFile]) -> bool:
     return len(files) == 1 or not any(file.fetch for file in files) or sum(map(_size, files)) <= COUNTED_BYTES
 
 
-def split_rows(train: list[SourceFile], held: list[SourceFile], facts: FactsOfFiles, *, kind: str) -> None:
+def split_rows(train: list[SourceFile], held: list[SourceFile], facts: FileFacts, *, kind: str) -> None:
     """Let files that are given twice, `held` in sorted order, be the training rows and the validation rows of a
     source, as if they were one file after another. Of copies the same rows are held out. Raises DataError for one
     row."""
@@ -160,7 +160,7 @@ class OpenSource:
     format: Format
     files: list[SourceFile] = field(default_factory=list)
     revision: str | None = None
-    facts: FactsOfFiles | None = None
+    facts: FileFacts | None = None
     recognised: str = ""
 
     @property
@@ -223,7 +223,7 @@ class OpenSource:
         if self.revision:
             line += f", commit {self.revision[:12]}"
         if self.is_built_in:
-            line += ", made on this machine"
+            line += ", built in"
         return line
 
     def read(self, *, file: int = 0, block: int = 0) -> Iterator[Block]:
@@ -253,7 +253,7 @@ class OpenSource:
             return file.path
         assert self.facts is not None
         path = file.local_path()
-        findings = verified(file, self.format, self.facts, column_key=self.column_key)
+        findings = verify_file(file, self.format, self.facts, column_key=self.column_key)
         if findings.problems:
             raise DataError("\n".join(findings.problems))
         have = len({f.label for f in self.files if f.path is not None})
@@ -298,7 +298,7 @@ def _blocks(path: Path, block: int, columns: list[str] | None) -> Iterator[tuple
             attempt += 1
 
 
-def _must_be_unchanged(file: SourceFile, path: Path, facts: FactsOfFiles | None) -> None:
+def _must_be_unchanged(file: SourceFile, path: Path, facts: FileFacts | None) -> None:
     try:
         status = os.stat(path)
     except FileNotFoundError as error:
@@ -345,9 +345,6 @@ def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
 
 
 SHOWN = 20  # Problems of a kind that a message lists.
-# Of a source on the Hub that are looked at before they are fetched: a large dataset has thousands, and a look costs
-# two requests.
-FILES_OF_A_SOURCE = 64
 
 
 def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSource], list[OpenSource]]:
@@ -410,12 +407,11 @@ class _Opening:
         self.folder = str(Path(recipe.path).absolute().parent) if recipe.path else None
         self.code = recipe.code
         self.cache = cache_dir(recipe.data.cache_dir)
-        self.facts = FactsOfFiles(self.cache)
+        self.facts = FileFacts(self.cache)
         self.max_bad_rows = recipe.data.max_bad_rows
         self.pinned = recipe.data.held_out
         self.readings = recipe.data.readings
         self.problems: list[TandemError] = []
-        self.hub_is_silent = False
         self.refused: set[int] = set()  # ids of the sources' specs whose rows were recognised as something else
 
     def planned(self, specs: list, key: str) -> list[OpenSource]:
@@ -453,7 +449,7 @@ class _Opening:
         if spec.id is None:
             return local_files(spec.files, where=where, folder=self.folder, split=spec.split, cache=self.cache)
         if source.is_built_in:
-            from pipeline.sources.quickstart import built_in_files
+            from pipeline.sources.built_in import built_in_files
 
             return built_in_files(spec, kind=self.kind, where=where, cache=self.cache)
         from pipeline.sources.hub_files import dataset_files
@@ -516,9 +512,9 @@ class _Opening:
         if given and self.kind == "text" and source.files[0].path is None:
             return form, name  # It need not be fetched for this.
         where = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
-        from pipeline.sources.recognition import looked_at_rows, recognise
+        from pipeline.sources.recognition import first_rows, recognise
 
-        rows = looked_at_rows(source.files)
+        rows = first_rows(source.files)
         found: Recognised | None = None
         if not given:
             found = recognise(rows, kind=self.kind)
@@ -537,7 +533,7 @@ class _Opening:
             )
         form = replace(form, newly_read=is_newly_read(rows, form))
         if self.readings and form.identity() not in self.readings:
-            for other in (replace(form, newly_read=True), replace(form, newly_read=False), form.as_before()):
+            for other in (replace(form, newly_read=True), replace(form, newly_read=False)):
                 if other.identity() in self.readings:
                     return other, "kept under the key of the run's beginning; rows not yet prepared are read anew"
         return form, name
@@ -546,11 +542,12 @@ class _Opening:
         """Hash and look into every file that is here, and keep what is wrong with it."""
         sources = [source for source in sources if id(source.spec) not in self.refused]
         work = [(source, file) for source in sources for file in source.files if file.path is not None]
-        for source in sources:
-            away = [f for f in source.files if f.path is None and not self.facts.head_is_known(_reading(source, f))]
-            work += [(source, file) for file in away[:FILES_OF_A_SOURCE]]
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-            results = list(pool.map(lambda pair: self._verify(*pair), work))
+            results = list(
+                pool.map(
+                    lambda pair: verify_file(pair[1], pair[0].format, self.facts, column_key=pair[0].column_key), work
+                )
+            )
         results = self._without_empty(work, results)
         problems = list(dict.fromkeys(problem for found in results for problem in found.problems))
         rows = list(dict.fromkeys(row for found in results for row in found.bad_rows))
@@ -591,22 +588,6 @@ class _Opening:
             LOG.warning("%s", line)
         return kept
 
-    def _verify(self, source: OpenSource, file: SourceFile) -> Findings:
-        if file.path is None:
-            ends = file.peek() if file.peek and not self.hub_is_silent else None
-            if ends is None:
-                self.hub_is_silent = True  # It would let every further file wait.
-                return Findings()  # Looked at when it is fetched (OpenSource.read).
-            from pipeline.sources.hub_files import head_findings
-
-            findings = head_findings(
-                f"{source.spec.id}/{file.label}", ends, source.format, column_key=source.column_key
-            )
-            if not findings.problems:
-                self.facts.keep_head(_reading(source, file))
-            return findings
-        return verified(file, source.format, self.facts, column_key=source.column_key)
-
     def refuse_overlap(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
         """Refuse the same content, by its hash, on both sides: validation on trained text measures memory."""
         trained = {
@@ -629,11 +610,6 @@ class _Opening:
                 _listed([f"{self.where}{line}" for line in same])
                 + "\nValidation would measure memory. Take the file out of one of the two."
             )
-
-
-def _reading(source: OpenSource, file: SourceFile) -> str:
-    """Return what was looked at, and as what: the same content under another name or format is another matter."""
-    return f"{file.sha256} {Path(file.label).suffixes} {source.format.identity()}"
 
 
 def _free_name(spec, sources: list[OpenSource]) -> str:

@@ -52,11 +52,11 @@ BEGINNINGS = {
 }  # fmt: skip
 
 
-def wrong_beginning(name: str, head: bytes) -> str | None:
+def check_magic_bytes(name: str, head: bytes) -> str | None:
     """Return why a file of that name cannot begin like this, with a cure; None when it may be what its ending says."""
     suffix = PurePath(name).suffix.lower()
     magic = BEGINNINGS.get(suffix, ())
-    reason = wrong_content(head, expected=magic)
+    reason = check_content(head, expected=magic)
     if reason is None and magic and not head.startswith(magic):
         return (
             f"ends in {suffix} and is no such file (it begins with {head[:8]!r}). Download it again or correct its "
@@ -65,19 +65,7 @@ def wrong_beginning(name: str, head: bytes) -> str | None:
     return reason
 
 
-def wrong_ends(name: str, head: bytes, tail: bytes | None) -> str | None:
-    """Return why a file of that name cannot begin and end like this, with a cure; tail: None where it is not known."""
-    reason, kind = wrong_beginning(name, head), kind_of(name)
-    if reason is not None or tail is None:
-        return reason
-    if kind == "parquet" and tail[-4:] != b"PAR1":
-        return "is truncated: a parquet file ends with its footer. Upload it again."
-    if kind == "arrow" and head.startswith(b"ARROW1") and tail[-6:] != b"ARROW1":
-        return "is truncated: an Arrow file ends with its footer. Upload it again."
-    return None
-
-
-def wrong_content(head: bytes, *, expected: tuple[bytes, ...] = ()) -> str | None:
+def check_content(head: bytes, *, expected: tuple[bytes, ...] = ()) -> str | None:
     """Return what the first bytes betray, with a cure, as `is ... . Do ...`; None when they look like what they should
     be.
 
@@ -162,7 +150,7 @@ KINDS = {
 }  # fmt: skip
 COMPRESSIONS = (".gz", ".zst")
 COMPRESS_THEMSELVES = ("parquet", "arrow")
-CHUNK_CHARS = 2**20
+CHUNK_CHARS = 2**20  # of a JSON file, which show whether it is an array
 WHITE, CLOSING = re.compile(r"[ \t\r\n]*"), re.compile(r'[\]}",]')
 LINE_BYTES = 256 * 2**20  # A longer line is no row but a file without line ends.
 PIECE_CHARS = 16_384
@@ -229,54 +217,10 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         import pyarrow
 
         with pyarrow.input_stream(str(path), compression="zstd") as stream, io.BufferedReader(stream) as file:
-            try:
-                file.peek(1)
-                is_long = False
-            except OSError as error:
-                is_long = "too much memory" in str(error)  # as the zstd library says it
-            if not is_long:
-                yield file
-                return
-        with open(path, "rb") as compressed, io.BufferedReader(_LongZstandard(compressed)) as file:
             yield file
     else:
         with open(path, "rb", buffering=2**20) as file:
             yield file
-
-
-class _LongZstandard(io.RawIOBase):
-    """The content of zstandard data with a window above the 128 MiB that pyarrow allows: published dumps have up to 2
-    GiB."""
-
-    def __init__(self, file: IO[bytes]):
-        from zstandard import ZstdDecompressor
-
-        self.file, self.decompressor = file, ZstdDecompressor(max_window_size=2**31)
-        self.frame, self.held = self.decompressor.decompressobj(), memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Raises EOFError where the file ends within a frame, OSError where it is damaged."""
-        from zstandard import ZstdError
-
-        while not self.held:
-            data = self.frame.unused_data or self.file.read(2**17)
-            if not data:
-                if not self.frame.eof:
-                    raise EOFError("the compressed data end before their end mark")
-                return 0
-            if self.frame.eof:
-                self.frame = self.decompressor.decompressobj()
-            try:
-                self.held = memoryview(self.frame.decompress(data))
-            except ZstdError as error:
-                raise OSError(str(error)) from error
-        count = min(len(buffer), len(self.held))
-        buffer[:count] = self.held[:count]
-        self.held = self.held[count:]
-        return count
 
 
 @contextmanager
@@ -486,6 +430,17 @@ def _batches_of(reader: Any) -> Iterator[Any]:
     return iter(reader)
 
 
+def table_schema(path: Path) -> Any:
+    """Return the Arrow schema of a parquet or arrow file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if kind_of(path.name) == "parquet":
+        return pyarrow.parquet.read_schema(path)
+    with pyarrow.OSFile(str(path)) as file, open_arrow(file) as reader:
+        return reader.schema
+
+
 def csv_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
     """Yield records of a csv file as {name: text}, the names from its first record. Raises DataError where a quote is
     wrong.
@@ -494,16 +449,11 @@ def csv_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None
     ends at the first record with a field too many or with a carriage return in it.
     """
     with open_text(path) as file:
-        records = _csv_records(file, str(path))
+        records = csv_records(file, str(path))
         _, names = next(records, (1, []))
         for row, (line, record) in enumerate(records):
             if row >= first_row:
                 yield row // BLOCK_ROWS, row, _csv_row(record, names, columns, line)
-
-
-def csv_header(file: IO[str], name: str) -> list[str]:
-    """Return the names in a csv file's first record."""
-    return next(_csv_records(file, name), (1, []))[1]
 
 
 def _csv_row(record: list[str], names: list[str], columns: list[str] | None, line: int) -> Any:
@@ -518,31 +468,35 @@ def _csv_row(record: list[str], names: list[str], columns: list[str] | None, lin
     return value
 
 
-def _csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
+def csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (line it begins in, fields) of each record that is no blank line."""
-    # The process's; 128 KiB is less than a long document
-    csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES))
-    first = file.readline(LINE_BYTES)
+    csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES))  # by default less than a long document
+    first = file.readline()
     end = "\r\n" if first.endswith("\r\n") else "\n"
-    lines = (
-        line.removesuffix(end).replace("\r", RETURN) + end * line.endswith(end) if "\r" in line else line
-        for line in chain([first], iter(lambda: file.readline(LINE_BYTES), ""))
-    )
-    reader = csv.reader(lines if first else (), delimiter=_csv_delimiter(name, first), strict=True)
+    lines = (_without_returns(line, end) for line in chain([first], file))
+    reader = csv.reader(lines, delimiter=_csv_delimiter(name, first), strict=True)
     while True:
         line = reader.line_num + 1
         try:
-            record = next(reader)
-        except StopIteration:
-            return
+            record = next(reader, None)
         except csv.Error as error:
-            why = "a quote that is opened there is never closed" if "unexpected end" in str(error) else str(error)
+            reason = "a quote is never closed" if "unexpected end" in str(error) else str(error)
             raise DataError(
-                f"{name}:{line}: the csv cannot be read from the record of this line on ({why}). Write it again with "
-                "each text in quotes and quotes in it doubled, or as parquet or jsonl."
+                f"{name}:{line}: the csv cannot be read from this line on ({reason}). Write it again with each text "
+                "in quotes and quotes in it doubled, or as parquet or jsonl."
             ) from error
+        if record is None:
+            return
         if record:
-            yield line, [text.replace(RETURN, "\r") if RETURN in text else text for text in record]
+            yield line, [text.replace(RETURN, "\r") for text in record]
+
+
+def _without_returns(line: str, end: str) -> str:
+    """Return the line with RETURN for each carriage return that does not end it."""
+    if "\r" not in line:
+        return line
+    text = line.removesuffix(end)
+    return text.replace("\r", RETURN) + line[len(text) :]
 
 
 def _csv_delimiter(name: str, header: str) -> str:
@@ -553,146 +507,60 @@ def _csv_delimiter(name: str, header: str) -> str:
     return next((mark for mark in ",;\t" if mark in header), ",")
 
 
-class BrokenArrayError(ValueError):
-    """JSON that is no array from a place on. cut_off: the text is over there."""
-
-    def __init__(self, reason: str, *, line: int, row: int, cut_off: bool):
-        super().__init__("the file ends before the closing bracket: it was probably cut off" if cut_off else reason)
-        self.line, self.row, self.cut_off = line, row, cut_off
-
-    def problem(self, name: str) -> str:
-        """Return the sentence for the user. name: of the file."""
-        return (
-            f"{name}:{self.line}: the JSON array cannot be read from its row {self.row} on ({self}). Write or "
-            "download it again."
-        )
-
-
 def is_array(path: Path) -> bool:
     """Return whether a JSON file is one array of rows, not one row a line."""
     with open_text(path) as file:
-        return begins_array(file)
+        return begins_array(file.read(CHUNK_CHARS))
 
 
-def begins_array(file: IO[str]) -> bool:
-    """Return whether a JSON text is an array of mappings or of lists. A list of messages, or of texts, is the row of a
-    line."""
-    text = _Chunks(file, chunk_chars=2**12)
-    if text.next_mark() != "[" or text.at_lines_of_lists():
+def begins_array(text: str) -> bool:
+    """Return whether JSON that begins so is an array of mappings or of lists. A list of messages, or of texts, is the
+    row of a line."""
+    text = text.lstrip()
+    if not text.startswith("["):
         return False
-    text.at += 1
-    mark = text.next_mark()
-    if mark == "{":
-        try:
-            first = text.value(0)
-        except BrokenArrayError:
-            return True
-        is_message = isinstance(first, dict) and any(
-            pair <= first.keys() for pair in ({"role", "content"}, {"from", "value"})
-        )
-        return not is_message
-    if mark == "]":
-        text.at += 1
-        return not text.next_mark()
-    return mark in ("[", "")
+    line, _, rest = text.partition("\n")
+    if rest.lstrip().startswith("[") and line.rstrip().endswith("]"):
+        return False  # a list in each line
+    try:
+        first, _ = json.JSONDecoder().raw_decode(text, WHITE.match(text, 1).end())  # type: ignore[union-attr]
+    except (ValueError, RecursionError):
+        return True
+    if isinstance(first, dict):
+        return not ({"role", "content"} <= first.keys() or {"from", "value"} <= first.keys())
+    return isinstance(first, list)
 
 
 def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Yield elements of a file that is one JSON array, on one line or many. Raises DataError where it is no array any
-    more."""
+    """Yield elements of a file that is one JSON array, whose text is held in memory. Raises DataError where it is no
+    array any more."""
     with open_text(path) as file:
+        text = file.read()
+    decode, at, row = json.JSONDecoder().raw_decode, text.index("[") + 1, 0
+    while not text.startswith("]", at := WHITE.match(text, at).end()):  # type: ignore[union-attr]
         try:
-            for row, value in enumerate(array_elements(file)):
-                if row >= first_row:
-                    yield row // BLOCK_ROWS, row, value
-        except BrokenArrayError as error:
-            raise DataError(error.problem(str(path))) from error
+            value, end = decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise _broken_array(path, text, row, getattr(error, "pos", at), str(error)) from error
+        if row >= first_row:
+            is_utf8 = lone_surrogate(text[at:end]) is None
+            yield row // BLOCK_ROWS, row, value if is_utf8 else BadRow("is not UTF-8")
+        row, at = row + 1, WHITE.match(text, end).end()  # type: ignore[union-attr]
+        if text.startswith(",", at):
+            at += 1
+        elif not text.startswith("]", at):
+            raise _broken_array(path, text, row, at, "a comma is missing before it")
+    if text[at + 1 :].strip():
+        raise _broken_array(path, text, row, at + 1, "something follows the closing bracket")
 
 
-def array_elements(file: IO[str]) -> Iterator[Any]:
-    """Yield the elements of the JSON array that a text is, a chunk of it in memory at a time. Raises
-    BrokenArrayError."""
-    text = _Chunks(file)
-    mark, row = text.next_mark(), 0
-    while mark != "]":
-        text.at += 1  # the opening bracket, or a comma
-        if row or text.next_mark() != "]":
-            yield text.value(row)
-            row += 1
-        mark = text.next_mark()
-        if mark not in (",", "]"):
-            raise text.broken("a comma is missing before it", row=row, cut_off=not mark)
-    text.at += 1
-    if text.next_mark():
-        raise text.broken("something follows the closing bracket", row=row)
-
-
-class _Chunks:
-    """A JSON text of which the part from the current element on is held. at: where in `held` it is read."""
-
-    def __init__(self, file: IO[str], *, chunk_chars: int = CHUNK_CHARS):
-        self.file, self.chunk_chars = file, chunk_chars
-        self.held, self.at, self.line, self.is_utf8 = "", 0, 1, True
-        self.decode = json.JSONDecoder().raw_decode
-
-    def more(self) -> bool:
-        """Read as much again as is held, so that a long element is decoded a few times, not once a chunk."""
-        chunk = self.file.read(max(self.chunk_chars, len(self.held) - self.at))
-        self.is_utf8 = self.is_utf8 and lone_surrogate(chunk) is None
-        self.line += self.held.count("\n", 0, self.at)
-        self.held, self.at = self.held[self.at :] + chunk, 0
-        return bool(chunk)
-
-    def next_mark(self) -> str:
-        """Return the next character that is no white space, nothing at the end."""
-        while True:
-            self.at = WHITE.match(self.held, self.at).end()  # type: ignore[union-attr]
-            if self.at < len(self.held):
-                return self.held[self.at]
-            if not self.more():
-                return ""
-
-    def at_lines_of_lists(self) -> bool:
-        """Return whether this line is a list and the next one begins another, as far as the first chunk shows."""
-        while (
-            len(self.held) - self.at < CHUNK_CHARS and not re.search(r"\n\s*\S", self.held[self.at :]) and self.more()
-        ):
-            pass
-        line, _, rest = self.held[self.at :].partition("\n")
-        try:
-            return rest.lstrip().startswith("[") and isinstance(json.loads(line), list)
-        except (ValueError, RecursionError):
-            return False
-
-    def value(self, row: int) -> Any:
-        """Return the value that is here and move behind it."""
-        self.next_mark()
-        while True:
-            try:
-                value, end = self.decode(self.held, self.at)
-            except json.JSONDecodeError as error:
-                # What a chunk's end cuts fails in a string that is not over, or at the last characters.
-                in_a_string, behind = error.msg.startswith("Unterminated string"), error.pos - self.at
-                if len(self.held) - self.at > LINE_BYTES:
-                    raise self.broken(f"it is longer than {LINE_BYTES // 2**20} MiB", row=row) from error
-                if (in_a_string or error.pos > len(self.held) - 16) and self.more():
-                    continue
-                cut_off = in_a_string or not CLOSING.search(self.held, self.at + behind)
-                self.at = len(self.held) if cut_off else self.at + behind
-                raise self.broken(error.msg, row=row, cut_off=cut_off) from error
-            except RecursionError as error:
-                raise self.broken("it is nested too deeply", row=row) from error
-            length = end - self.at
-            if isinstance(value, dict | list | str) or self.held[end : end + 1] in tuple(", \t\r\n]"):
-                break
-            if not self.more():  # a number that ends with the chunk may go on in the next one
-                break
-        start, self.at = self.at, self.at + length
-        return value if self.is_utf8 or lone_surrogate(self.held[start : self.at]) is None else BadRow("is not UTF-8")
-
-    def broken(self, reason: str, *, row: int, cut_off: bool = False) -> BrokenArrayError:
-        """Return the error for this place."""
-        return BrokenArrayError(reason, line=self.line + self.held.count("\n", 0, self.at), row=row, cut_off=cut_off)
+def _broken_array(path: Path, text: str, row: int, at: int, reason: str) -> DataError:
+    if reason.startswith("Unterminated string") or not CLOSING.search(text, at):
+        reason = "the file ends before the closing bracket: it was probably cut off"
+    line = 1 + text.count("\n", 0, at)
+    return DataError(
+        f"{path}:{line}: the JSON array cannot be read from its row {row} on ({reason}). Write or download it again."
+    )
 
 
 def lone_surrogate(text: str) -> int | None:

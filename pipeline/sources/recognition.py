@@ -13,17 +13,13 @@ from typing import Any
 
 from pipeline.process.commands import command
 from pipeline.sources.files import SourceFile
-from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, TOOLS, Format, is_tree, tools_of
+from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, TOOLS, Format, tools_of
 from pipeline.sources.raw_rows import (
     BEGINNINGS,
-    BOM,
-    COMPRESSIONS,
+    check_content,
     kind_of,
     open_bytes,
-    parse_json_line,
     read_blocks,
-    wrong_content,
-    wrong_ends,
 )
 from pipeline.sources.verify import HEAD_BYTES, ONE_OBJECT, holds_columns
 
@@ -40,7 +36,6 @@ LISTS_OF_TURNS = {
     "turns": "ShareGPT conversations",
     "exchanges": "conversations of input and output",
     "texts": "conversations of texts in turns",
-    "tree": "message trees",
 }
 
 
@@ -58,7 +53,7 @@ class Recognised:
 
 def recognise_files(files: list[SourceFile], *, kind: str) -> Recognised | None:
     """Return what the first rows of a source's files are (recognise)."""
-    return recognise(looked_at_rows(files), kind=kind)
+    return recognise(first_rows(files), kind=kind)
 
 
 def recognise(rows: Iterable[Any], *, kind: str) -> Recognised | None:
@@ -76,7 +71,7 @@ def recognise(rows: Iterable[Any], *, kind: str) -> Recognised | None:
 
 def column_types(rows: list[dict]) -> dict[str, str]:
     """Return what each column holds: text, number, boolean, mapping, null, a list by what is in it (messages, turns,
-    exchanges, texts, list), tree, tools, or `mixed`."""
+    exchanges, texts, list), tools, or `mixed`."""
     types: dict[str, str] = {}
     for row in rows:
         for name, value in row.items():
@@ -104,8 +99,6 @@ def _type_of(value: Any, column: str = "") -> str:
         if "from" in keys and "value" in keys:
             return "turns"
         return "exchanges" if "input" in keys and "output" in keys else "list"
-    if is_tree(value):
-        return "tree"
     simple = {type(None): "null", str: "text", bool: "boolean", int: "number", float: "number", dict: "mapping"}
     return simple.get(type(value), type(value).__name__)
 
@@ -114,13 +107,6 @@ def _chat_or_refusal(chat: Recognised | None, types: dict[str, str]) -> Recognis
     if chat is not None:
         return chat
     found = f"has no column 'messages'; found: {', '.join(types) or 'none'}"
-    if types.keys() >= {"message_id", "parent_id", "role", "text"}:
-        return Recognised(
-            "one message of a tree a row, as OASST has them",
-            refusal="has one message of a tree in each row (message_id, parent_id, role, text), as OASST has them, and "
-            "no whole conversations. Its file of whole trees gives a conversation each: Write files: "
-            '"*_ready.trees.jsonl.gz". Or train the stage pretrain, on its column text.',
-        )
     texts = [name for name, kind in types.items() if kind == "text" and name.lower() in TEXT_COLUMNS]
     if texts:
         return Recognised(
@@ -156,19 +142,11 @@ def _chat(types: dict[str, str]) -> Recognised | None:
                 "train TRL's KTOTrainer on the finished model (docs/build_on.md)."
             ),
         )
-    if types.keys() >= {"completions", "labels"}:
-        return Recognised(
-            "steps with a label each (columns completions, labels)",
-            refusal=(
-                "holds steps with a label each (columns completions, labels), as a reward model for steps takes "
-                "them, and no conversations. Use other data for SFT."
-            ),
-        )
     named = [name for name, kind in types.items() if name.lower() in CHAT_COLUMNS and kind in LISTS_OF_TURNS]
     others = [
         name
         for name, kind in types.items()
-        if kind == "tree" or (kind in ("messages", "turns") and name.lower() not in PROMPTS + RESPONSES)
+        if kind in ("messages", "turns") and name.lower() not in PROMPTS + RESPONSES
     ]
     columns = named or others
     if len(columns) > 1:
@@ -206,13 +184,6 @@ def _exchange(types: dict[str, str]) -> Recognised | None:
     if len(prompts) > 1 and "input" in prompts:
         prompts.remove("input")  # what an instruction is about
     responses = [name for name in RESPONSES if name in usable]
-    if prompts == ["prompt"] and not responses and set(types) <= {"prompt", "prompt_id", "id"}:
-        return Recognised(
-            "prompts without answers (column prompt)",
-            refusal=(
-                "holds prompts without answers (column prompt), and SFT trains on the answers. Use data that has them."
-            ),
-        )
     if not prompts or not responses:
         return None
     for several, role in ((prompts, "prompt"), (responses, "response")):
@@ -292,33 +263,16 @@ def _columns_of(form: Format, types: dict[str, str]) -> str:
     return f"column{'s' if len(here) > 1 else ''} {', '.join(here)}"
 
 
-def looked_at_rows(files: list[SourceFile]) -> list[Any]:
+def first_rows(files: list[SourceFile]) -> list[Any]:
     """Return values of the first rows of a source: of the first file that is here and can be read, else of the first
-    one's beginning on the Hub; where that shows no whole row, that file is fetched: it is the one that is read
-    first."""
+    one, which is fetched for it."""
     if files and kind_of(files[0].label) == "txt":
         return [{"text": ""}]
-    here = [file for file in files if file.path is not None]
+    here = [file for file in files if file.path is not None] or files[:1]
     for file in here[:LOOKED_AT_FILES]:
         if rows := list(islice(_readable_rows(file), LOOKED_AT_ROWS)):
             return rows
-    if here or not files or files[0].peek is None:
-        return []
-    ends = files[0].peek()
-    files[0].peek = lambda: ends  # verify looks at the same ones: the Hub is asked once.
-    if ends is None:
-        return []  # The Hub is silent: the file is looked at when it is fetched.
-    head, tail = ends
-    if kind_of(files[0].label) == "jsonl" and not files[0].label.lower().endswith(COMPRESSIONS):
-        lines = head.removeprefix(BOM).split(b"\n")
-        lines = lines if len(head) < HEAD_BYTES else lines[:-1]  # the last one goes on behind the head
-        rows = [value for line in lines if line.strip() and isinstance(value := parse_json_line(line), dict | list)]
-        if rows or head.lstrip(BOM + b" \t\r\n")[:1] not in (b"{", b"["):
-            return rows
-    if wrong_ends(files[0].label, head, tail):
-        return []  # verify says what it is
-    files[0].local_path()
-    return list(islice(_readable_rows(files[0]), LOOKED_AT_ROWS))
+    return []
 
 
 def _readable_rows(file: SourceFile) -> Iterator[Any]:
@@ -328,7 +282,7 @@ def _readable_rows(file: SourceFile) -> Iterator[Any]:
     try:
         with open_bytes(path) as content:
             head = content.read(HEAD_BYTES)
-        if wrong_content(head, expected=BEGINNINGS.get(path.suffix.lower(), ())) or (
+        if check_content(head, expected=BEGINNINGS.get(path.suffix.lower(), ())) or (
             kind_of(path.name) not in ("parquet", "arrow") and b"\0" in head
         ):
             return  # An error page or UTF-16 may look like a file of other columns.

@@ -1,50 +1,36 @@
-"""A dataset checked before training: its files, their signatures, rows that are no text or conversation."""
+"""Checks of a dataset's files before training: signatures, columns, rows that are no text or conversation."""
 
-import hashlib
-import json
-import os
 import re
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from pipeline.process.errors import DataError, readable
 from pipeline.process.network import read_again
-from pipeline.process.storage import parse_json, sha256_file, sum_of, where_writable, write_bytes
+from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.files import SourceFile
-from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, TREE_KEYS, Format, UntrainableConversation
+from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, Format, UntrainableConversation
 from pipeline.sources.raw_rows import (
     COMPRESSIONS,
     BadRow,
     DamagedRow,
     RawRow,
-    array_rows,
-    arrow_rows,
+    check_content,
+    check_magic_bytes,
     count_rows,
-    csv_header,
     holds_json,
     is_array,
-    jsonl_rows,
     kind_of,
-    open_arrow,
     open_bytes,
-    open_text,
-    parquet_rows,
     parse_json_line,
     read_rows,
-    txt_rows,
-    wrong_beginning,
-    wrong_content,
+    table_schema,
 )
-
-# Single rows that a format cannot read, each named so that an editor or a reader of parquet finds it.
 
 MOST_OF_REASON = 1_000  # characters: a reason lists the row's columns, whose names may be of any length
 
@@ -118,122 +104,6 @@ def grouped(lines: list[str]) -> list[str]:
     ]
 
 
-# Facts about files, kept under the cache by path, size and times of change: a second start reads no byte.
-
-SPARE_LINES = 1000  # that a file of facts may have beyond four a file before it is written anew
-
-
-@dataclass
-class Facts:
-    """sha256 and size of the file as it is on disk; rows: as `raw_rows` counts them, None until asked for.
-
-    checked: keys of the readings that were found sound.
-    """
-
-    path: str
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    sha256: str = ""
-    rows: int | None = None
-    checked: list[str] = field(default_factory=list)
-
-    def stat(self) -> tuple[int, int, int]:
-        return self.size, self.mtime_ns, self.ctime_ns
-
-
-class FactsOfFiles:
-    """Facts by file, with their store in `folder`, which threads and processes may share. follows: another one looks
-    first."""
-
-    def __init__(self, folder: Path, *, follows: bool = False):
-        self.folder, self.follows = folder, follows
-        self._known: dict[Path, dict[str, Facts]] = {}  # store -> path -> facts
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple:
-        return partial(type(self), follows=True), (self.folder,)
-
-    def of(self, path: Path) -> Facts:
-        """Return what is known and still true of the file; its sha256 at least, computed now if need be."""
-        status = os.stat(path)
-        now = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        facts = self._facts(path)
-        if self.follows and (facts is None or facts.stat() != now):
-            with self._lock:
-                self._known.pop(self._store(path), None)
-            facts = self._facts(path)
-        if facts is None or facts.stat() != now:
-            facts = Facts(str(path), *now, sha256=sha256_file(path))
-            self.keep(facts)
-        return facts
-
-    def rows(self, path: Path) -> int:
-        """Return how many rows the file has; blank lines of a jsonl count."""
-        facts = self.of(path)
-        if facts.rows is None:
-            facts.rows = count_rows(path)
-            self.keep(facts)
-        return facts.rows
-
-    def keep(self, facts: Facts) -> None:
-        value = asdict(facts)
-        store = self._store(Path(facts.path))
-        with self._lock:
-            self._of_store(store)[facts.path] = facts
-            with where_writable():
-                store.parent.mkdir(parents=True, exist_ok=True)
-                with open(store, "ab") as file:
-                    file.write(_line(value))
-
-    def head_is_known(self, reading: str) -> bool:
-        """Return whether a file that is not fetched yet began and ended as it should when it was looked at."""
-        return self._head(reading).exists()
-
-    def keep_head(self, reading: str) -> None:
-        with where_writable():
-            self._head(reading).parent.mkdir(parents=True, exist_ok=True)
-            self._head(reading).touch()
-
-    def _head(self, reading: str) -> Path:
-        return self.folder / "files" / f"{hashlib.sha256(os.fsencode(reading)).hexdigest()[:24]}.head"
-
-    def _store(self, path: Path) -> Path:
-        return self.folder / "files" / f"{hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:24]}.jsonl"
-
-    def _facts(self, path: Path) -> Facts | None:
-        with self._lock:
-            return self._of_store(self._store(path)).get(str(path))
-
-    def _of_store(self, store: Path) -> dict[str, Facts]:
-        if store not in self._known:
-            lines = store.read_bytes().splitlines() if store.exists() else []
-            known = {facts.path: facts for line in lines if (facts := _facts_in(line))}
-            # Of a line that another process adds meanwhile the fact is found out again.
-            if len(lines) > 4 * len(known) + SPARE_LINES:
-                with where_writable():
-                    write_bytes(store, b"".join(_line(asdict(facts)) for facts in known.values()))
-            self._known[store] = known
-        return self._known[store]
-
-
-def _line(value: dict) -> bytes:
-    # ASCII: a path that is not UTF-8 stays what it is. The line end before it closes a line that a crash has torn.
-    return b"\n" + json.dumps({**value, "sum": sum_of(value)[:16]}).encode() + b"\n"
-
-
-def _facts_in(line: bytes) -> Facts | None:
-    """Return the facts of a line as it was written; a damaged or a torn one has none."""
-    try:
-        value = parse_json(line)
-        own_sum = value.pop("sum", None)
-        return Facts(**value) if own_sum == sum_of(value)[:16] else None
-    except (ValueError, TypeError):
-        return None
-
-
-# Every planned file by its content, before anything is trained: what cannot be read is reported now, with its fix.
-
 HEAD_BYTES = 4096
 SAMPLED_ROWS = 64  # Read at the file's beginning; of its end as many from parquet, the last line from jsonl.
 MOST_ROWS = 1024  # Of a file that is read wholly, so many with the bad ones in its middle.
@@ -264,14 +134,14 @@ class Findings:
     is_empty: bool = False
 
 
-def verify(path: Path, form: Format, *, column_key: str) -> Findings:
+def check_file(path: Path, form: Format, *, column_key: str) -> Findings:
     """Look at the file's first bytes, its footer or last line, and its first and last rows through the format.
 
     column_key: the recipe's key that names the column, for the cure.
     """
     findings = Findings()
     try:
-        reason = _verify(path, form, column_key, findings)
+        reason = _check(path, form, column_key, findings)
     except DataError as error:
         findings.problems.append(str(error))
         return findings
@@ -285,11 +155,11 @@ def verify(path: Path, form: Format, *, column_key: str) -> Findings:
     return findings
 
 
-def verified(file: SourceFile, form: Format, facts_of_files: FactsOfFiles, *, column_key: str) -> Findings:
+def verify_file(file: SourceFile, form: Format, file_facts: FileFacts, *, column_key: str) -> Findings:
     """Look into one local file and note its size and sha256; skipped when this very content was found sound before."""
     path = file.local_path()
     try:
-        facts = read_again(lambda: facts_of_files.of(path), path=path)
+        facts = read_again(lambda: file_facts.of(path), path=path)
     except PermissionError:
         return Findings(problems=[f"{path} may not be read by this user. Change its permissions (chmod u+r)."])
     if file.sha256 and not file.sha256.startswith("git:") and file.sha256 != facts.sha256:
@@ -306,41 +176,38 @@ def verified(file: SourceFile, form: Format, facts_of_files: FactsOfFiles, *, co
     identity = form.identity()
     if identity in facts.checked:
         return Findings()
-    findings = verify(path, form, column_key=column_key)
+    findings = check_file(path, form, column_key=column_key)
     if not findings.problems and not findings.bad_rows:
         facts.checked.append(identity)
-        facts_of_files.keep(facts)
+        file_facts.keep(facts)
     return findings
 
 
-def _verify(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
+def _check(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
+    """Return why the file is useless, noting single bad rows in findings."""
     kind = kind_of(path.name)
     with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)
     if not head:
         return NO_BYTES
-    reason = wrong_beginning(path.name, head)
+    reason = check_magic_bytes(path.name, head)
+    if reason is None and path.suffix.lower() in COMPRESSIONS:
+        reason = _check_compressed(path)
     if reason:
         return reason
-    compressed = path.suffix.lower() in COMPRESSIONS
-    if kind == "parquet":
-        return _verify_parquet(path, form, column_key, findings)
-    if kind == "arrow":
-        return _verify_arrow(path, form, column_key, findings)
-    if compressed:
-        reason = _verify_compressed(path)
-        if reason:
-            return reason
+    if kind in ("parquet", "arrow"):
+        return _check_table(path, form, column_key, findings)
+    with open_bytes(path) as file:
+        if kind != "jsonl" and b"\0" in file.read(2**16):
+            return NO_TEXT
     if kind == "txt":
-        return _verify_txt(path, form, findings)
-    if kind == "csv":
-        return _verify_csv(path, form, column_key, findings)
-    if is_array(path):
-        return _verify_array(path, form, column_key, findings)
-    return _verify_jsonl(path, form, column_key, findings, compressed=compressed)
+        return _check_text(path, form, findings)
+    if kind == "jsonl" and not is_array(path):
+        return _check_lines(path, form, column_key, findings)
+    return _check_whole(path, form, column_key, findings)
 
 
-def _verify_compressed(path: Path) -> str | None:
+def _check_compressed(path: Path) -> str | None:
     """Decompress to the end: only that shows whether the end is there."""
     import zlib
 
@@ -349,49 +216,133 @@ def _verify_compressed(path: Path) -> str | None:
             first = file.read(HEAD_BYTES)
             if not first:
                 return NOTHING_INSIDE
-            reason = wrong_content(first)
+            reason = check_content(first)
             if reason:
                 return f"holds something else once decompressed: it {reason}"
             while file.read(TAIL_BYTES):
                 pass
     except (EOFError, zlib.error, OSError) as error:
+        if "too much memory" in str(error):  # as the zstd library says it
+            return "is compressed with a window above 128 MiB. Decompress it: zstd -d --long=31."
         return f"is truncated or damaged: {error}. Download it again."
     return None
 
 
-def _verify_parquet(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
+def _check_table(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
+    """Check a file of columns: schema, footer, first and last rows."""
     import pyarrow
-    import pyarrow.parquet
 
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        file.seek(max(0, size - 4))
-        if size < 12 or file.read(4) != b"PAR1":
-            return (
-                f"is truncated: a parquet file ends with its footer, and this one breaks off after {size:,} bytes. "
-                "Download it again."
-            )
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            schema, metadata = file.schema_arrow, file.metadata
-            groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
+        schema = table_schema(path)
+        count = count_rows(path)  # reads every batch of an arrow file: nothing else shows that all are there
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        return f"has a damaged footer: {error}. Download it again."
-    if not metadata.num_rows:
+        return f"is truncated or damaged: {error}. Download it again."
+    if not count:
         return NO_ROWS
-    chunks = [group.column(column) for group in groups for column in range(group.num_columns)]
-    if any(chunk_start(chunk) + chunk.total_compressed_size > size for chunk in chunks):
-        return "is truncated: its footer names data beyond its end. Download it again."
-    if reason := _schema_problem(schema, form, column_key):
+    reason = column_problem(form, schema.names, column_key)
+    for column in () if reason else form.required_columns:
+        reason = reason or _type_problem(form, column, schema.field(column).type)
+    if reason:
         return reason
     columns = form.read_columns
-    rows = list(islice(parquet_rows(path, columns=columns), SAMPLED_ROWS))
-    if metadata.num_rows > SAMPLED_ROWS:
-        rows += parquet_rows(path, first_row=max(SAMPLED_ROWS, metadata.num_rows - SAMPLED_ROWS), columns=columns)
+    first = islice(read_rows(path, columns=columns), SAMPLED_ROWS)
+    last = read_rows(path, first_row=max(SAMPLED_ROWS, count - SAMPLED_ROWS), columns=columns)
+    rows = [*first, *last]
     damaged = dict.fromkeys(value.reason for _, _, value in rows if isinstance(value, DamagedRow))
     if damaged:
         return f"is damaged: {', '.join(damaged)}. Download it again."
     return _note_rows(path, rows, form, findings)
+
+
+def _type_problem(form: Format, column: str, found: Any) -> str | None:
+    """Return why a column of that Arrow type is not what the format reads."""
+    import pyarrow
+
+    if isinstance(found, pyarrow.BaseExtensionType) and holds_json(found):
+        return None  # Only its rows show what it is.
+    if pyarrow.types.is_dictionary(found):
+        found = found.value_type
+    name = str(found).partition("<")[0]
+    is_text, is_list = "string" in name, "list" in name
+    if form.name == "text":
+        fits, wanted = is_text, "text"
+    elif column == form.column:
+        fits, wanted = is_list, "a list of messages"
+    else:
+        fits, wanted = is_text or is_list, "text or a list of messages"
+    if fits:
+        return None
+    return (
+        f"has a column {column!r} of type {found}, not {wanted}. Name another column, or write a format module:attr "
+        "that reads it."
+    )
+
+
+def _check_text(path: Path, form: Format, findings: Findings) -> str | None:
+    if missing := [column for column in form.required_columns if column != "text"]:
+        return (
+            f"is plain text and has no column {missing[0]!r}. The files of a source are read alike: give this file a "
+            "source of its own, or leave it out."
+        )
+    rows = list(islice(read_rows(path), SAMPLED_ROWS))
+    if not rows:
+        return WHITE_SPACE
+    findings.bad_rows += [f"{path}: {value.reason}" for _, _, value in rows if isinstance(value, BadRow)]
+    return None
+
+
+def _check_whole(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
+    """Read every row of a csv file or JSON array: behind a mistake nothing can be read. Its first and last rows are
+    read through the format."""
+    rows = read_rows(path)
+    first, last = list(islice(rows, SAMPLED_ROWS)), deque[RawRow](maxlen=SAMPLED_ROWS)
+    if not first:
+        return NO_ROWS
+    reason = _mapping_problem(first, form, column_key)
+    if reason:
+        return reason
+    bad = []
+    for row in rows:
+        last.append(row)
+        if isinstance(row[2], BadRow) and len(bad) < MOST_ROWS:
+            bad.append(row)
+    looked_at = {row[1]: row for row in chain(first, bad, last)}
+    return _note_rows(path, list(looked_at.values()), form, findings)
+
+
+def _check_lines(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
+    """Check the first and the last lines of a jsonl file."""
+    rows = list(islice(read_rows(path), SAMPLED_ROWS))
+    values = [value for _, _, value in rows if not isinstance(value, BadRow)]
+    if not rows:
+        return BLANK_LINES
+    if not values and len(rows) > 1:
+        return (
+            f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} "
+            f"{rows[0][2].reason}. Write one JSON object a line."
+        )
+    if holds_columns([value for value in values if isinstance(value, dict)]):
+        return ONE_OBJECT
+    reason = _mapping_problem(rows, form, column_key)
+    if reason:
+        return reason
+    last, item, problem = b"", None, None
+    if len(rows) == SAMPLED_ROWS and path.suffix.lower() not in COMPRESSIONS:
+        last = _last_line(path).strip(b"\r\n")
+    if last:
+        with suppress(UntrainableConversation):
+            item, problem = read_item(parse_json_line(last), form, form.reader())
+    reason = _note_rows(path, rows, form, findings, end_is_blank=not last or is_blank(item))
+    if problem and not reason:
+        findings.bad_rows.append(f"{row_name(path, count_rows(path) - 1)}: {problem}")
+    return reason
+
+
+def _mapping_problem(rows: list[RawRow], form: Format, column_key: str) -> str | None:
+    """Return why rows that are mappings have no column of the format's."""
+    mappings = [value for _, _, value in rows if isinstance(value, dict)]
+    names = list(dict.fromkeys(name for value in mappings for name in value))
+    return column_problem(form, names, column_key) if mappings else None
 
 
 def _note_rows(
@@ -411,86 +362,6 @@ def _note_rows(
         )
     findings.untrainable += left_out
     return None
-
-
-def _verify_arrow(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
-    """Read every batch: neither a stream nor a file says anywhere what should be in it."""
-    import pyarrow
-
-    try:
-        with pyarrow.OSFile(str(path)) as file, open_arrow(file) as reader:
-            schema = reader.schema
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        return f"is truncated or damaged: {error}. Write or download it again."
-    if reason := _schema_problem(schema, form, column_key):
-        return reason
-    count = count_rows(path)
-    if not count:
-        return NO_ROWS
-    columns = form.read_columns
-    rows = list(islice(arrow_rows(path, columns=columns), SAMPLED_ROWS))
-    rows += arrow_rows(path, first_row=max(SAMPLED_ROWS, count - SAMPLED_ROWS), columns=columns)
-    return _note_rows(path, rows, form, findings)
-
-
-def _schema_problem(schema: Any, form: Format, column_key: str) -> str | None:
-    if reason := _column_twice(form, schema.names) or column_problem(form, schema.names, column_key):
-        return reason
-    problems = (_type_problem(form, column, schema.field(column).type) for column in form.required_columns)
-    return next(filter(None, problems), None)
-
-
-def _column_twice(form: Format, found: list[str]) -> str | None:
-    twice = next((column for column in form.required_columns if found.count(column) > 1), None)
-    if twice:
-        return (
-            f"has {found.count(twice)} columns {twice!r}, and which one is meant cannot be known. Write it again with "
-            "one."
-        )
-    return None
-
-
-def chunk_start(chunk: Any) -> int:
-    """Return the offset of a column chunk's first byte: its dictionary page's where it has one, else its first data
-    page's.
-
-    Some writers leave the dictionary's offset 0 where there is none; no page can begin before the magic bytes end.
-    """
-    dictionary = chunk.dictionary_page_offset
-    return min(dictionary, chunk.data_page_offset) if dictionary and dictionary >= 4 else chunk.data_page_offset
-
-
-def _type_problem(form: Format, column: str, found: Any) -> str | None:
-    import pyarrow
-    import pyarrow.types as types
-
-    if types.is_dictionary(found):
-        found = found.value_type
-    if isinstance(found, pyarrow.BaseExtensionType) and holds_json(found):
-        return None  # Only its rows show what it is.
-    is_text = types.is_string(found) or types.is_large_string(found) or types.is_string_view(found)
-    is_list = types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)
-    is_list = is_list or types.is_list_view(found) or types.is_large_list_view(found)
-    if form.name == "text":
-        if is_text:
-            return None
-        return (
-            f"has a column {column!r} of type {found}, not text. Name a column of text, or write a format module:attr "
-            "that makes text of it."
-        )
-    if column == form.column:
-        if is_list or (types.is_struct(found) and {one.name for one in found} >= TREE_KEYS):
-            return None
-        return (
-            f"has a column {column!r} of type {found}, not a list of messages. Name the right column, or write a "
-            "format module:attr."
-        )
-    if is_text or is_list:
-        return None
-    return (
-        f"has a column {column!r} of type {found}, neither text nor a list of messages. Name another in columns, or "
-        "write a format module:attr."
-    )
 
 
 def column_problem(form: Format, found: list[str], column_key: str) -> str | None:
@@ -518,84 +389,6 @@ def column_problem(form: Format, found: list[str], column_key: str) -> str | Non
     )
 
 
-def _verify_csv(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
-    with open_text(path) as file:
-        head = file.read(2**16)
-    if "\0" in head:
-        return NO_TEXT
-    with open_text(path) as file:
-        names = csv_header(file, str(path))
-    if reason := csv_problem(names, form, column_key):
-        return reason
-    return _verify_whole(path, form, findings)
-
-
-def csv_problem(names: list[str], form: Format, column_key: str) -> str | None:
-    """Return why a csv file with this header has nothing for the format."""
-    if form.name in ("messages", "turns"):
-        return "is csv, whose columns are text and no lists of messages. Write it as jsonl or parquet."
-    return _column_twice(form, names) or column_problem(form, names, column_key)
-
-
-def _verify_array(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
-    rows = list(islice(array_rows(path), SAMPLED_ROWS))
-    if not rows:
-        return NO_ROWS
-    return array_problem(rows, form, column_key) or _verify_whole(path, form, findings)
-
-
-def array_problem(rows: list[RawRow], form: Format, column_key: str) -> str | None:
-    """Return why JSON that begins with these rows has no column of the format's."""
-    mappings = [value for _, _, value in rows if isinstance(value, dict)]
-    names = list(dict.fromkeys(name for value in mappings for name in value))
-    return column_problem(form, names, column_key) if mappings else None
-
-
-def _verify_whole(path: Path, form: Format, findings: Findings) -> str | None:
-    """Read every row of a file that cannot be read on behind a mistake; its first and last rows through the format."""
-    rows = read_rows(path, columns=form.read_columns)
-    looked_at, last = list(islice(rows, SAMPLED_ROWS)), deque[RawRow](maxlen=SAMPLED_ROWS)
-    if not looked_at:
-        return NO_ROWS
-    for row in rows:
-        if len(last) == SAMPLED_ROWS and isinstance(last[0][2], BadRow) and len(looked_at) < MOST_ROWS:
-            looked_at.append(last[0])
-        last.append(row)
-    looked_at += last
-    return _note_rows(path, looked_at, form, findings)
-
-
-def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings, *, compressed: bool) -> str | None:
-    rows = list(islice(jsonl_rows(path), SAMPLED_ROWS))
-    if reason := jsonl_problem(rows, form, column_key):
-        return reason
-    last = None if compressed or len(rows) < SAMPLED_ROWS else _last_line(path)
-    item, problem = None, None
-    if last and not last.isspace():
-        with suppress(UntrainableConversation):
-            item, problem = read_item(parse_json_line(last), form, form.reader())
-    if reason := _note_rows(path, rows, form, findings, end_is_blank=not last or is_blank(item)):
-        return reason
-    if last and problem:
-        findings.bad_rows.append(f"{row_name(path, count_rows(path) - 1)}: {problem}")
-    return None
-
-
-def jsonl_problem(rows: list[RawRow], form: Format, column_key: str) -> str | None:
-    """Return why a file with these first rows is no jsonl with the format's column."""
-    if not rows:
-        return BLANK_LINES
-    values = [value for _, _, value in rows if not isinstance(value, BadRow)]
-    if not values and len(rows) > 1:
-        return (
-            f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} "
-            f"{rows[0][2].reason}. Write one JSON object a line."
-        )
-    if holds_columns([value for value in values if isinstance(value, dict)]):
-        return ONE_OBJECT
-    return array_problem(rows, form, column_key)
-
-
 def holds_columns(rows: list[dict]) -> bool:
     """Return whether the only row is a table by columns, each a mapping of row numbers."""
     return len(rows) == 1 and bool(rows[0]) and all(isinstance(v, dict) and "0" in v for v in rows[0].values())
@@ -609,20 +402,3 @@ def _last_line(path: Path) -> bytes:
         tail = file.read()
     start = tail.rstrip(b"\n").rfind(b"\n") + 1
     return tail[start:] if start or size <= TAIL_BYTES else b""
-
-
-def _verify_txt(path: Path, form: Format, findings: Findings) -> str | None:
-    if missing := [column for column in form.required_columns if column != "text"]:
-        return (
-            f"is plain text and has no column {missing[0]!r}. The files of a source are read alike: give this file a "
-            "source of its own, or leave it out."
-        )
-    with open_bytes(path) as file:
-        head = file.read(2**16)
-    if b"\0" in head:
-        return NO_TEXT
-    rows = list(islice(txt_rows(path), SAMPLED_ROWS))
-    if not rows:
-        return WHITE_SPACE
-    findings.bad_rows += [f"{path}: {value.reason}" for _, _, value in rows if isinstance(value, BadRow)]
-    return None

@@ -176,7 +176,7 @@ def own_template(tokenizer) -> "OwnTemplate | None":
     known, own = _own_templates.get(tokenizer, (None, None))
     if known != key:
         if tokenizer.chat_template != built_in_template(control_strings(tokenizer)):
-            from pipeline.tokenizer.own_template import bound_templates
+            from pipeline.tokenizer.template_sandbox import bound_templates
 
             bound_templates()
         own = None

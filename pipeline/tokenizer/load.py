@@ -159,7 +159,7 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
     from transformers import AutoTokenizer
 
     # Whoever renders with it, as lm_eval and our letters do.
-    from pipeline.tokenizer.own_template import bound_templates
+    from pipeline.tokenizer.template_sandbox import bound_templates
 
     bound_templates()
     try:

@@ -1,127 +1,22 @@
-"""A model's own chat template: bounds on what it costs, and rendering it with the mask of what is learnt.
+"""A model's own chat template, used as it is: its ids, control strings in messages as text, and what the assistant
+wrote.
 
-The bounds hold for every tokenizer that is opened; OwnTemplate is for one whose template is not the built-in one
-(tokenizer/chat.py).
+OwnTemplate is for a tokenizer whose template is not the built-in one (tokenizer/chat.py).
 """
 
 import json
 import re
-import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import datetime
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from pipeline.hardware.processor import peak_bytes
 from pipeline.process.errors import DataError
 from pipeline.tokenizer.encode import control_strings, plain_backend, with_texts
 from pipeline.tokenizer.messages import GENERATION, learned_spans, refusal_of, shown
-
-# Bounds on what a chat template costs: it came with somebody's model, and may loop or grow without end.
-MOST_CPU_S = 10.0  # of the thread, for one rendering; an ordinary conversation takes milliseconds
-MOST_GROWTH = 2**29  # bytes, of the process while it renders
-MOST_SOURCE = 300_000  # characters; the longest published template has some 20,000
-MOST_MADE = 20_000_000  # characters or items that one operation makes
-MOST_EXPONENT = 64
-LOOK_S = 0.05  # between two looks at the memory
-
-
-def bound_templates() -> None:
-    """Let transformers render templates in its sandbox with limits on time, memory and length from now on.
-
-    Not undone afterwards: transformers keeps what it has compiled with the sandbox of that moment.
-    """
-    from transformers.utils import chat_template_utils
-
-    chat_template_utils.ImmutableSandboxedEnvironment = _sandbox_class()  # type: ignore[assignment,misc]
-
-
-@cache
-def _sandbox_class() -> type:
-    """Return the sandbox class: the code of its templates looks at the time before each block and after each
-    operation."""
-    from jinja2.compiler import CodeGenerator
-    from jinja2.exceptions import SecurityError
-    from jinja2.runtime import Context
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class TimedContext(Context):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.began = self.looked = time.thread_time()
-            self.held = None
-
-        def derived(self, locals=None):
-            context = super().derived(locals)
-            context.began, context.held = self.began, self.held  # type: ignore[attr-defined]
-            return context
-
-        def look(self, value=None):
-            """Return the value; raise SecurityError where the rendering has cost too much."""
-            now = time.thread_time()
-            if now - self.looked > LOOK_S:
-                self.looked = now
-                if now - self.began > MOST_CPU_S:
-                    raise SecurityError(f"it computes for more than {MOST_CPU_S:.0f} s")
-                if self.held is None:
-                    self.held = peak_bytes()
-                if peak_bytes() - self.held > MOST_GROWTH:
-                    raise SecurityError("it makes texts or lists without end")
-            return value
-
-    class TimedCode(CodeGenerator):
-        def blockvisit(self, nodes, frame):
-            self.writeline("context.look()")
-            super().blockvisit(nodes, frame)
-
-        def visit_Filter(self, node, frame):
-            self._looking(super().visit_Filter, node, frame)
-
-        def visit_Compare(self, node, frame):
-            self._looking(super().visit_Compare, node, frame)
-
-        def _looking(self, visit, node, frame):
-            self.write("context.look(")
-            visit(node, frame)
-            self.write(")")
-
-    class BoundedSandbox(ImmutableSandboxedEnvironment):
-        context_class = TimedContext
-        code_generator_class = TimedCode
-        intercepted_binops = frozenset(["*", "**"])
-
-        def from_string(self, source, *args, **kwargs):
-            if isinstance(source, str) and len(source) > MOST_SOURCE:
-                raise SecurityError(f"it has {len(source):,} characters, and {MOST_SOURCE:,} are read")
-            return super().from_string(source, *args, **kwargs)
-
-        def call_binop(self, context, operator, left, right):
-            if operator == "**" and not (isinstance(right, int) and abs(right) <= MOST_EXPONENT):
-                raise SecurityError("it raises to a power that is too large")
-            if operator == "*":
-                times, repeated = (right, left) if hasattr(left, "__len__") else (left, right)
-                if hasattr(repeated, "__len__") and times * len(repeated) > MOST_MADE:
-                    raise SecurityError("it repeats a text or list too often")
-            return context.look(super().call_binop(context, operator, left, right))
-
-        def call(self, context, function, *args, **kwargs):
-            if any(isinstance(value, int) and value > MOST_MADE for value in (*args, *kwargs.values())):
-                raise SecurityError("it asks for texts or lists without end")
-            return context.look(super().call(context, function, *args, **kwargs))
-
-        def call_test(self, name, value, args=None, kwargs=None, context=None, eval_ctx=None):
-            if context is not None:
-                context.look()
-            return super().call_test(name, value, args, kwargs, context, eval_ctx)
-
-    return BoundedSandbox
-
-
-# A model's own chat template, used as it is: its ids, control strings in messages as text, and what the assistant
-# wrote.
+from pipeline.tokenizer.template_sandbox import bound_templates
 
 # Of templates that write the day's date: prepared rows must not depend on the day. Llama 3.1's own template falls back
 # to it.

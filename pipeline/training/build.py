@@ -11,7 +11,7 @@ import torch
 from transformers import TrainerCallback, TrainingArguments
 from transformers.utils.generic import is_flash_attention_requested
 
-from pipeline.data.preparation import document_end_of
+from pipeline.data.row_plan import document_end_of
 from pipeline.evals.bpb import compiled_nll, score_validation
 from pipeline.hardware.device import (
     batch_rank,
@@ -29,9 +29,10 @@ from pipeline.process.errors import DataError, InputMissingError, RecipeError, f
 from pipeline.process.storage import read_json, remove_folder
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import isolates_documents, micro_batch, micro_steps, tokens_at
 from pipeline.recipe.model_sizes import model_fields, sizes_from_model, sizes_of
-from pipeline.recipe.resolve import check_sizes, isolates_documents, micro_batch, micro_steps, tokens_at
 from pipeline.recipe.schema import training_arguments
+from pipeline.recipe.start_from import check_sizes
 from pipeline.run_dir.checkpoints import by_step, problems, read_seal, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.chat import end_of_turn

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pipeline.data.rows import on_device, rows_of_micro_batch
+from pipeline.data.loader import on_device
+from pipeline.data.rows import rows_of_micro_batch
 from pipeline.hardware.device import batch_rank
 from pipeline.model.build import first_nonfinite
 from pipeline.process.errors import OutOfMemoryError, first_line
-from pipeline.recipe.resolve import KEY
+from pipeline.recipe.batch import KEY
 from pipeline.run_dir.failures import is_out_of_memory
 from pipeline.training.distributed import from_every_rank, preserved_rng
 from pipeline.training.stages import stage_of

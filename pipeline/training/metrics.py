@@ -29,7 +29,7 @@ from pipeline.training.optimizer import MuonAdamW
 from pipeline.training.schedules import logged_rates
 
 if TYPE_CHECKING:
-    from pipeline.recipe.counted_sizes import CountedSizes
+    from pipeline.recipe.model_statistics import CountedSizes
     from pipeline.recipe.sizes import Sizes
     from pipeline.training.trainer import TandemTrainer
 

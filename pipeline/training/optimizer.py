@@ -20,7 +20,7 @@ from pipeline.hardware.device import bf16_is_fast, decide_bf16
 from pipeline.model.groups import parameter_group
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import guarded, import_attribute
-from pipeline.recipe.resolve import MUON_FLOORS
+from pipeline.recipe.dial import MUON_FLOORS
 from pipeline.recipe.schema import Group, Optimizer, Recipe
 from pipeline.training.guard import total_norm
 from pipeline.training.muon import alike, local, muon_step
@@ -143,7 +143,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 # The optimizers by optimizer.type, each made from parameter_groups; a type's default settings: MATRIX_GROUP of
-# recipe/resolve.py.
+# recipe/dial.py.
 OPTIMIZERS = {"adamw": MuonAdamW, "muon_adamw": MuonAdamW}
 
 AVERAGE = "average"  # a state of every parameter beside the update rule's: saved, gathered and restored with them

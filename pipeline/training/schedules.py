@@ -4,7 +4,7 @@ step."""
 import math
 from typing import Any
 
-from pipeline.recipe.resolve import halvings_at
+from pipeline.recipe.batch import halvings_at
 from pipeline.recipe.schema import Schedule
 
 # nanochat's, tuned with its rates: Muon's momentum starts here, and falls to here while the rates fall.

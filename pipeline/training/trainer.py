@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from pipeline.data.rows import StepLoader
+from pipeline.data.loader import StepLoader
 from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.hardware.device import batch_rank, batch_ranks, tensor_parallel_size
 from pipeline.process.errors import TandemError

@@ -6,6 +6,7 @@ import signal
 import time
 
 import numpy as np
+import pytest
 import torch
 from torch.distributed import destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,6 +17,8 @@ from pipeline.evals.core import score_rows
 from pipeline.run_dir.failures import Signals
 from tests.model.tiny_models import tiny
 from tests.ranks import on_ranks
+
+pytestmark = pytest.mark.full
 
 WAIT = datetime.timedelta(seconds=20)  # for a rank that has left the others in their forward
 

@@ -26,6 +26,7 @@ def limited(**fields):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_tried_micro_batch_fits_is_kept_by_later_starts_and_leaves_batch_and_random_state_alone(runner, ranks):
     (runner.folder / "mine.py").write_text(LIMITED)

@@ -69,6 +69,7 @@ def events(run, name):
     return [row for row in read_rows(run.directory / "metrics.jsonl") if row.get("event") == name]
 
 
+@pytest.mark.full_except("modern")
 @pytest.mark.parametrize("model", [pytest.param("gpt2", marks=pytest.mark.slow), "modern"])
 def test_core_is_scored_at_its_cadence_and_at_the_end_and_changes_nothing(runner, model):
     run = runner.train(recipe_of(runner, "scored", model))
@@ -88,6 +89,7 @@ def test_core_is_scored_at_its_cadence_and_at_the_end_and_changes_nothing(runner
     assert plain.values("train/loss") == run.values("train/loss")
 
 
+@pytest.mark.full
 def test_two_ranks_have_the_score_of_one(runner):
     one = runner.train(recipe_of(runner, "one"))
     two = runner.train(recipe_of(runner, "two"), ranks=2)
@@ -96,6 +98,7 @@ def test_two_ranks_have_the_score_of_one(runner):
         assert two.values(name) == one.values(name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_failing_benchmark_is_reported_and_the_run_goes_on(runner, ranks):
     recipe = recipe_of(runner, "broken")
@@ -106,6 +109,7 @@ def test_a_failing_benchmark_is_reported_and_the_run_goes_on(runner, ranks):
     assert (run.directory / "model" / "config.json").exists()
 
 
+@pytest.mark.full
 def test_the_report_tells_the_scores_of_a_training_by_step_and_what_was_not_scored(runner):
     run = runner.train(recipe_of(runner, "failing"), "run.callbacks=[breaks:Breaks]")
     text = (run.directory / "report" / "report.md").read_text()
@@ -130,6 +134,7 @@ def test_a_record_that_cannot_be_written_is_reported_and_the_run_goes_on(runner)
     assert (run.directory / "model" / "config.json").exists()
 
 
+@pytest.mark.full
 def test_what_was_due_and_not_scored_is_scored_first_after_a_kill(runner):
     whole = runner.train(recipe_of(runner, "whole"))
     recipe = recipe_of(runner, "cut")
@@ -144,6 +149,7 @@ def test_what_was_due_and_not_scored_is_scored_first_after_a_kill(runner):
     assert sorted(run.values("core_partial/v1")) == [5, 8, 10]  # the checkpoint's step, before the next one is made
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_signal_while_scoring_saves_the_step_and_it_is_scored_first_after_the_resume(runner, ranks):
     recipe = recipe_of(runner, "cut")
@@ -156,6 +162,7 @@ def test_a_signal_while_scoring_saves_the_step_and_it_is_scored_first_after_the_
     assert resumed.values("core_partial/v1") == whole.values("core_partial/v1")
 
 
+@pytest.mark.full
 def test_a_broken_bundle_ends_the_start_before_the_first_step(runner):
     recipe = recipe_of(runner, "page")
     file = runner.folder / "bundle" / "eval_data" / "commonsense_reasoning" / "copa.jsonl"

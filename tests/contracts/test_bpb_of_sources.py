@@ -8,6 +8,8 @@ import pytest
 
 from tests.runner import ROOT
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("stage", ["pretrain", "sft"])
 def test_each_source_of_the_validation_has_its_own_bits_per_byte(runner, stage):

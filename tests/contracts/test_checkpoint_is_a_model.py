@@ -27,6 +27,7 @@ print(json.dumps(found))
 SHARDED = {"ranks": 2, "sharded": True}
 
 
+@pytest.mark.full_except("modern-False")
 @pytest.mark.parametrize(
     ("model", "bf16", "how"),
     [

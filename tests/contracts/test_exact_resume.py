@@ -54,6 +54,7 @@ def assert_ends_as_its_average(run):
         assert torch.equal(finished[name], average), name
 
 
+@pytest.mark.full_except("pretrain-gpt2-1-more1", "pretrain-modern-2-more2")
 @pytest.mark.parametrize(
     ("stage", "model", "ranks", "more"),
     [
@@ -84,6 +85,7 @@ def test_a_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner, stage,
         assert_ends_as_its_average(cut)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["gpt2", "modern"])
 def test_samples_and_evaluations_do_not_move_the_training(runner, model):
     recipe = runner.recipe("watched", model, **(WITH_DROPOUT if model == "gpt2" else {}))
@@ -110,6 +112,7 @@ def positions(directory: Path) -> dict[int, dict]:
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("model", "close"), [pytest.param("gpt2", 1e-5, marks=pytest.mark.slow), ("modern", 1e-4)])
 def test_ranks_may_change_from_2_to_1_to_2_without_a_repeated_or_skipped_row(runner, model, close):
     recipe = runner.recipe("elastic", model)
@@ -123,6 +126,7 @@ def test_ranks_may_change_from_2_to_1_to_2_without_a_repeated_or_skipped_row(run
     assert positions(elastic.directory)[20]["rows"] == positions(whole.directory)[20]["rows"]
 
 
+@pytest.mark.full
 def test_a_batch_given_by_accumulation_is_kept_when_another_number_of_ranks_goes_on(runner):
     recipe = runner.recipe(
         "kept",
@@ -138,6 +142,7 @@ def test_a_batch_given_by_accumulation_is_kept_when_another_number_of_ranks_goes
     assert kept.values("train/loss") == pytest.approx(whole.values("train/loss"), rel=1e-5)
 
 
+@pytest.mark.full
 def test_the_evaluation_due_at_the_checkpoint_is_made_up_for_after_a_kill(runner):
     recipe = runner.recipe(
         "owed",

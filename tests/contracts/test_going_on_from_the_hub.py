@@ -54,6 +54,7 @@ def cut_after_its_push(runner, recipe, hub, home, *overrides, **how):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "how"),
     [
@@ -91,6 +92,7 @@ def test_the_same_command_goes_on_bitwise_on_a_machine_without_the_run(runner, a
         assert gone_on.values(name) == uncut.values(name)
 
 
+@pytest.mark.full
 def test_a_pulled_run_goes_on_bitwise_and_one_without_its_state_says_what_is_missing(
     runner, another_machine, tmp_path
 ):
@@ -120,6 +122,7 @@ def test_a_pulled_run_goes_on_bitwise_and_one_without_its_state_says_what_is_mis
     assert gone_on.values("train/loss") == uncut.values("train/loss")
 
 
+@pytest.mark.full
 def test_stage_2_starts_from_a_pushed_base_by_its_id_and_records_the_commit(runner, another_machine, tmp_path):
     short = {**TEN_STEPS, "max_steps": 4, "save_steps": 2}
     base = runner.recipe("base", "modern", train=short, hub={"id": REPO})

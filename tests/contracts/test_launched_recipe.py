@@ -14,6 +14,8 @@ import pytest
 
 from pipeline.run_dir.rows import read_rows
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 SMALL = [
     "run.name=small",

@@ -78,6 +78,7 @@ def test_every_number_that_a_mixture_writes_is_in_the_registry_and_says_what_its
     assert logged[-1]["ckpt/bytes"] == size
 
 
+@pytest.mark.full
 def test_clip_frac_is_the_share_of_clipped_steps_and_the_other_numbers_do_not_depend_on_the_cadence(runner):
     recipe = runner.recipe("cadence", "modern", train=TRAIN | {"max_steps": 12})
     each = runner.train(recipe, "run.name=each", "train.logging_steps=1")
@@ -119,6 +120,7 @@ OF_THE_RUN = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_cut_run_has_the_numbers_of_the_uncut_one_and_counts_what_the_cut_cost(runner, ranks):
     data = data_of(runner) | {"cache_dir": str(runner.cache)}
@@ -147,6 +149,7 @@ def test_a_cut_run_has_the_numbers_of_the_uncut_one_and_counts_what_the_cut_cost
     assert after[0]["attempt"] == 2
 
 
+@pytest.mark.full
 def test_every_number_of_a_chat_run_with_tasks_is_in_the_registry(runner):
     (runner.folder / "tasks").mkdir()
     write_all(runner.folder / "tasks", 6)

@@ -2,9 +2,13 @@
 
 import json
 
+import pytest
+
 from pipeline.report.diagnosis import diagnose
 from pipeline.report.run_data import read_run
 from tests.conftest import docstrings
+
+pytestmark = pytest.mark.full
 
 CONVERSATIONS = "conversations fit their rows"
 

@@ -14,6 +14,7 @@ def runner(runner):
     return runner
 
 
+@pytest.mark.full_except("pretrain-modern")
 @pytest.mark.parametrize(
     ("stage", "model"),
     [
@@ -41,6 +42,7 @@ def test_the_losses_of_20_steps_do_not_depend_on_micro_batch_or_processes(runner
         assert losses == pytest.approx(reference, rel=TOLERANCE[model]), f"micro-batch {micro_batch} on {ranks} ranks"
 
 
+@pytest.mark.full
 def test_in_bf16_the_losses_stay_within_its_rounding(runner):
     recipe = runner.recipe("half", "modern", train={"bf16": True, "max_steps": 20, "logging_steps": 1})
     # Slowly, so that steps do not amplify the rounding: at full rates CPUs without AMX come to 2e-2 by step 7.

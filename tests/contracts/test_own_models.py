@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from pipeline.data.rows import positions
 from pipeline.model.load import load_model
 from pipeline.recipe import read_recipe
-from pipeline.recipe.resolve import resolve_start
+from pipeline.recipe.start_from import resolve_start
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.encode import document_end
 from pipeline.tokenizer.load import load_ready
@@ -63,6 +63,7 @@ def recipe_for(runner, name, stage, folder):
     return path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_fine_tuned_model_is_its_family_s_and_chats_with_its_own_template_in_stock_transformers(
     runner, tmp_path, stock, name
@@ -90,6 +91,7 @@ def test_a_fine_tuned_model_is_its_family_s_and_chats_with_its_own_template_in_s
     assert f"keeps its chat template and its {len(before):,} ids; nothing is added" in result.output
 
 
+@pytest.mark.full_except("qwen3")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_continued_pretraining_keeps_tokenizer_and_vocabulary_and_begins_documents_as_the_model_does(
     runner, tmp_path, name
@@ -112,6 +114,7 @@ def test_continued_pretraining_keeps_tokenizer_and_vocabulary_and_begins_documen
         assert not torch.equal(new[row], old[row][: len(new[row])])
 
 
+@pytest.mark.full
 def test_rows_that_no_text_has_shrink_by_the_weight_decay_alone(runner, tmp_path):
     folder = save_model("qwen2", tmp_path / "qwen2")
     recipe = recipe_for(runner, "qwen2", "pretrain", folder)
@@ -122,6 +125,7 @@ def test_rows_that_no_text_has_shrink_by_the_weight_decay_alone(runner, tmp_path
     torch.testing.assert_close(new[unseen], old[unseen] * (1 - 1e-2 * 0.5) ** 3, rtol=1e-6, atol=0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_packed_conversations_do_not_see_each_other_in_a_model_of_ones_own(tmp_path, name, attention):

@@ -5,13 +5,14 @@ import re
 
 import pytest
 
-from pipeline.preflight.__main__ import main as preflight
+from pipeline.plan.__main__ import main as preflight
 from pipeline.report.run_data import read_run
 from pipeline.report.sections import outcome_text
 
 EXACT = ("parameters", "steps", "tokens (row positions)", "FLOPs, nanochat's formula")
 
 
+@pytest.mark.full_except("modern-sft")
 @pytest.mark.parametrize(("model", "stage"), [("gpt2", "pretrain"), ("modern", "pretrain"), ("modern", "sft")])
 def test_parameters_steps_tokens_and_flops_are_those_planned(runner, model, stage):
     write = runner.recipe if stage == "pretrain" else runner.sft_recipe
@@ -21,6 +22,7 @@ def test_parameters_steps_tokens_and_flops_are_those_planned(runner, model, stag
         assert re.search(rf"\| {re.escape(name)} \|.*\| exact \|", text), f"{name}\n{text}"
 
 
+@pytest.mark.full
 def test_a_probe_is_kept_and_the_runs_own_plan_stands_on_it(runner, capsys, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     recipe = runner.recipe("probed", "gpt2", train={"max_steps": 4})

@@ -24,6 +24,7 @@ def runner(runner):
     return runner
 
 
+@pytest.mark.full
 def test_a_finished_run_says_so_and_leaves_with_0(runner):
     recipe = runner.recipe("done", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
     runner.train(recipe)
@@ -39,6 +40,7 @@ def test_a_finished_run_says_so_and_leaves_with_0(runner):
     assert "run.fork_from=done@1" in refused.output
 
 
+@pytest.mark.full
 def test_another_recipe_in_the_same_directory_is_refused_with_the_difference(runner):
     recipe = runner.recipe("same", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
     runner.train(recipe)
@@ -51,6 +53,7 @@ def test_another_recipe_in_the_same_directory_is_refused_with_the_difference(run
     assert "another run.name, and with it run.fork_from=same to start from that one's state" in refused.output
 
 
+@pytest.mark.full
 def test_a_run_without_its_manifest_is_refused_and_left_as_it_is(runner):
     recipe = runner.recipe("unknown", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
     run = runner.train(recipe)
@@ -63,6 +66,7 @@ def test_a_run_without_its_manifest_is_refused_and_left_as_it_is(runner):
     assert sorted(run.directory.rglob("*")) == before
 
 
+@pytest.mark.full
 def test_keys_that_may_change_are_applied_and_recorded(runner):
     recipe = runner.recipe("changed", "gpt2")
     runner.kill(recipe, name="changed", after_step=6)
@@ -89,6 +93,7 @@ def test_keys_that_may_change_are_applied_and_recorded(runner):
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
 
 
+@pytest.mark.full
 def test_a_recipe_that_failed_before_its_first_step_may_be_mended_under_the_same_name(runner):
     recipe = runner.recipe("mended", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
     other = shutil.copy(recipe, runner.folder / "other.yaml")
@@ -120,6 +125,7 @@ def parent(runner):
     return recipe, runner.train(recipe)
 
 
+@pytest.mark.full
 def test_a_fork_goes_on_from_its_parents_step_and_records_parent_and_difference(runner, parent):
     recipe, whole = parent
     same = runner.train(recipe, "run.name=same", "run.fork_from=parent@5")
@@ -144,6 +150,7 @@ def test_a_fork_goes_on_from_its_parents_step_and_records_parent_and_difference(
     assert "going on from checkpoint-10" in again.output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "override",
     [
@@ -163,6 +170,7 @@ def test_a_fork_that_could_not_take_up_its_parents_state_is_refused_before_anyth
     assert not refused.directory.exists()
 
 
+@pytest.mark.full
 def test_a_fork_that_has_nothing_left_to_train_is_refused(runner, parent):
     recipe, _ = parent
     refused = runner.train(recipe, "run.name=fork", "run.fork_from=parent", status=64)
@@ -172,6 +180,7 @@ def test_a_fork_that_has_nothing_left_to_train_is_refused(runner, parent):
     assert "goes on from step 10, and this run ends at step" in refused.output
 
 
+@pytest.mark.full
 def test_resume_names_the_step_to_go_on_from_and_sets_later_checkpoints_aside(runner, parent):
     recipe, whole = parent
     before, model = whole.values("train/loss"), whole.directory / "model" / "model.safetensors"
@@ -201,6 +210,7 @@ def test_resume_names_the_step_to_go_on_from_and_sets_later_checkpoints_aside(ru
     assert aside_then == aside
 
 
+@pytest.mark.full
 def test_a_run_goes_on_with_data_that_were_moved_and_refuses_other_bytes(runner, text_files, tmp_path):
     here = shutil.copy(text_files[0], tmp_path / "text.jsonl")
     one = {"sources": [{"files": str(here)}], "validation": [{"files": str(text_files[2])}]}
@@ -217,6 +227,7 @@ def test_a_run_goes_on_with_data_that_were_moved_and_refuses_other_bytes(runner,
     assert "going on from checkpoint-4" in run.output
 
 
+@pytest.mark.full
 def test_changed_text_is_refused_by_the_name_of_its_file(runner, text_files):
     copy = runner.folder / "mine.jsonl"
     shutil.copy(text_files[0], copy)
@@ -238,6 +249,7 @@ def test_changed_text_is_refused_by_the_name_of_its_file(runner, text_files):
     assert "mine.jsonl has other content" in refused.output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_with_a_whole_checkpoint_at_the_step_it_came_in(runner, number, status):
     recipe = runner.recipe(
@@ -257,6 +269,7 @@ def test_a_signal_ends_the_run_with_a_whole_checkpoint_at_the_step_it_came_in(ru
     )
 
 
+@pytest.mark.full
 def test_a_run_in_the_background_goes_on_when_its_shell_ends(runner):
     recipe = runner.recipe(
         "shell", "gpt2", train={"max_steps": 8, "per_device_train_batch_size": 8, "logging_steps": 1}
@@ -271,6 +284,7 @@ def test_a_run_in_the_background_goes_on_when_its_shell_ends(runner):
     assert (runner.folder / "runs" / "shell" / "model").exists(), (runner.folder / "shell.log").read_text()
 
 
+@pytest.mark.full
 def test_the_death_of_the_launcher_ends_the_run_with_a_whole_checkpoint(runner):
     train = {"max_steps": 2000, "save_steps": 10000, "per_device_train_batch_size": 8}
     recipe = runner.recipe("orphan", "gpt2", train=train)
@@ -314,6 +328,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update_and_names_the_row
         assert problems(checkpoint) == []
 
 
+@pytest.mark.full
 def test_an_error_on_another_rank_than_the_first_is_recorded(runner):
     (runner.folder / "mine.py").write_text(
         "import os\nfrom transformers import TrainerCallback\n\n\n"
@@ -330,6 +345,7 @@ def test_an_error_on_another_rank_than_the_first_is_recorded(runner):
     assert (failure["rank"], failure["message"]) == (1, "RuntimeError: rank 1 alone"), output[-2000:]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("taken", "handed_on"),
     [
@@ -355,6 +371,7 @@ def test_a_model_whose_loss_is_another_than_it_is_told_is_refused_before_step_1(
     assert "Traceback" not in refused.output
 
 
+@pytest.mark.full
 def test_a_model_type_beside_which_transformers_loads_another_tokenizer_is_refused(runner):
     model = {"type": "qwen2", "n_layer": 1, "n_embd": 32, "n_head": 2, "options": {"num_key_value_heads": 2}}
     refused = runner.train(runner.recipe("qwen2", "gpt2", model=model), status=64)
@@ -363,6 +380,7 @@ def test_a_model_type_beside_which_transformers_loads_another_tokenizer_is_refus
     assert (trained.directory / "model" / "tokenizer.json").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_spike_is_recorded_and_stops_the_run_when_the_recipe_says_so(runner, ranks):
     # A rate that grows hundredfold at step 25, after enough quiet steps.

@@ -23,6 +23,7 @@ HYBRID = {"ranks": 4, "sharded": True, "replicas": 2}
 FP32 = "train.bf16=false"
 
 
+@pytest.mark.full_except("pretrain-modern-more1")
 @pytest.mark.parametrize(
     ("stage", "model", "more"),
     [
@@ -65,6 +66,7 @@ def test_losses_of_four_ranks_that_share_two_copies_of_a_model_are_those_of_one_
         assert four.values(name) == pytest.approx(one.values(name), rel=TOLERANCE[model]), name
 
 
+@pytest.mark.full
 def test_in_bf16_the_loss_keeps_its_digits_and_the_losses_those_of_one_process(runner):
     recipe = runner.recipe("half", "modern", train={"bf16": True, "max_steps": 10, "logging_steps": 1})
     # Slowly, as in test_one_step_any_shape.py.
@@ -80,6 +82,7 @@ def test_in_bf16_the_loss_keeps_its_digits_and_the_losses_those_of_one_process(r
     assert all(abs(loss - round(loss)) > 1e-4 for loss in eighths[1:])
 
 
+@pytest.mark.full
 def test_blocks_that_are_compiled_one_by_one_give_the_losses_of_one_process_in_few_graphs(runner):
     more = ("model.n_layer=10", "train.max_steps=6", "train.eval_steps=3", "samples.every_steps=3", FP32)
     recipe = runner.recipe("compiled", "modern", train={"per_device_train_batch_size": 2})
@@ -113,6 +116,7 @@ def test_a_sharded_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner
         assert_ends_as_its_average(cut)
 
 
+@pytest.mark.full
 def test_a_run_may_go_from_sharded_to_one_process_and_back_without_a_repeated_or_skipped_row(runner):
     recipe = runner.recipe("elastic", "modern")
     whole = runner.train(recipe, "run.name=whole", FP32, ranks=2)
@@ -158,6 +162,7 @@ def test_a_hybrid_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner)
     assert_same_end(runner.train(recipe, "run.name=cut", FP32, **HYBRID), uncut)
 
 
+@pytest.mark.full
 def test_samples_evaluations_and_benchmarks_of_a_sharded_model_are_those_of_one_process(runner):
     recipe = recipe_of(runner, "watched", "modern")
     looks = ["train.eval_steps=4", "train.max_steps=6", "evals.bpb.at_start=true", "samples.every_steps=2"]
@@ -179,6 +184,7 @@ def test_samples_evaluations_and_benchmarks_of_a_sharded_model_are_those_of_one_
     assert len(a) == 6
 
 
+@pytest.mark.full
 def test_a_benchmark_that_fails_is_reported_once_and_a_signal_in_one_ends_both_ranks(runner):
     recipe = recipe_of(runner, "broken", "gpt2")
     run = runner.train(recipe, "run.callbacks=[breaks:Breaks]", **SHARDED)

@@ -9,7 +9,7 @@ import pytest
 from faults.services import HF_TOKEN, WANDB_API_KEY
 from pipeline.run_dir.rows import counts, read_rows
 from tests.callbacks.tracker_files import tensorboard_scalars, tensorboard_table, trackio_rows, wandb_history
-from tests.faults.test_secrets import files_with
+from tests.faults.test_no_secret_written import files_with
 from tests.runner import WarmRunner
 
 HAS_TRACKIO = importlib.util.find_spec("trackio") is not None
@@ -72,6 +72,7 @@ def test_tensorboard_holds_what_counts_as_float32(tracked):
     assert set(tables) >= set(samples_that_count(run)) == {6, 12, 18}
 
 
+@pytest.mark.full
 def test_wandb_goes_on_under_its_id_and_holds_every_row_of_every_attempt(tracked):
     run, first_id = tracked
     assert json.loads((run.directory / "run_manifest.json").read_text())["wandb_id"] == first_id
@@ -90,6 +91,7 @@ def test_wandb_goes_on_under_its_id_and_holds_every_row_of_every_attempt(tracked
     assert {t["data"][0][0]: [row[1:] for row in t["data"]] for t in tables} == {s: counting[s] for s in (12, 18)}
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not HAS_TRACKIO, reason="trackio is not installed (the extra trackio)")
 def test_trackio_holds_what_counts_in_one_run(tracked):
     run, _ = tracked
@@ -104,6 +106,7 @@ def test_trackio_holds_what_counts_in_one_run(tracked):
     assert tables == samples_that_count(run)
 
 
+@pytest.mark.full
 def test_no_tracker_keeps_a_secret_of_the_machine(tracked):
     run, _ = tracked
     assert not [

@@ -61,6 +61,7 @@ def expected(run, steps, *, ranks):
     return nats / (math.log(2) * num_bytes)
 
 
+@pytest.mark.full_except("pretrain-modern-2-more0")
 @pytest.mark.parametrize(
     ("stage", "model", "ranks", "more"),
     [

@@ -12,6 +12,8 @@ from test_export_to_llama_cpp import greedy, llama_cpp
 from pipeline.model.load import load_model
 from tests.runner import WarmRunner
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 READ_WITHOUT_US = """
 import json, sys

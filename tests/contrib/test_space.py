@@ -18,6 +18,8 @@ from pipeline.process.errors import CannotWriteError, InputMissingError
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.hub.hub_stand_in import Repo, hub_stand_in
 
+pytestmark = pytest.mark.full
+
 OLD, NEW = "a" * 40, "b" * 40
 # Packages that the program needs for training, and a Space does not install.
 TRAINING_ONLY = ("datasets", "evaluate", "wandb", "tensorboard", "pyarrow", "pandas")

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from pipeline.data.stream import Fit, Loss, losses_of
 
 from pipeline.data.losses import (
     loss_warnings,
@@ -19,8 +20,7 @@ from pipeline.data.losses import (
 from pipeline.data.preparation import make_plan
 from pipeline.data.prepare import Workshop
 from pipeline.data.rows import TrainingRows, ValidationRows
-from pipeline.data.stream import Fit, Loss, losses_of
-from pipeline.preflight.__main__ import prepared_notes
+from pipeline.plan.__main__ import prepared_notes
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
 from pipeline.process.storage import read_sealed_json
@@ -30,6 +30,8 @@ from pipeline.tokenizer.chat import render
 from pipeline.tokenizer.encode import byte_lengths
 from tests.conftest import ROOT, docstrings, shared_data
 from tests.families import FAMILIES, tokenizer_of
+
+pytestmark = pytest.mark.full
 
 OLD_KEYS = ("longer", "cut_tokens", "too_long_tokens")  # of a seal's counts, which earlier versions did not write
 

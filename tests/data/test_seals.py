@@ -4,13 +4,15 @@ import json
 import os
 
 import pytest
+from pipeline.data.stream import end_path, seal_path, shard_path
 
 from pipeline.data.preparation import open_stream, sequence_folder, start_preparation
 from pipeline.data.prepare import prepare_now
-from pipeline.data.stream import end_path, seal_path, shard_path
 from pipeline.process.errors import DamagedFileError
 from pipeline.process.storage import read_sealed_json, write_json
 from tests.process.test_storage import HOSTILE
+
+pytestmark = pytest.mark.full
 
 
 def another_count(path):

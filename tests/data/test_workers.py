@@ -25,14 +25,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
+from pipeline.data.decontamination import Watchlist
+from pipeline.data.stream import shard_path
 
 from pipeline.data import workers
-from pipeline.data.decontamination import Watchlist
 from pipeline.data.packing import AHEAD
 from pipeline.data.preparation import locks, make_plan, start_preparation, streams_of
 from pipeline.data.prepare import Workshop, prepare_now, prepare_part
 from pipeline.data.rows import TrainingRows
-from pipeline.data.stream import shard_path
 from pipeline.data.workers import (
     EncodedBlock,
     EncodedReader,
@@ -42,7 +42,7 @@ from pipeline.data.workers import (
     read_encoded,
 )
 from pipeline.process.errors import DataError, RecipeError
-from pipeline.recipe.resolve import must_match
+from pipeline.recipe.identity import resume_keys
 from pipeline.recipe.schema import Source
 from pipeline.sources.raw_rows import BLOCK_ROWS
 from pipeline.tokenizer.train import cached_folder
@@ -81,6 +81,7 @@ def prepared(bench, **how) -> dict[str, bytes]:
     return everything(Path(recipe.data.cache_dir))
 
 
+@pytest.mark.full_except("cut_and_fit-4")
 @pytest.mark.parametrize(("packing", "processes"), [("cut_and_fit", 4), ("best_fit_crop", 2), ("sft", 2)])
 def test_any_number_of_processes_makes_the_same_bytes(bench, files, packing, processes):
     if packing == "sft":
@@ -92,6 +93,7 @@ def test_any_number_of_processes_makes_the_same_bytes(bench, files, packing, pro
     assert prepared(bench, **how, cache="many", num_proc=processes) == expected
 
 
+@pytest.mark.full
 def test_each_pass_of_a_source_reads_all_of_it_in_another_order_by_any_number_of_processes(bench, files):
     once = [Source(files=[str(path) for path in files[:2]])]
     thrice = [Source(files=[str(path) for path in files[:2]], passes=3)]
@@ -113,7 +115,7 @@ def test_each_pass_of_a_source_reads_all_of_it_in_another_order_by_any_number_of
     assert sorted(labels[1]) == sorted(3 * labels[0])
     assert cached_folder(recipes[0], sources[0]) == cached_folder(recipes[1], sources[1])
     assert "read 3 times" in sources[1][0].headline()
-    assert not any("passes" in each for each in must_match(recipes[0])["data.sources"])
+    assert not any("passes" in each for each in resume_keys(recipes[0])["data.sources"])
 
     rows = [TrainingRows.open(preparation=bench.prepared(recipe)) for recipe in recipes]
     assert rows[1].total_rows() == pytest.approx(3 * rows[0].total_rows(), rel=0.02)
@@ -129,6 +131,7 @@ def test_each_pass_of_a_source_reads_all_of_it_in_another_order_by_any_number_of
     assert [half.position(step)["epoch"] for step in (1, steps // 2)] == [1, 2]
 
 
+@pytest.mark.full
 def test_processes_find_the_items_of_a_watchlist_that_one_process_finds(bench, files, tmp_path):
     watchlist = Watchlist.of({"task": [texts(3000)[n] for n in (20, 1700, 2900)]}).save(tmp_path)
     found = {}
@@ -149,6 +152,7 @@ def test_processes_find_the_items_of_a_watchlist_that_one_process_finds(bench, f
     assert len(set(seen)) > 1  # some shards hold an item
 
 
+@pytest.mark.full
 def test_an_encoded_block_that_is_damaged_anywhere_is_none(tmp_path):
     block = EncodedBlock(0, 1, 0, [], np.arange(9, dtype=np.uint16), np.array([4, 5]), np.zeros((2, 2), np.int32))
     (tmp_path / "block").write_bytes(block.content())
@@ -167,6 +171,7 @@ def in_this_process(pool: WorkerPool, *run) -> Future:
     return future
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file", [0, 1])  # the groups of the second one tell where it ends
 def test_what_the_parts_have_encoded_is_not_encoded_again(bench, files, monkeypatch, file):
     how = {"sources": [Source(files=str(files[file]))], "train": {"num_train_epochs": 1}, "shard_rows": 128}
@@ -183,6 +188,7 @@ def test_what_the_parts_have_encoded_is_not_encoded_again(bench, files, monkeypa
     assert everything(Path(recipe.data.cache_dir)) == expected
 
 
+@pytest.mark.full
 def test_a_short_run_leaves_what_the_parts_of_a_longer_one_have_encoded(bench, files):
     how = {"sources": [Source(files=str(files[1]))], "num_proc": 1}
     recipe = bench.recipe(**how, train={"num_train_epochs": 1})
@@ -197,6 +203,7 @@ def test_a_short_run_leaves_what_the_parts_of_a_longer_one_have_encoded(bench, f
     assert not list(Path(recipe.data.cache_dir).glob("shards/*/encoded*"))
 
 
+@pytest.mark.full
 def test_training_reads_the_first_shards_while_processes_encode_the_rest(bench, files):
     how = {"sources": [Source(files=str(path)) for path in files[:2]], "max_bad_rows": 5, "train": {"max_steps": 200}}
     expected = prepared(bench, **how, cache="before", num_proc=1)
@@ -213,6 +220,7 @@ def test_training_reads_the_first_shards_while_processes_encode_the_rest(bench, 
     assert everything(Path(recipe.data.cache_dir)) == expected
 
 
+@pytest.mark.full
 def test_a_file_that_breaks_off_stops_any_number_of_processes_at_the_same_shard(bench, tmp_path):
     path = tmp_path / "broken.json"  # in its last block, which is not the first of a run of blocks
     path.write_text(json.dumps([{"text": text} for text in texts(6000)])[:-1000])
@@ -234,6 +242,7 @@ def test_a_file_that_breaks_off_stops_any_number_of_processes_at_the_same_shard(
     assert len(found[1][1]) > 100
 
 
+@pytest.mark.full
 def test_the_next_shards_are_packed_while_one_is_sealed_and_those_not_asked_for_leave_nothing(bench, files):
     how = {
         "sources": [Source(files=[str(path) for path in files])],
@@ -258,6 +267,7 @@ def test_the_next_shards_are_packed_while_one_is_sealed_and_those_not_asked_for_
     assert content == prepared(bench, **how, cache="alone", num_proc=1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_preparation_that_is_stopped_at_any_block_of_its_only_file_goes_on_with_processes_there(
     bench, tmp_path, kind
@@ -283,6 +293,7 @@ def test_a_preparation_that_is_stopped_at_any_block_of_its_only_file_goes_on_wit
     assert len(blocks - {0}) == 2
 
 
+@pytest.mark.full
 def test_an_answer_that_comes_in_between_two_looks_ends_nothing(tmp_path):
     class Late(Future):
         def __init__(self, looks: int):
@@ -305,6 +316,7 @@ def test_an_answer_that_comes_in_between_two_looks_ends_nothing(tmp_path):
         assert [run[:3] for run in reader.results(Runs(source, file=0, block=0))] == [(0, 0, 1)]
 
 
+@pytest.mark.full
 def test_what_packs_ahead_ends_with_the_preparation_whatever_it_waits_for(bench, files, monkeypatch):
     recipe = bench.recipe(sources=[Source(files=str(files[0]))], max_bad_rows=5, shard_rows=64, num_proc=2)
     sources = bench.sources(recipe)
@@ -320,6 +332,7 @@ def test_what_packs_ahead_ends_with_the_preparation_whatever_it_waits_for(bench,
     assert not {thread for thread in threading.enumerate() if thread.is_alive()} - before
 
 
+@pytest.mark.full
 def test_ray_is_asked_for_in_a_sentence_where_it_is_missing(bench, files, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RecipeError, match=r'pip install "tandem-llm\[ray\]"'):
@@ -364,6 +377,7 @@ class Everywhere:
         return self.files[number]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 @pytest.mark.parametrize("start", [(0, 0), (1, 2)])
 def test_the_parts_share_every_block_of_every_file_out_once(files, parts, start):
@@ -403,6 +417,7 @@ class OneByOne:
             future.set_result([1] * max(0, min(run[2], self.blocks - run[1])))
 
 
+@pytest.mark.full
 def test_files_of_unknown_length_are_read_once_a_run_and_not_behind_their_end(monkeypatch):
     engine = OneByOne(blocks=40)
     monkeypatch.setattr(workers, "wait", engine.work)
@@ -414,6 +429,7 @@ def test_files_of_unknown_length_are_read_once_a_run_and_not_behind_their_end(mo
     assert engine.made == [run[:3] for run in results]
 
 
+@pytest.mark.full
 def test_a_process_is_started_for_as_much_as_cores_memory_and_text_give_it(monkeypatch):
     text = SimpleNamespace(files=[SimpleNamespace(bytes=100 * workers.WORTH_A_PROCESS)])
     monkeypatch.setattr(workers, "usable_cores", lambda: 64)
@@ -424,6 +440,7 @@ def test_a_process_is_started_for_as_much_as_cores_memory_and_text_give_it(monke
     assert processes_for(None, SimpleNamespace(files=[SimpleNamespace(bytes=9)])) == 1
 
 
+@pytest.mark.full
 def test_workers_end_with_the_process_that_started_them_in_the_middle_of_their_work(tmp_path):
     work = """
         import pathlib, time
@@ -542,6 +559,7 @@ while [[ $1 == -* || $1 =~ ^[0-9]+$ ]]; do shift; done; exec "$@"
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "how", [pytest.param(how, marks=slow_unless_installed(*DATATROVE)) for how in ("local", "slurm")]
 )
@@ -588,6 +606,7 @@ def kill_and_go_on(recipe_file: Path, cache: Path, draw: random.Random, *, most:
     return kills
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kills", "files_of"),
     [

@@ -2,7 +2,11 @@
 
 import itertools
 
+import pytest
+
 from tests.docs.pages import commands, run
+
+pytestmark = pytest.mark.full
 
 WHO = ("Die Bäckerin", "Der Müller", "Das Mädchen", "Ein Jäger", "Die Großmutter", "Der König")
 DOES = ("öffnet", "schließt", "hört", "größer macht", "trägt", "übermalt")

@@ -32,6 +32,7 @@ def run_cells(folder, cache) -> tuple[dict, list]:
     return variables, shown
 
 
+@pytest.mark.full
 def test_the_notebook_trains_both_stages_draws_the_curve_and_chats(tmp_path, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environ, "QUICKSTART_STEPS", "20")

@@ -3,7 +3,11 @@
 import json
 import shutil
 
+import pytest
+
 from tests.docs.pages import ROOT, blocks, run, write_named_blocks
+
+pytestmark = pytest.mark.full
 
 DUMP_RESULTS = """
 import json

@@ -2,11 +2,14 @@
 
 import shutil
 
+import pytest
+
 from tests.docs.pages import ROOT, commands, page_text, run
 
 TEXTS = ("data.md", "finetune.md", "hub.md")  # 25 KB: a few steps
 
 
+@pytest.mark.full
 def test_every_command_of_the_tutorial_runs_in_its_order_and_ends_in_a_chat_and_an_export(tmp_path, cache):
     (tmp_path / "my_texts").mkdir()
     for name in TEXTS:

@@ -10,6 +10,7 @@ SERVED = [form for form in FORMS if form != "modern"]
 SMALL = {"num_blocks": 32, "max_batch_tokens": 512}
 
 
+@pytest.mark.full_except("portable")
 @pytest.mark.parametrize("form", SERVED)
 def test_generate_batch_gives_the_greedy_tokens_of_generate(form, tmp_path):
     write_forms(tmp_path, form)

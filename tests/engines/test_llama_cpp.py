@@ -18,7 +18,7 @@ from pipeline.model.build import build_model, save_model
 from pipeline.tokenizer.train import train_bpe
 
 LLAMA_CPP = ("xllamacpp==2026.10.11549", "httpx")
-pytestmark = slow_unless_installed(*LLAMA_CPP)
+pytestmark = [pytest.mark.full, *slow_unless_installed(*LLAMA_CPP)]
 SIZES = {
     **{"num_hidden_layers": 3, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2},
     **{"intermediate_size": 256, "max_position_embeddings": 256, "initializer_range": 0.2, "head_dim": 32},

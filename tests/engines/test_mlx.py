@@ -2,11 +2,12 @@
 
 import json
 
+import pytest
 from environments import python_with, run_there, slow_unless_installed
 from forms import CHATS, TEXTS, greedy, load, write_forms
 
 MLX = ("mlx-lm==0.32.2", "mlx[cpu]==0.32.4")
-pytestmark = slow_unless_installed(*MLX)
+pytestmark = [pytest.mark.full, *slow_unless_installed(*MLX)]
 ENGINE = """
 import json
 import sys

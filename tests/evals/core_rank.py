@@ -23,8 +23,6 @@ model, tokenizer = load_model(f"{folder}/model"), AutoTokenizer.from_pretrained(
 given = {"device": "cpu", "rank": rank, "world_size": world_size}
 score = score_core(open_bundle(f"{folder}/bundle"), model, tokenizer, **given)
 answers = {scored.task.name: scored.correct.tolist() for scored in score.tasks}
-in_time = score_core(open_bundle(f"{folder}/bundle"), model, tokenizer, **given, max_s=1e-9 if rank else 1e6)
-answers_in_time = {scored.task.name: scored.correct.tolist() for scored in in_time.tasks}
 
 
 class Broken(type(model)):
@@ -44,7 +42,7 @@ try:
     failure = None
 except RuntimeError as error:
     failure = f"{type(error).__name__}: {error}"
-print(json.dumps({"answers": answers, "forwarded": score.forwarded, "in_time": answers_in_time, "failure": failure}))
+print(json.dumps({"answers": answers, "failure": failure}))
 torch.distributed.barrier()  # neither leaves while the other still reads from it
 torch.distributed.destroy_process_group()
 sys.stdout.flush()

@@ -66,6 +66,7 @@ def by_hand(model, batch, byte_lengths):
     return nats / num_bytes / math.log(2), all_nats / tokens, nats, num_bytes, tokens
 
 
+@pytest.mark.full
 def test_bpb_is_nats_of_text_targets_over_ln2_times_their_bytes(model, rows):
     batch, byte_lengths = rows
     expected = by_hand(model, batch, byte_lengths)
@@ -74,6 +75,7 @@ def test_bpb_is_nats_of_text_targets_over_ln2_times_their_bytes(model, rows):
     assert (got.bytes, got.tokens) == expected[3:]
 
 
+@pytest.mark.full
 def test_loss_counts_special_targets_and_bpb_does_not(model, rows):
     batch, byte_lengths = rows
     only_special = {
@@ -90,6 +92,7 @@ def test_loss_counts_special_targets_and_bpb_does_not(model, rows):
     assert with_special.loss != plain.loss
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [1, 3, 11])
 def test_bpb_is_the_same_for_any_batch_size_and_padding(model, rows, size, monkeypatch):
     batch, byte_lengths = rows
@@ -101,6 +104,7 @@ def test_bpb_is_the_same_for_any_batch_size_and_padding(model, rows, size, monke
     assert numbers(got) == pytest.approx(numbers(whole), rel=1e-6)
 
 
+@pytest.mark.full
 def test_the_sources_of_a_mixture_have_the_bpb_of_their_rows_alone(model, rows):
     batch, byte_lengths = rows
     source = torch.tensor([0, 2, 2, 0, 0, 2, 0, 1, -1, 2, 0])  # row 7, the only one of source 1, has no target
@@ -123,6 +127,7 @@ def _of(batch, kept):
     return {name: tensor[kept] for name, tensor in batch.items()}
 
 
+@pytest.mark.full
 def test_an_infinite_loss_at_an_ignored_target_does_not_reach_the_sums(rows):
     class Overconfident(torch.nn.Module):
         def per_token_nll(self, input_ids, shift_labels, position_ids=None):
@@ -134,6 +139,7 @@ def test_an_infinite_loss_at_an_ignored_target_does_not_reach_the_sums(rows):
     assert got.loss == math.inf
 
 
+@pytest.mark.full
 def test_target_bytes_replace_the_bytes_of_ids_and_their_zero_still_costs(model, rows):
     batch, byte_lengths = rows
     spans = torch.where(batch["shift_labels"] == -100, 5, byte_lengths[batch["shift_labels"].clamp(min=0)])
@@ -144,6 +150,7 @@ def test_target_bytes_replace_the_bytes_of_ids_and_their_zero_still_costs(model,
     assert got.nats > by_id.nats  # id 96 covers 0 bytes here and is text all the same
 
 
+@pytest.mark.full
 def test_position_ids_isolate_documents_as_two_separate_rows_would(model):
     row = torch.randint(1, V, (1, T), generator=torch.Generator().manual_seed(5))
     half = T // 2
@@ -157,6 +164,7 @@ def test_position_ids_isolate_documents_as_two_separate_rows_would(model):
     )
 
 
+@pytest.mark.full
 def test_scoring_leaves_the_training_mode_as_it_was(model, rows):
     batch, byte_lengths = rows
     model.train()
@@ -168,6 +176,7 @@ def test_scoring_leaves_the_training_mode_as_it_was(model, rows):
     assert trained == bits_per_byte(model, [batch], byte_lengths, device="cpu")
 
 
+@pytest.mark.full
 def test_nothing_scored_is_an_error_and_no_number(model, rows):
     batch, byte_lengths = rows
     with pytest.raises(ValueError, match="no byte of text"):
@@ -181,6 +190,7 @@ def run_ranks(folder, rows_per_batch):
     return [json.loads(output) for output in printed]
 
 
+@pytest.mark.full
 def test_bpb_on_two_gloo_ranks_equals_one_process(model, rows, tmp_path):
     batch, byte_lengths = rows
     batch = {**batch, "source": torch.arange(11) % 3}
@@ -205,6 +215,7 @@ def test_a_rank_without_any_text_still_takes_part(model, rows, tmp_path):
     assert first["bytes"] == bits_per_byte(model, [batch], byte_lengths, device="cpu").bytes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("preset", "options"), [("gpt2", {}), ("modern", {}), ("modern", {"bigram_embeddings": 970})])
 def test_our_model_scores_the_same_through_its_own_loss_and_through_its_logits(rows, preset, options):
     from pipeline.model.build import build_model
@@ -228,6 +239,7 @@ def test_our_model_scores_the_same_through_its_own_loss_and_through_its_logits(r
     assert numbers(got) == pytest.approx(by_hand(ours, batch, byte_lengths), rel=1e-5)
 
 
+@pytest.mark.full
 def test_the_compiled_model_gives_the_eager_one_s_value_with_one_graph_for_each_kind_of_batch(rows):
     batch, byte_lengths = rows
     batch = {name: value[:8] for name, value in batch.items()}
@@ -247,10 +259,12 @@ def test_the_compiled_model_gives_the_eager_one_s_value_with_one_graph_for_each_
     assert counter.frame_count == 2
 
 
+@pytest.mark.full
 def test_another_model_than_ours_is_scored_by_its_logits_whatever_is_compiled(model):
     assert compiled_nll(model, backend="aot_eager") is bpb.per_token_nll
 
 
+@pytest.mark.full
 def test_the_evaluate_metrics_give_the_figures_of_the_evaluations(model, rows):
     batch, byte_lengths = rows
     nats, lengths = [], []

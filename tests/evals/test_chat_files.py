@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from chat_task_files import NAMES, arc_row, bundle_row, gsm8k_row, humaneval_row, mmlu_row, write_all, write_jsonl
 
+from benchmarks.quickstart_corpora import spelling_conversations
 from pipeline.evals.chat_tasks import (
     BUILT_IN,
     arc_item,
+    built_in_tasks,
     custom_task,
     gsm8k_item,
-    humaneval_item,
-    humaneval_program,
     load_chat_tasks,
     mmlu_item,
     number_said,
@@ -27,12 +27,16 @@ from pipeline.evals.chat_tasks import (
 )
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.schema import Source
-from pipeline.sources.quickstart import is_held_out, spelling_conversations, word_conversation
+from pipeline.sources.spelling import is_held_out, word_conversation
 from tests.conftest import ROOT, shared_data
 
 
 def load(names, *places, cache):
-    return load_chat_tasks([BUILT_IN[name] for name in names], places=[str(place) for place in places], cache=cache)
+    return load_chat_tasks(
+        built_in_tasks(names, execute=True, unsafe_exec=True, where="chat"),
+        places=[str(place) for place in places],
+        cache=cache,
+    )
 
 
 def question(item):
@@ -93,24 +97,6 @@ def test_gsm8k_is_judged_by_the_first_number_behind_the_marks_without_commas(tex
     item = gsm8k_item({"question": "How many?", "answer": "So <<1=1>>1.\n#### 1,234"})
     assert question(item) == "How many?"
     assert BUILT_IN["gsm8k"].check(item, text) is right
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def add(x):\n    return x",
-        "Sure:\n```python\ndef add(x):\n    return x\n```\nor\n```\ndef add(y): ...\n```",
-        "```\n\ndef add(x):\n    return x\n```",
-    ],
-)
-def test_a_humaneval_program_is_imports_first_block_test_and_call(text):
-    row = humaneval_row(1) | {"prompt": "# sums\nimport math\n\nfrom typing import List\nx = 1\nimport os\n"}
-    item = humaneval_item(row | {"entry_point": "add", "test": "def check(f):\n    assert f(1)\n"})
-    assert question(item) == row["prompt"]
-    assert humaneval_program(item, text) == (
-        "import math\nfrom typing import List\n\ndef add(x):\n    return x\n\n"
-        "def check(f):\n    assert f(1)\n\ncheck(add)"
-    )
 
 
 def test_spelling_is_judged_by_the_letters_in_a_row_and_counting_by_the_number_said():
@@ -272,13 +258,9 @@ def test_a_checker_that_there_is_not_is_refused_by_its_name(tmp_path):
     }.items():
         with pytest.raises(RecipeError, match=reason):
             custom_task("own", source=source, checker=name, folder=str(tmp_path))
-    with pytest.raises(RecipeError, match="gsm8k is a built-in task"):
-        custom_task("gsm8k", source=source, checker="exact")
-    for name in ("core", "eval_s", "core_part"):
-        with pytest.raises(RecipeError, match=f"{name} is the name of another figure"):
+    for name in ("gsm8k", "core", "eval_s", "core_part", "a/b"):
+        with pytest.raises(RecipeError, match=f"{name} cannot be the name of your own task"):
             custom_task(name, source=source, checker="exact")
-    with pytest.raises(RecipeError, match="a/b is no name"):
-        custom_task("a/b", source=source, checker="exact")
 
 
 READ = """

@@ -13,17 +13,16 @@ from tokenizers import normalizers
 
 from pipeline.evals.chat import (
     TaskScore,
-    chat_interval,
-    chat_numbers,
+    chat_core,
     chat_protocol,
     chat_results,
     chosen_letters,
     letter_ids,
     score_chat_tasks,
 )
-from pipeline.evals.chat_tasks import BUILT_IN, custom_task, load_chat_tasks
+from pipeline.evals.chat_tasks import BUILT_IN, built_in_tasks, custom_task, load_chat_tasks
 from pipeline.evals.tasks import EvaluationInterrupted
-from pipeline.process.errors import DataError, RecipeError
+from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Source
 from pipeline.tokenizer.chat import prompt_ids
 from pipeline.tokenizer.train import train_bpe
@@ -43,7 +42,8 @@ def tasks(tmp_path_factory):
 
 
 def load(names, folder, rows=12):
-    return load_chat_tasks([BUILT_IN[n] for n in names], places=[write_all(folder, rows)], cache=folder / "cache")
+    tasks = built_in_tasks(names, execute=True, unsafe_exec=True, where="chat")
+    return load_chat_tasks(tasks, places=[write_all(folder, rows)], cache=folder / "cache")
 
 
 def small(name, tokenizer, **changes):
@@ -71,6 +71,7 @@ def said(item):
     return f"Hm. {', '.join(item.answer)}" if item.answer.isalpha() else f"So\n#### {item.answer}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "mmlu", "gsm8k", "spelling_bee"])
 def test_a_model_that_knows_the_answers_scores_one(tasks, tokenizer, name):
     (loaded,) = [task for task in tasks if task.task.name == name]
@@ -78,10 +79,9 @@ def test_a_model_that_knows_the_answers_scores_one(tasks, tokenizer, name):
     (score,) = score_chat_tasks([loaded], model, tokenizer, batch_rows=5)
     assert (score.accuracy, score.centred, score.n, score.of) == (1.0, 1.0, len(loaded.items), len(loaded.items))
     assert score.correct == [True] * score.n
-    assert score.tokens_forwarded == sum(len(prompt_ids(tokenizer, item.messages)) for item in loaded.items)
-    assert (score.tokens_generated > 0) == (loaded.task.kind == "text")
 
 
+@pytest.mark.full
 def test_a_model_that_knows_half_of_the_answers_scores_exactly_these(tasks, tokenizer):
     loaded = tasks[3]
     known = answers(tokenizer, replace(loaded, items=loaded.items[::2]), said)
@@ -90,11 +90,10 @@ def test_a_model_that_knows_half_of_the_answers_scores_exactly_these(tasks, toke
 
 
 def test_programs_that_pass_their_tests_score_one_in_the_sandbox(tasks, tokenizer):
-    pytest.importorskip("pipeline.evals.sandbox")
     loaded = tasks[4]
     known = answers(tokenizer, replace(loaded, items=loaded.items[::2]))
     model = knowing_model(tokenizer, known)
-    (score,) = score_chat_tasks([loaded], model, tokenizer, execute=True, unsafe_exec=True)
+    (score,) = score_chat_tasks([loaded], model, tokenizer)
     assert score.correct == [True, False] * 6
 
 
@@ -119,6 +118,7 @@ def mmlu_as_arc(n):
     return {"question": row["question"], "choices": {"text": row["choices"], "label": ["A", "B", "C", "D"]}}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["gpt2", "modern"])
 def test_letters_and_texts_are_the_same_for_any_batch_size(tasks, tokenizer, name):
     model = small(name, tokenizer)
@@ -126,12 +126,13 @@ def test_letters_and_texts_are_the_same_for_any_batch_size(tasks, tokenizer, nam
     found = []
     for rows in (1, 3, 64):
         found.append(score_chat_tasks(some, model, tokenizer, batch_rows=rows))
-    first = [(s.correct, s.tokens_forwarded, s.tokens_generated) for s in found[0]]
-    assert any(any(correct) for correct, _, _ in first)
+    first = [score.correct for score in found[0]]
+    assert any(any(correct) for correct in first)
     for other in found[1:]:
-        assert [(s.correct, s.tokens_forwarded, s.tokens_generated) for s in other] == first
+        assert [score.correct for score in other] == first
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["gpt2", "modern"])
 def test_the_chosen_letter_has_the_highest_logit_behind_the_single_prompt(tasks, tokenizer, name):
     model = small(name, tokenizer)
@@ -148,6 +149,7 @@ def test_the_chosen_letter_has_the_highest_logit_behind_the_single_prompt(tasks,
     assert got == expected
 
 
+@pytest.mark.full
 def test_a_model_without_logits_to_keep_is_scored_the_same(tasks, tokenizer):
     model = small("gpt2", tokenizer)
     (with_it,) = score_chat_tasks(tasks[:1], model, tokenizer, batch_rows=4)
@@ -157,6 +159,7 @@ def test_a_model_without_logits_to_keep_is_scored_the_same(tasks, tokenizer):
     assert without.correct == with_it.correct
 
 
+@pytest.mark.full
 def test_a_letter_that_is_no_single_token_is_refused_before_anything_is_scored(tasks, tokenizer):
     item = replace(tasks[0].items[0], letters=("A", "first one"), answer="A")
     with pytest.raises(DataError, match="'first one' is not one token where the assistant's answer begins"):
@@ -169,6 +172,7 @@ class None_model:
     training = False
 
 
+@pytest.mark.full
 def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_is_scored(tasks, tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     from transformers import AutoTokenizer
@@ -179,12 +183,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_is_score
         score_chat_tasks(tasks[:1], None_model(), bare)
 
 
-def test_humaneval_is_refused_in_one_sentence_unless_execution_was_asked_for(tasks, tokenizer):
-    with pytest.raises(RecipeError, match="humaneval runs programs that the model wrote") as caught:
-        score_chat_tasks(tasks, None_model(), tokenizer)
-    assert "\n" not in str(caught.value)
-
-
+@pytest.mark.full
 def test_a_question_longer_than_the_model_s_positions_counts_as_wrong_and_is_counted(tasks, tokenizer):
     lengths = sorted(len(prompt_ids(tokenizer, item.messages)) for item in tasks[0].items)
     limit = lengths[len(lengths) // 2]
@@ -199,6 +198,7 @@ def test_a_question_longer_than_the_model_s_positions_counts_as_wrong_and_is_cou
     assert score_chat_tasks([short], full, tokenizer)[0].too_long >= 1  # no position is left for an answer
 
 
+@pytest.mark.full
 def test_the_first_items_of_a_task_are_those_of_the_whole(tasks, tokenizer):
     model = small("gpt2", tokenizer)
     (whole,) = score_chat_tasks(tasks[:1], model, tokenizer)
@@ -207,6 +207,7 @@ def test_the_first_items_of_a_task_are_those_of_the_whole(tasks, tokenizer):
     assert (part.n, part.of, part.complete) == (5, 12, False)
 
 
+@pytest.mark.full
 def test_what_is_watched_is_every_batch_and_step_and_the_mode_is_left_as_it_was(tasks, tokenizer):
     seen, steps = [], []
 
@@ -225,16 +226,7 @@ def test_what_is_watched_is_every_batch_and_step_and_the_mode_is_left_as_it_was(
     assert model.training
 
 
-def test_no_further_task_is_begun_after_the_time_limit_and_each_score_is_reported_when_it_is_there(tasks, tokenizer):
-    model, reported = small("gpt2", tokenizer), []
-    scores = score_chat_tasks(tasks[:3], model, tokenizer, max_s=1e-9, report=reported.append)
-    assert [score.name for score in scores] == ["arc_easy"]
-    assert reported == scores
-    assert len(score_chat_tasks(tasks[:3], model, tokenizer, max_s=600)) == 3
-    names = {row["name"] for row in chat_results(tasks[:3], scores)}
-    assert names == {"chat/arc_easy"}  # nothing is called a mean that has not all of its tasks
-
-
+@pytest.mark.full
 def test_a_signal_in_the_middle_of_an_answer_ends_the_scoring(tasks, tokenizer):
     def watched(items):
         for n, item in enumerate(items):
@@ -272,6 +264,7 @@ def test_results_say_on_what_they_stand(tasks, tokenizer):
     assert chat_protocol(tasks[3], replace(scores[1], window=128)).id != gsm8k["protocol"]
 
 
+@pytest.mark.full
 def test_a_tokenizer_that_replaces_text_of_the_questions_is_part_of_the_protocol(tasks, tokenizer):
     model = small("gpt2", tokenizer)
     lossy = copy.deepcopy(tokenizer)
@@ -311,6 +304,7 @@ def broken(messages, text):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("checker", "right"), [("exact", "1"), ("contains", "11"), ("own_chat_checks:ends_alike", "111")]
 )
@@ -330,7 +324,6 @@ def test_any_conversations_are_scored_with_a_checker_of_one_s_own(tokenizer, tmp
         assert texts_known == [False, True, True, False]
     else:
         assert texts_known == [n < len(right) for n in range(4)]
-    assert chat_numbers(score_chat_tasks([loaded], knowing_model(tokenizer, known), tokenizer)).keys() == {"chat/own"}
 
 
 def score(name, accuracy, *, complete=True, baseline=0.0, n=100):
@@ -345,8 +338,6 @@ def score(name, accuracy, *, complete=True, baseline=0.0, n=100):
         correct=[],
         too_long=0,
         seconds=1.0,
-        tokens_forwarded=1,
-        tokens_generated=0,
     )
 
 
@@ -359,34 +350,34 @@ FIVE = [
 ]
 
 
+@pytest.mark.full
 def test_the_interval_of_chat_core_is_that_of_tasks_that_err_independently_and_tells_of_tasks_without_a_right_answer():
     many = [replace(one, n=100_000) for one in FIVE]
     slopes = {"arc_easy": 4 / 3, "arc_challenge": 4 / 3, "mmlu": 4 / 3}
     errors = [slopes.get(s.name, 1.0) * (s.accuracy * (1 - s.accuracy) / s.n) ** 0.5 for s in many]
     half = 1.96 * sum(error**2 for error in errors) ** 0.5 / 5
-    value = chat_numbers(many)["chat/core"]
-    assert chat_interval(many, "chat/core", value) == pytest.approx((value - half, value + half), abs=half / 50)
-    wrong = [replace(score(one.name, 0.0), centred=0.0) for one in FIVE]
-    low, high = chat_interval(wrong, "chat/core_part", 0.0)
-    assert (low, 0.01 < high < 0.05) == (0.0, True)
+    mean = chat_core(many)
+    assert mean["low"] == pytest.approx(mean["value"] - half, abs=half / 50)
+    assert mean["high"] == pytest.approx(mean["value"] + half, abs=half / 50)
+    wrong = chat_core([replace(score(one.name, 0.0), centred=0.0) for one in FIVE])
+    assert (wrong["low"], 0.01 < wrong["high"] < 0.05) == (0.0, True)
 
 
+@pytest.mark.full
 def test_chat_core_is_the_mean_of_the_five_centred_accuracies():
-    numbers = chat_numbers(FIVE)
-    assert numbers["chat/core"] == pytest.approx((0.5 + 0.0 + 0.25 + 0.1 + 0.05) / 5)
-    assert numbers["chat/mmlu"] == 0.4375
-    assert set(numbers) == {"chat/core", *(f"chat/{s.name}" for s in FIVE)}
-    with_sixth = chat_numbers([*FIVE, score("spelling_bee", 0.9)])
-    assert with_sixth["chat/core"] == numbers["chat/core"]
-    assert with_sixth["chat/core_spelling_bee"] == pytest.approx((0.9 + 0.9) / 6)
+    mean = chat_core(FIVE)
+    assert mean["name"] == "chat/core"
+    assert mean["value"] == pytest.approx((0.5 + 0.0 + 0.25 + 0.1 + 0.05) / 5)
+    assert chat_core([*FIVE, score("spelling_bee", 0.9)]) == mean
 
 
+@pytest.mark.full
 def test_a_subset_of_tasks_or_items_is_never_called_chat_core():
-    assert not any("core" in name for name in chat_numbers(FIVE[:4]))
-    part = chat_numbers([*FIVE[:4], score("humaneval", 0.05, complete=False), score("spelling_bee", 0.9)])
-    assert {name for name in part if "core" in name} == {"chat/core_part", "chat/core_spelling_bee_part"}
+    assert chat_core(FIVE[:4]) is None
+    assert chat_core([*FIVE[:4], score("humaneval", 0.05, complete=False)])["name"] == "chat/core_part"
 
 
+@pytest.mark.full
 def test_a_file_of_another_length_than_the_official_set_is_not_complete(tasks, tokenizer):
     model = knowing_model(tokenizer, {})
     arc, spelling = score_chat_tasks([tasks[0], replace(tasks[5], items=tasks[5].items[:2])], model, tokenizer)
@@ -420,27 +411,25 @@ def for_ranks(tokenizer, tmp_path_factory):
     return folder, score_chat_tasks(tasks, model, tokenizer)
 
 
+@pytest.mark.full
 def test_two_gloo_ranks_give_one_process_s_scores(for_ranks):
     folder, one = for_ranks
     first, second = run_ranks(folder, "contains")
     assert first == second
     for ours, theirs in zip(one, first, strict=True):
         assert theirs["correct"] == ours.correct
-        assert [theirs[key] for key in ("n", "accuracy", "tokens_forwarded", "tokens_generated")] == [
-            ours.n,
-            ours.accuracy,
-            ours.tokens_forwarded,
-            ours.tokens_generated,
-        ]
+        assert [theirs["n"], theirs["accuracy"]] == [ours.n, ours.accuracy]
     assert 0 < one[0].accuracy < 1
 
 
+@pytest.mark.full
 def test_a_checker_that_fails_on_one_rank_stops_both_with_the_same_sentence(for_ranks):
     first, second = run_ranks(for_ranks[0], "own_chat_checks:broken")
     assert first == second
     assert "the checker of own raised KeyError: 'nothing of the kind'" in first
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("happens", "first", "second"),
     [("signal", "EvaluationInterrupted", "EvaluationInterrupted"), ("defect", "OtherRankFailed", "KeyError")],

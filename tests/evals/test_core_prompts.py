@@ -54,23 +54,23 @@ def test_examples_delimiters_and_baselines_of_the_tasks_are_those_of_the_definit
 
 def test_items_are_tokenized_some_at_a_time_without_a_difference(tokens, monkeypatch):
     items = items_of(ARC, 12)
-    whole, _ = rows_of(ARC, items, range(12), tokens)
+    whole, _ = rows_of(ARC, items, tokens)
     monkeypatch.setattr("pipeline.evals.core.ITEMS_AT_ONCE", 5)
-    some, _ = rows_of(ARC, items, range(12), tokens)
+    some, _ = rows_of(ARC, items, tokens)
     assert [(r.item, r.option, r.start, r.ids.tolist()) for r in some] == [
         (r.item, r.option, r.start, r.ids.tolist()) for r in whole
     ]
 
 
 def test_three_options_are_scored_from_where_any_of_them_differs(tokens, tokenizer):
-    rows, _ = rows_of(COPA, [{"query": "x", "choices": ["abc", "abd", "axx"], "gold": 0}], [0], tokens)
+    rows, _ = rows_of(COPA, [{"query": "x", "choices": ["abc", "abd", "axx"], "gold": 0}], tokens)
     assert scored(rows, tokenizer) == ["bc", "bd", "xx"]
 
 
 def test_a_question_that_is_all_targets_keeps_a_token_before_them(tokens, tokenizer):
     item = {"context": "a", "continuation": "b" * 40}
     for rule in ("crop", "fewer_shots"):
-        rows, long = rows_of(JEOPARDY, [item], [0], Tokens(tokenizer, tokenizer.bos_token_id, 10, rule))
+        rows, long = rows_of(JEOPARDY, [item], Tokens(tokenizer, tokenizer.bos_token_id, 10, rule))
         assert (rows[0].start, len(rows[0].ids), long) == (1, 10, 1)
 
 
@@ -96,7 +96,7 @@ def test_language_modelling_trims_contexts_and_leaves_no_blank_at_the_prompts_en
 
 def test_options_are_scored_from_where_they_begin_to_differ(tokens, tokenizer):
     items = [{"query": "x", "choices": ["abc", "abde"], "gold": 0}]
-    rows, long = rows_of(COPA, items, [0], tokens)
+    rows, long = rows_of(COPA, items, tokens)
     assert scored(rows, tokenizer) == ["c", "de"]
     assert [row.ids[0] for row in rows] == [tokenizer.bos_token_id] * 2
     assert long == 0
@@ -104,13 +104,13 @@ def test_options_are_scored_from_where_they_begin_to_differ(tokens, tokenizer):
 
 def test_a_schema_is_scored_over_the_ending_that_its_contexts_share(tokens, tokenizer):
     items = [{"context_options": ["the cat", "the dog"], "continuation": "ran", "gold": 0}]
-    rows, _ = rows_of(WINOGRAD, items, [0], tokens)
+    rows, _ = rows_of(WINOGRAD, items, tokens)
     assert scored(rows, tokenizer) == [" ran", " ran"]
     assert [tokenizer.decode(row.ids[1 : row.start]) for row in rows] == ["the cat", "the dog"]
 
 
 def test_language_modelling_is_scored_after_the_prompt(tokens, tokenizer):
-    rows, _ = rows_of(JEOPARDY, [{"context": "a", "continuation": "b c"}], [0], tokens)
+    rows, _ = rows_of(JEOPARDY, [{"context": "a", "continuation": "b c"}], tokens)
     assert scored(rows, tokenizer) == [" b c"]
 
 
@@ -138,8 +138,8 @@ def test_items_have_one_order_of_which_a_capped_evaluation_takes_the_first():
 @pytest.mark.parametrize("positions", [30, 60, 120, 250])
 def test_a_long_prompt_loses_as_few_whole_examples_as_it_must_and_keeps_bos(tokens, tokenizer, positions):
     items = items_of(ARC, 12)
-    whole, _ = rows_of(ARC, items, range(12), tokens)
-    short, long = rows_of(ARC, items, range(12), Tokens(tokenizer, tokenizer.bos_token_id, positions))
+    whole, _ = rows_of(ARC, items, tokens)
+    short, long = rows_of(ARC, items, Tokens(tokenizer, tokenizer.bos_token_id, positions))
     assert 0 < long <= 12
     for index in range(12):
         before, after = ([row for row in rows if row.item == index] for rows in (whole, short))
@@ -156,9 +156,9 @@ def test_a_long_prompt_loses_as_few_whole_examples_as_it_must_and_keeps_bos(toke
 
 def test_cropping_keeps_the_last_tokens_of_each_option(tokens, tokenizer):
     items = items_of(ARC, 12)
-    whole, _ = rows_of(ARC, items, [3], tokens)
-    short, long = rows_of(ARC, items, [3], Tokens(tokenizer, tokenizer.bos_token_id, 50, "crop"))
-    assert long == 1
+    whole, _ = rows_of(ARC, items, tokens)
+    short, long = rows_of(ARC, items, Tokens(tokenizer, tokenizer.bos_token_id, 50, "crop"))
+    assert long == 12
     for before, after in zip(whole, short, strict=True):
         assert after.ids.tolist() == before.ids[-50:].tolist()
         assert len(after.ids) - after.start == len(before.ids) - before.start

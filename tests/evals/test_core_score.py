@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -54,9 +53,10 @@ def one_at_a_time(bundle, model, tokenizer, long_prompts):
     for task in TASKS:
         items = in_order(bundle.items[task.file], None)
         found[task.name] = []
+        rows, _ = rows_of(task, items, tokens)
         for index in range(len(items)):
             means, greedy = [], True
-            for row in rows_of(task, items, [index], tokens)[0]:
+            for row in (row for row in rows if row.item == index):
                 with torch.no_grad():
                     logits = model(input_ids=torch.from_numpy(row.ids)[None]).logits[0, row.start - 1 : -1]
                 targets = torch.from_numpy(row.ids[row.start :])
@@ -67,14 +67,15 @@ def one_at_a_time(bundle, model, tokenizer, long_prompts):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("long_prompts", ["fewer_shots", "crop"])
 def test_every_item_is_answered_as_when_it_is_scored_alone(bundle, model, tokenizer, long_prompts):
     score = score_core(bundle, model, tokenizer, device="cpu", long_prompts=long_prompts)
     assert answers(score) == one_at_a_time(bundle, model, tokenizer, long_prompts)
     assert 0 < sum(map(sum, answers(score).values())) < sum(map(len, answers(score).values()))
-    assert score.forwarded < score.given
 
 
+@pytest.mark.full
 def test_a_capped_score_takes_the_first_items_and_draws_examples_from_them(bundle, tokenizer):
     model = tiny("gpt2", vocab_size=266, n_positions=512)
     whole, capped = (score_core(bundle, model, tokenizer, device="cpu", max_per_task=n) for n in (None, 3))
@@ -84,41 +85,8 @@ def test_a_capped_score_takes_the_first_items_and_draws_examples_from_them(bundl
     assert capped.protocol != whole.protocol
 
 
-def test_with_a_time_limit_a_like_share_of_every_task_is_scored_and_the_mean_is_called_partial(bundle, tokenizer):
-    model = tiny("gpt2", vocab_size=266, n_positions=512)
-    endless = score_core(bundle, model, tokenizer, device="cpu", max_s=1e6)
-    whole = score_core(bundle, model, tokenizer, device="cpu")
-    assert answers(endless) == answers(whole)
-    assert not endless.cut_short
-    short = score_core(bundle, model, tokenizer, device="cpu", max_s=1e-9)
-    assert short.cut_short
-    assert {len(t.correct) for t in short.tasks} == {1}
-    assert {n: found[:1] for n, found in answers(whole).items()} == answers(short)
-    assert short.name == "core_partial"
-    assert "time limit left room for 22 of 154 items" in "\n".join(closing_lines(short))
-
-
-def test_with_a_time_limit_another_share_is_begun_only_if_it_is_expected_to_fit(bundle, tokenizer, monkeypatch):
-    model = tiny("gpt2", vocab_size=266, n_positions=512)
-    now = [0.0]
-    monkeypatch.setattr("pipeline.evals.core.time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    def a_second_each_time(batches):
-        now[0] += bool(batches)
-        return batches
-
-    def items_scored(max_s):
-        now[0] = 0.0
-        score = score_core(
-            bundle, model, tokenizer, device="cpu", max_s=max_s, watched=a_second_each_time, max_per_task=4
-        )
-        return {len(scored.correct) for scored in score.tasks}
-
-    # After 1 s one item of each is scored, after 2 s two, and after 3 s, of which two were expected, all four.
-    assert [items_scored(max_s) for max_s in (0.5, 1.5, 2.5, 3.5, 4.5)] == [{1}, {1}, {2}, {2}, {4}]
-
-
-def test_the_tokens_and_the_shortened_prompts_of_all_tasks_are_counted(bundle, tokenizer):
+@pytest.mark.full
+def test_the_shortened_prompts_of_all_tasks_are_counted(bundle, tokenizer):
     model = tiny("gpt2", vocab_size=266, n_positions=64)
     names, reported = ["copa", "arc_easy", "squad"], []
 
@@ -126,16 +94,14 @@ def test_the_tokens_and_the_shortened_prompts_of_all_tasks_are_counted(bundle, t
         return score_core(bundle.only(wanted), model, tokenizer, device="cpu", **more)
 
     together, single = score(names, report=reported.append), [score([name]) for name in names]
-    assert together.forwarded == sum(one.forwarded for one in single)
-    assert together.given == sum(one.given for one in single)
     assert answers(together) == {name: found for one in single for name, found in answers(one).items()}
     assert [(one.task.name, one.shortened) for one in reported] == [("arc_easy", 7), ("copa", 0), ("squad", 7)]
-    assert [one.shortened for one in score(names, max_s=1e6).tasks] == [7, 0, 7]
 
 
+@pytest.mark.full
 def test_the_interval_of_the_mean_is_that_of_tasks_that_err_independently(bundle):
-    tasks = [TaskScore(task, np.arange(100) % 2 == 0, 100, 0) for task in TASKS]
-    score = CoreScore(tasks, missing={}, bundle=bundle, protocol="p", seconds=1.0, forwarded=1, given=1)
+    tasks = [TaskScore(task, np.arange(100) % 2 == 0, 0) for task in TASKS]
+    score = CoreScore(tasks, missing={}, bundle=bundle, protocol="p", seconds=1.0)
     for version in ("v1", "v2"):
         slopes = [task.centred(1.0, version) - task.centred(0.0, version) for task in TASKS]
         half = 1.96 * np.sqrt(sum(np.square(slopes)) * 0.25 / 100) / len(TASKS)
@@ -143,12 +109,14 @@ def test_the_interval_of_the_mean_is_that_of_tasks_that_err_independently(bundle
         assert score.interval(version) == pytest.approx((middle - half, middle + half), abs=half / 10)
 
 
+@pytest.mark.full
 def test_a_task_with_none_or_all_right_has_an_interval_that_is_no_point():
-    none, every = (TaskScore(TASKS[0], np.full(24, right), 24, 0).interval() for right in (False, True))
+    none, every = (TaskScore(TASKS[0], np.full(24, right), 0).interval() for right in (False, True))
     assert none == pytest.approx((0.0, 1 - 0.05 ** (1 / 24)))
     assert every == pytest.approx((0.05 ** (1 / 24), 1.0))
 
 
+@pytest.mark.full
 def test_a_model_whose_loss_is_no_number_has_no_score(bundle, tokenizer):
     model = tiny("gpt2", vocab_size=266, n_positions=512)
     model.get_input_embeddings().weight.data[7] = float("nan")
@@ -156,6 +124,7 @@ def test_a_model_whose_loss_is_no_number_has_no_score(bundle, tokenizer):
         score_core(bundle.only(["copa"]), model, tokenizer, device="cpu")
 
 
+@pytest.mark.full
 def test_two_ranks_share_the_rows_and_have_one_score(bundle, tmp_path, tokenizer):
     model = tiny("gpt2", vocab_size=266, n_positions=512)
     model.save_pretrained(tmp_path / "model")
@@ -165,15 +134,14 @@ def test_two_ranks_share_the_rows_and_have_one_score(bundle, tmp_path, tokenizer
     first, second = (json.loads(output.splitlines()[-1]) for output in printed)
     alone = score_core(bundle, model, tokenizer, device="cpu")
     assert first["answers"] == second["answers"] == answers(alone)
-    assert first["forwarded"] == second["forwarded"] == alone.forwarded  # none is scored by both
-    assert first["in_time"] == second["in_time"] == answers(alone)  # by the first one's clock
     assert first["failure"] == "RuntimeError: rank 0 broke"
     assert second["failure"].startswith("OtherRankFailed")
 
 
+@pytest.mark.full
 def test_the_mean_is_called_core_only_of_all_tasks_in_their_published_files(bundle):
-    scores = [TaskScore(task, np.array([True, False]), 2, 0) for task in TASKS]
-    given = {"protocol": Protocol({"score": "core"}), "seconds": 1.0, "forwarded": 1, "given": 1}
+    scores = [TaskScore(task, np.array([True, False]), 0) for task in TASKS]
+    given = {"protocol": Protocol({"score": "core"}), "seconds": 1.0}
 
     class Published(type(bundle)):
         def published(self, task):
@@ -194,6 +162,7 @@ def test_the_mean_is_called_core_only_of_all_tasks_in_their_published_files(bund
     assert "missing hellaswag_zeroshot" in "\n".join(closing_lines(missing))
 
 
+@pytest.mark.full
 def test_published_accuracies_of_gpt2_give_its_published_core():
     path = SHARED / "core_eval" / "reference" / "gpt2_core_published.json"
     if not path.exists():
@@ -221,6 +190,7 @@ def test_the_reference_weights_answer_as_under_nanochats_evaluator(stories):
         assert "".join("01"[int(c)] for c in scored.correct) == known["tasks"][scored.task.name]["correct"]
 
 
+@pytest.mark.full
 def test_a_tokenizer_without_a_beginning_is_refused(bundle):
     class NoBeginning:
         bos_token_id = eos_token_id = None

@@ -1,6 +1,6 @@
 import yaml
 
-from pipeline.evals import contamination as own_sources
+from pipeline.evals.texts import sources_of_run
 from pipeline.run_dir.run_directory import RunDirectory
 
 
@@ -15,8 +15,8 @@ def test_a_runs_hub_datasets_are_read_at_the_commits_that_it_began_with(tmp_path
     }
     run.recipe.write_text(yaml.safe_dump({**recipe, "data": {**data, "batch_tokens": 2048}}))
     # No Hub is asked: what it would be asked for is enough.
-    monkeypatch.setattr(own_sources, "open_sources", lambda recipe, kind: ([kind], recipe.data.sources))
-    recipe, (kind, _) = own_sources.own_sources(run)
+    monkeypatch.setattr("pipeline.sources.open.open_sources", lambda recipe, kind: ([kind], recipe.data.sources))
+    recipe, (kind, _) = sources_of_run(run)
     assert kind == ["text"]
     assert [spec.revision for spec in [*recipe.data.sources, *recipe.data.validation]] == ["1" * 40, "2" * 40]
 
@@ -25,8 +25,8 @@ def test_a_run_is_scored_on_the_files_that_it_held_out_and_goes_on_with_them(tmp
     """Which files of a folder are held out has changed; what a run began with is trained on by now."""
     from types import SimpleNamespace
 
-    from pipeline.preflight.checks import reading_findings
     from pipeline.recipe import read_recipe
+    from pipeline.run.checks import reading_findings
     from pipeline.run.data import keep_inputs
     from pipeline.sources.open import open_sources
 
@@ -48,7 +48,7 @@ def test_a_run_is_scored_on_the_files_that_it_held_out_and_goes_on_with_them(tmp
     def labels(sources):
         return [file.label for file in sources[1][0].files]
 
-    assert labels(own_sources.own_sources(run)[1]) == ["39.txt"]
+    assert labels(sources_of_run(run)[1]) == ["39.txt"]
     again = read_recipe([str(run.recipe)], stage=None)
     assert len(labels(open_sources(again, kind="text"))) > 1
     again = keep_inputs(again, SimpleNamespace(step=1, directory=run))

@@ -10,7 +10,10 @@ import pytest
 from faults import injector
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.skipif(injector.compiler() is None, reason="no C compiler: file faults cannot be injected")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(injector.compiler() is None, reason="no C compiler: file faults cannot be injected"),
+]
 
 # `python -m faults` for every line of its input, without the seconds of importing, and with the Markdown alone of a run's report.
 CAMPAIGNS = """

@@ -22,6 +22,8 @@ from pipeline.run_dir.checkpoints import by_step, problems
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.runner import PACED, Runner, wait_for_step
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
 RUN = {"callbacks": ["paced:Paced"]}

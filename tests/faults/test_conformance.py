@@ -38,6 +38,7 @@ def test_a_trainer_that_continues_where_it_stopped_is_exact_in_every_cut(words):
     assert words("", *BY_NAME) == {**dict.fromkeys(BY_NAME, "exact"), "other_ranks": "rows exact"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("wrong", "cut", "word"),
     [
@@ -65,6 +66,7 @@ def test_what_a_trainer_does_wrong_is_named(words, wrong, cut, word):
     assert words(wrong, cut) == {cut: word}
 
 
+@pytest.mark.full
 def test_steps_behind_the_checkpoint_count_only_when_they_are_made_again():
     def attempt(start: int, end: int) -> Attempt:
         steps = [{"step": step, "rows": [step], "loss": 1.0} for step in range(start + 1, end + 1)]
@@ -74,6 +76,7 @@ def test_steps_behind_the_checkpoint_count_only_when_they_are_made_again():
     assert (verdict.word, verdict.rows_missing, verdict.starts) == ("rows +0 -1, steps -1", [8], [0, 5])
 
 
+@pytest.mark.full
 def test_rows_of_a_lost_epoch_are_missing_in_the_whole_training():
     steps = [{"step": number, "rows": [number], "loss": 1.0} for number in (1, 2, 3, 4)]
     uncut = Attempt([[*steps, {"end": 4, "weights": "w"}]])
@@ -84,6 +87,7 @@ def test_rows_of_a_lost_epoch_are_missing_in_the_whole_training():
     assert "the whole training: 0 repeated, 2 missing" in page.sentence(cell)
 
 
+@pytest.mark.full
 def test_a_program_of_its_own_is_judged_as_a_fork_is(tmp_path, capsys):
     command = f"{sys.executable} {TRAINER}"
     assert main(["--command", command, "--cut", "twice", "--cut", "ranks", "--folder", str(tmp_path)]) == 0
@@ -93,6 +97,7 @@ def test_a_program_of_its_own_is_judged_as_a_fork_is(tmp_path, capsys):
     assert "counted_trainer in_a_save: exact (killed in checkpoint-10.part; started from steps 0, 5)" in said
 
 
+@pytest.mark.full
 def test_what_a_version_changes_is_named_by_compare(tmp_path, capsys, monkeypatch):
     how = [str(TRAINER), "--cut", "once", "--folder", str(tmp_path)]
     before, after = tmp_path / "before.json", tmp_path / "after.json"
@@ -109,6 +114,7 @@ def test_what_a_version_changes_is_named_by_compare(tmp_path, capsys, monkeypatc
     assert (len(cell["rows_repeated"]), len(cell["rows_missing"]), cell["first_other_order"]) == (4, 4, 6)
 
 
+@pytest.mark.full
 def test_a_start_that_never_ends_is_given_up_and_the_next_cut_is_made(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("WRONG", "never ends after a resume")
     how = [str(TRAINER), "--cut", "once", "--cut", "ranks", "--cut", "after_the_end", "--folder", str(tmp_path)]
@@ -119,6 +125,7 @@ def test_a_start_that_never_ends_is_given_up_and_the_next_cut_is_made(tmp_path, 
     assert "counted_trainer after_the_end: exact" in said
 
 
+@pytest.mark.full
 def test_an_adapter_whose_packages_or_imports_are_missing_is_named(tmp_path, capsys):
     adapter = tmp_path / "absent.py"
     adapter.write_text('"""A trainer.\n\npackages: no-such-package==1.0\n"""\n')
@@ -133,6 +140,7 @@ def test_an_adapter_whose_packages_or_imports_are_missing_is_named(tmp_path, cap
     assert "absent: error: ModuleNotFoundError: No module named 'no_such_module'" in capsys.readouterr().out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", names())
 def test_an_adapter_says_what_it_is_its_versions_and_the_pages_it_follows(name):
     one = subject(name)
@@ -144,11 +152,13 @@ def test_an_adapter_says_what_it_is_its_versions_and_the_pages_it_follows(name):
     assert "def main() -> None:" in (FOLDER / f"{name}.py").read_text()
 
 
+@pytest.mark.full
 def test_the_page_is_the_one_of_its_results(tmp_path):
     assert main(["--show", "--json", str(DOCS / "conformance.json"), "--page", str(tmp_path / "page.md")]) == 0
     assert (tmp_path / "page.md").read_text() == (DOCS / "conformance.md").read_text()
 
 
+@pytest.mark.full
 def test_the_page_shows_an_adapter_that_is_python():
     [code] = re.findall(r"```python\n(.*?)```", page.ADAPTER.format(), re.DOTALL)
     assert "journal.step" in ast.unparse(ast.parse(code))

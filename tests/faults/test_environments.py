@@ -12,6 +12,8 @@ from pipeline.run_dir.rows import append_row, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.runner import ROOT, WarmRunner
 
+pytestmark = pytest.mark.full
+
 # As entries do: what it reads is printed, a file is opened first, and a library writes to the streams itself.
 COMMAND = """
 import os, sys

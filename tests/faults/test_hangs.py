@@ -102,6 +102,7 @@ def hang(runner, where, rank, processes, *, cold=False) -> tuple[str, Path]:
     return output, directory
 
 
+@pytest.mark.full_except("data-0-1")
 @pytest.mark.parametrize(
     ("where", "rank", "processes"),
     [
@@ -129,6 +130,7 @@ def test_a_rank_that_sleeps_is_named_with_its_stage_and_every_stack_is_written(r
         assert ("mine.py" in text) == (number == rank)
 
 
+@pytest.mark.full
 def test_a_disk_that_stands_still_at_the_last_save_ends_the_run_too(runner):
     output, directory = hang(runner, "writer", 0, 1)
     writer = psutil.Process(int((runner.folder / "writer").read_text()))
@@ -176,6 +178,7 @@ class Works(TrainerCallback):
 """
 
 
+@pytest.mark.full
 def test_a_rank_that_waits_for_one_that_works_takes_it_for_no_hang(runner):
     (runner.folder / "mine.py").write_text(WORKS)
     train = {"max_steps": 4, "save_steps": 100, "per_device_train_batch_size": 4}
@@ -183,6 +186,7 @@ def test_a_rank_that_waits_for_one_that_works_takes_it_for_no_hang(runner):
     runner.train(runner.recipe("works", "gpt2", train=train, run=run), ranks=2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("launcher", "rank"),
     [("run_pretrain.sh", 1), ("torchrun", 0), pytest.param("accelerate", 1, marks=pytest.mark.slow)],

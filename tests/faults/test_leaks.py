@@ -7,6 +7,8 @@ import pytest
 
 from tests.runner import Runner
 
+pytestmark = pytest.mark.full
+
 # Notes after every step what the main process holds, and what all processes of the run left in the temporary folders.
 NOTES = """
 import json

@@ -112,6 +112,7 @@ def marked(cells, quick):
     return [pytest.param(*cell, marks=[] if cell in quick else pytest.mark.slow) for cell in cells]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("where", "rank", "value", "model", "ranks"), marked(ALL, QUICK))
 def test_a_number_that_is_not_finite_stops_all_ranks_before_the_update_and_is_named(
     runs, where, rank, value, model, ranks
@@ -153,6 +154,7 @@ def assert_rows_begin_with_the_documents(recipe, run, saw, rows) -> None:
         assert tokenizer.decode(ids[1:ends]) in document
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("where", "value", "model", "ranks"),
     marked(
@@ -179,6 +181,7 @@ def test_a_parameter_or_state_that_an_update_spoils_is_not_saved(runs, where, va
     assert_same_end(run, whole)
 
 
+@pytest.mark.full
 def test_without_saves_a_parameter_that_is_not_finite_and_that_no_loss_shows_reaches_no_finished_model(runs):
     run, output = runs.train("modern", "unsaved", "train.save_strategy=no", status=76, FAULT="unseen nan 3")
     assert values(run, "val/loss").keys() == {6}
@@ -186,6 +189,7 @@ def test_without_saves_a_parameter_that_is_not_finite_and_that_no_loss_shows_rea
     assert not (run / "model").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("value", "model", "ranks"),
     marked(
@@ -207,6 +211,7 @@ def test_an_evaluation_that_is_not_finite_is_said_and_recorded_and_the_training_
     assert_same_end(run, runs.whole(model, ranks))
 
 
+@pytest.mark.full
 def test_a_skipped_step_makes_no_update_and_uses_up_its_rows_while_step_and_rates_move_on(runs):
     whole = runs.whole("modern", 2)
     run, output = runs.train(
@@ -233,6 +238,7 @@ def test_a_skipped_step_makes_no_update_and_uses_up_its_rows_while_step_and_rate
     ]
 
 
+@pytest.mark.full
 def test_an_average_of_the_weights_begins_with_the_first_update_that_is_made(runs):
     average = ["optimizer.average_steps=3", "optimizer.average_weight=1"]
     run, _ = runs.train("gpt2", "late", "monitor.on_nonfinite=skip", *average, FAULT="loss nan 0,1")
@@ -253,11 +259,13 @@ def test_more_skipped_steps_than_the_recipe_allows_stop_the_run(runs):
     assert assert_finite_on_disk(run) == ["checkpoint-2", "checkpoint-4"]
 
 
+@pytest.mark.full
 def test_a_parameter_that_is_not_finite_stops_also_where_steps_may_be_skipped(runs):
     _, output = runs.train("gpt2", "lost", "monitor.on_nonfinite=skip", status=76, FAULT="parameter nan 3")
     assert "error: step 3: the parameter" in output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("model", "ranks"), [("gpt2", 1), ("modern", 2)])
 def test_a_run_cut_between_skipped_steps_ends_bitwise_as_the_uncut_one(runs, model, ranks):
     """Spikes and losses that are not finite, skipped before and after the cut: what is usual is resumed to the last bit."""
@@ -284,6 +292,7 @@ def test_a_run_cut_between_skipped_steps_ends_bitwise_as_the_uncut_one(runs, mod
         assert (cut / file).read_bytes() == (whole / file).read_bytes(), file
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
 def test_a_checkpoint_with_a_number_that_is_not_finite_is_not_resumed_from(runs, file):
     run = runs.folder / "runs" / f"poisoned-{file.split('.')[0]}"

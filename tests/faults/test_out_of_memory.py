@@ -7,6 +7,8 @@ import pytest
 
 from tests.runner import Runner
 
+pytestmark = pytest.mark.full
+
 # Limits the address space of the process when training begins: what is mapped by then and $HEADROOM MB.
 LIMIT = """
 import os, resource

@@ -34,6 +34,8 @@ from pipeline.run_dir.run_directory import RunDirectory
 from tests.hub.hub_stand_in import Fault, hub_stand_in
 from tests.runner import ROOT, WarmRunner
 
+pytestmark = pytest.mark.full
+
 REPO = "somebody/quick"
 # The publisher as a run starts it, with shorter waits. Its parent plays the trainer.
 TRAINER = """

@@ -107,6 +107,7 @@ def equal_models(first: Path, second: Path) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.full
 def test_evaluation_and_sampling_are_left_early_on_all_ranks_and_done_first_after_the_resume(runner):
     (runner.folder / "mine.py").write_text(SLOW)
     recipe = runner.recipe(
@@ -175,6 +176,7 @@ CASES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "ranks", "number", "target", "status"), CASES)
 def test_one_whole_checkpoint_at_one_step_through_every_launcher(runner, kind, ranks, number, target, status):
     recipe = runner.recipe("launched", "gpt2", train=TRAIN | {"max_steps": 2000, "eval_steps": 5000})

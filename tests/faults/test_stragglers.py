@@ -5,6 +5,8 @@ import pytest
 from pipeline.run_dir.rows import read_rows
 from tests.runner import WarmRunner
 
+pytestmark = pytest.mark.full
+
 # Rank 1 computes slowly from step 4 on. The other one waits for it in the exchange of gradients, and takes as long in all.
 SLOW = """
 import os, time

@@ -6,6 +6,8 @@ from faults.wrong_files import wrong_files
 from faults.wrong_inputs import is_reported, lay, sources, stream
 from pipeline.process.errors import DataError
 
+pytestmark = pytest.mark.full
+
 CASES = list(wrong_files())
 
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 STEPS = """
 import resource, sys, torch
 from pipeline.hardware.processor import keep_freed_memory

@@ -10,11 +10,11 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from pipeline.preflight.checks import check_before_training
 from pipeline.recipe import read_recipe
-from pipeline.recipe.mistakes import all_keys
-from pipeline.recipe.resolve import resolve_start
+from pipeline.recipe.keys import all_keys
 from pipeline.recipe.schema import ARGUMENTS, alternatives, annotation_of
+from pipeline.recipe.start_from import resolve_start
+from pipeline.run.checks import check_before_training
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_arguments
 from tests.hostile import random_inputs as st

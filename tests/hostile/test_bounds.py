@@ -8,7 +8,6 @@ from pipeline.data.preview import preview
 from pipeline.monitor.samples_file import COLUMNS, read_gpus
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe import Recipe
-from pipeline.recipe.resolve import refuse_odd_sizes
 from pipeline.run.data import _weights
 from pipeline.sources.patterns import local_files
 from pipeline.training.checkpoint import read_state
@@ -26,13 +25,6 @@ def test_a_link_to_the_system_s_own_folders_is_looked_through_no_more_than_they(
         local_files("data/**/*.txt", where="data.sources.0", folder=str(tmp_path))
 
 
-@pytest.mark.parametrize("size", [10**9, -1, 0, "16", 1.5, True, [2]])
-def test_a_config_of_sizes_that_no_model_has_is_refused_by_name(size):
-    with pytest.raises(DataError, match=r"n_layer of its config.json is "):
-        refuse_odd_sizes({"n_layer": size}, "model")
-    refuse_odd_sizes(
-        {"n_layer": 126, "vocab_size": 262144, "max_position_embeddings": None, "hidden_size": 16384}, "model"
-    )
 
 
 def test_weights_of_a_terabyte_of_nothing_are_not_hashed(tmp_path):

@@ -21,6 +21,7 @@ def tried(tmp_path_factory):
     warm.close()
 
 
+@pytest.mark.full
 def test_hostile_things_of_each_kind_are_refused_or_harmless(tmp_path):
     things = all_things()
     rows = campaign({name: things[name] for name in FAST}, folder=tmp_path)
@@ -30,6 +31,7 @@ def test_hostile_things_of_each_kind_are_refused_or_harmless(tmp_path):
     assert campaign({FAST[0]: things[FAST[0]]}, folder=tmp_path) == rows[:1]  # what was made is not made again
 
 
+@pytest.mark.full
 def test_there_are_at_least_sixty_things_and_all_their_names_differ_also_without_case():
     names = list(all_things())
     assert len({name.lower() for name in names}) == len(names) >= 60
@@ -52,6 +54,7 @@ DOES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", DOES)
 def test_code_that_runs_writes_elsewhere_or_prints_a_traceback_is_counted(tried, what):
     row = tried(Thing(lay=beside_the_recipe(DOES[what]), commands=("data {}",)))
@@ -62,6 +65,7 @@ def test_code_that_runs_writes_elsewhere_or_prints_a_traceback_is_counted(tried,
     assert all(command[other] == 0 for other in set(DOES) - {what, "executed"})  # its own code is in the case's folder
 
 
+@pytest.mark.full
 def test_a_payload_that_trust_code_lets_run_is_counted_as_executed(tried):
     def lay(case: Case) -> str:
         return case.auto_map()
@@ -74,6 +78,7 @@ def test_a_payload_that_trust_code_lets_run_is_counted_as_executed(tried):
     assert trusted["executed"] >= 1  # by the mark that it left
 
 
+@pytest.mark.full
 def test_a_native_library_that_writes_elsewhere_is_seen_in_the_folders(tried):
     source = (
         "def f(row):\n    import ctypes\n    ctypes.CDLL(None).creat(b'elsewhere/pwned', 0o600)\n    return str(row)\n"
@@ -82,6 +87,7 @@ def test_a_native_library_that_writes_elsewhere_is_seen_in_the_folders(tried):
     assert command["outside"] == 1
 
 
+@pytest.mark.full
 def test_a_command_that_takes_too_long_or_dies_is_reported(tried):
     endless = Thing(lay=beside_the_recipe("import time\ntime.sleep(60)\n"), commands=("data {}",), limit_s=1)
     assert any("took too much time" in line for line in tried(endless)["wrong"])
@@ -93,11 +99,13 @@ def test_a_command_that_takes_too_long_or_dies_is_reported(tried):
     assert any("ended with -11" in line for line in row["wrong"])
 
 
+@pytest.mark.full
 def test_a_command_that_takes_too_much_memory_is_killed_and_told(tried):
     row = tried(Thing(lay=beside_the_recipe("held = b'a' * (4 << 30)\n"), commands=("data {}",)))
     assert any("took too much memory" in line for line in row["wrong"])
 
 
+@pytest.mark.full
 def test_control_characters_and_scripts_are_reported(tried):
     raw = "import os\nos.write(1, b'\\x1b]52;c;aGk=\\x07')\ndef f(row):\n    return str(row)\n"
     assert any(
@@ -112,6 +120,7 @@ def test_control_characters_and_scripts_are_reported(tried):
     assert any("a script on the page" in line for line in tried(Thing(lay=page, commands=("data {}",)))["wrong"])
 
 
+@pytest.mark.full
 def test_figures_and_table_come_between_the_markers_of_the_page(tmp_path):
     command = {
         "command": "data x",

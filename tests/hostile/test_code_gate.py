@@ -215,6 +215,7 @@ for name, template in ESCAPES.items():
         CASES[f"data: {name}, of the recipe"] = (lambda case, t=template: (case.put("in/t.jinja", "{% generation %}" + t + "{% endgeneration %}"), case.recipe(ready=True, tokenizer={"chat_template": "t.jinja"}))[1], "data {} tokenizer.path=model model.n_layer=1 model.n_embd=16 model.n_head=2")  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_no_code_of_others_is_run(name, whole, warm, tmp_path):
     build, command = CASES[name]
@@ -228,6 +229,7 @@ def test_no_code_of_others_is_run(name, whole, warm, tmp_path):
     assert "running your code" not in output or "helper" in name  # which lies beside the recipe, and does nothing
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("build", "command"),
     [
@@ -280,6 +282,7 @@ def test_code_of_a_pulled_repository_is_not_run(whole, warm, tmp_path):
         assert (run / "model" / "evil.py").exists()  # it lies there, and nobody has run it
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -295,6 +298,7 @@ def test_a_module_that_ends_or_holds_the_program_at_its_import_is_named(tmp_path
         import_attribute("holds:It", str(tmp_path), where="run.callbacks")
 
 
+@pytest.mark.full
 def test_a_callback_that_ends_the_program_in_a_run_ends_it_with_64_and_its_place(whole, warm, tmp_path):
     case = Case(tmp_path, whole)
     case.put("in/mine.py", "import sys\nfrom transformers import TrainerCallback\nclass Ends(TrainerCallback):\n    def on_step_end(self, *given, **named):\n        sys.exit(0)\n")  # fmt: skip
@@ -306,12 +310,14 @@ def test_a_callback_that_ends_the_program_in_a_run_ends_it_with_64_and_its_place
     assert (manifest["code"]["trusted"], ran["name"], len(ran["sha256"])) == (False, "mine:Ends", 64)
 
 
+@pytest.mark.full
 def test_a_module_with_the_name_of_a_library_is_refused_and_never_replaced_by_it(tmp_path):
     (tmp_path / "json.py").write_text("def loads(row): return 'mine'\n")
     with pytest.raises(RecipeError, match=r"json is the name of another module, which is loaded\). Rename json.py"):
         import_attribute("json:loads", str(tmp_path))
 
 
+@pytest.mark.full
 def test_equal_names_in_two_folders_are_two_modules(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -320,6 +326,7 @@ def test_equal_names_in_two_folders_are_two_modules(tmp_path):
         assert import_attribute("twice:where", CodeFolder(str(tmp_path / folder)))() == folder
 
 
+@pytest.mark.full
 def test_an_entry_point_of_ours_needs_no_trust(tmp_path, monkeypatch):
     from importlib.metadata import EntryPoint
 
@@ -330,6 +337,7 @@ def test_an_entry_point_of_ours_needs_no_trust(tmp_path, monkeypatch):
         import_attribute("os:system", str(tmp_path))
 
 
+@pytest.mark.full
 def test_a_push_loads_no_model_with_code_that_is_not_this_program_s(tmp_path):
     from pipeline.hub.verification import unknown_code
     from pipeline.model.build import CODE_FILES

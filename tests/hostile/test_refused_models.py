@@ -14,6 +14,8 @@ from tests.hostile.test_code_gate import CHAT, Case
 from tests.hostile.test_code_gate import warm as warm
 from tests.hostile.test_code_gate import whole as whole
 
+pytestmark = pytest.mark.full
+
 
 def spoil(folder, value: float) -> None:
     from safetensors.torch import load_file, save_file

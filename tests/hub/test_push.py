@@ -141,6 +141,7 @@ def test_a_secret_in_any_file_stops_the_push_before_the_first_request(command, h
     assert hub.calls == []
 
 
+@pytest.mark.full
 def test_a_secret_between_two_blocks_of_a_large_file_is_found(tmp_path, monkeypatch):
     from pipeline.hub import content as secrets
 
@@ -150,6 +151,7 @@ def test_a_secret_between_two_blocks_of_a_large_file_is_found(tmp_path, monkeypa
     assert secrets.secrets_in(path, {}) == ["Hugging Face token"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -175,6 +177,7 @@ def test_each_kind_of_secret_is_found_and_what_only_begins_like_it_is_not(tmp_pa
     assert secrets_in(path, {}) == [kind]
 
 
+@pytest.mark.full
 def test_looking_for_secrets_takes_no_longer_than_a_few_searches_for_fixed_bytes(tmp_path):
     path = tmp_path / "model.safetensors"
     data = os.urandom(2**20) * 24
@@ -187,12 +190,14 @@ def test_looking_for_secrets_takes_no_longer_than_a_few_searches_for_fixed_bytes
     assert time.process_time() - searched < 80 * (searched - began)
 
 
+@pytest.mark.full
 def test_a_long_line_without_a_secret_is_looked_at_once():
     began = time.process_time()
     assert redacted("a" * 100_000) == "a" * 100_000  # 8 s where every letter could begin a URL
     assert time.process_time() - began < 2.0
 
 
+@pytest.mark.full
 def test_pickles_are_refused_whatever_their_name(tmp_path):
     import pickle
 
@@ -206,6 +211,7 @@ def test_pickles_are_refused_whatever_their_name(tmp_path):
     assert sorted(line.split(":")[0] for line in lines) == ["a.json", "b.dat", "c.bin"]
 
 
+@pytest.mark.full
 def test_a_pushed_model_loads_by_its_id_and_its_card_tells_how(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path).returncode == 0
     card = files_of(hub)["README.md"].decode()
@@ -258,6 +264,7 @@ def write_model(run, tiny_model, save):
             shutil.copy(path, folder)
 
 
+@pytest.mark.full
 def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(command, hub, run, own_code, tmp_path):
     import torch
 
@@ -278,6 +285,7 @@ def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(command
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -300,6 +308,7 @@ def test_a_model_that_others_load_wrongly_or_not_at_all_is_reported_after_the_pu
     assert "hub" not in run.read_manifest()
 
 
+@pytest.mark.full
 def test_the_card_of_an_sft_run_shows_the_chat_template_and_own_code_asks_for_trust(run):
     from pipeline.hub.card import model_card
     from pipeline.report.run_data import read_run
@@ -313,6 +322,7 @@ def test_the_card_of_an_sft_run_shows_the_chat_template_and_own_code_asks_for_tr
     assert "conversational" in card
 
 
+@pytest.mark.full
 def test_a_hub_that_is_away_for_a_moment_is_asked_again(command, hub, run, tmp_path):
     hub.faults += [("POST /api/repos/create", 500), ("commit/main", 503), ("resolve", 500)]
     done = command(hub, tmp_path, "push", run.path)
@@ -320,12 +330,14 @@ def test_a_hub_that_is_away_for_a_moment_is_asked_again(command, hub, run, tmp_p
     assert hub.faults == []
 
 
+@pytest.mark.full
 def test_a_failed_upload_of_a_large_file_is_tried_again(command, hub, run, tmp_path):
     hub.faults += [("PUT /blobs/", 500)] * 7  # more than the client's own attempts
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_a_card_that_the_hub_does_not_take_is_reported_and_an_answer_that_cannot_be_read_is_asked_for_again(
     command, hub, run, tmp_path
 ):
@@ -339,11 +351,13 @@ def test_a_card_that_the_hub_does_not_take_is_reported_and_an_answer_that_cannot
     assert len(hub.repos["somebody/quick"].commits) == 2
 
 
+@pytest.mark.full
 def test_the_card_names_the_whole_id_where_the_namespace_was_left_to_the_hub(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path, "--id", "quick").returncode == 0
     assert 'from_pretrained("somebody/quick")' in files_of(hub)["README.md"].decode()
 
 
+@pytest.mark.full
 def test_a_hub_that_refuses_ends_with_status_69_and_the_cure(command, hub, run, tmp_path):
     hub.faults += [("POST /api/repos/create", 403)]
     done = command(hub, tmp_path, "push", run.path)
@@ -352,6 +366,7 @@ def test_a_hub_that_refuses_ends_with_status_69_and_the_cure(command, hub, run, 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_an_unreachable_hub_ends_with_status_69(command, hub, run, tmp_path):
     hub.url = "http://127.0.0.1:9"
     done = command(hub, tmp_path, "push", run.path)
@@ -375,6 +390,7 @@ def test_a_damaged_model_is_not_pushed(command, hub, run, tmp_path):
     assert hub.calls == []
 
 
+@pytest.mark.full
 def test_a_public_repository_does_not_silently_take_a_private_run(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path, "--public").returncode == 0
     assert not hub.repos["somebody/quick"].private
@@ -383,6 +399,7 @@ def test_a_public_repository_does_not_silently_take_a_private_run(command, hub, 
     assert "is public" in done.stderr
 
 
+@pytest.mark.full
 def test_pull_restores_the_run_bit_for_bit_and_a_second_pull_is_refused(command, hub, run, tmp_path):
     write_text(run.contamination, '{"tasks": {}}')
     assert command(hub, tmp_path, "push", run.path).returncode == 0
@@ -395,6 +412,7 @@ def test_pull_restores_the_run_bit_for_bit_and_a_second_pull_is_refused(command,
     assert command(hub, tmp_path, "pull", "somebody/quick", "--runs", tmp_path / "elsewhere").returncode == 73
 
 
+@pytest.mark.full
 def test_pull_notices_damaged_files_and_leaves_nothing_behind(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path).returncode == 0
     hub.damaged.add("model.safetensors")
@@ -404,6 +422,7 @@ def test_pull_notices_damaged_files_and_leaves_nothing_behind(command, hub, run,
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.full
 def test_pull_refuses_a_run_name_that_leaves_the_folder(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path).returncode == 0
     files = files_of(hub)
@@ -413,12 +432,14 @@ def test_pull_refuses_a_run_name_that_leaves_the_folder(command, hub, run, tmp_p
     assert not (tmp_path / "escaped").exists()
 
 
+@pytest.mark.full
 def test_pulling_what_does_not_exist_says_so(command, hub, tmp_path):
     done = command(hub, tmp_path, "pull", "somebody/nothing")
     assert done.returncode == 69
     assert "404" in done.stderr
 
 
+@pytest.mark.full
 def test_help_and_a_missing_run_need_neither_torch_nor_network(tmp_path):
     code = "import sys; from pipeline.hub.__main__ import main\ntry: main(sys.argv[1:])\nfinally: assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, "--help"], cwd=ROOT, capture_output=True, text=True)
@@ -426,6 +447,7 @@ def test_help_and_a_missing_run_need_neither_torch_nor_network(tmp_path):
     assert "push" in done.stdout
 
 
+@pytest.mark.full
 def test_a_run_without_a_repository_is_told_how_to_name_one(command, hub, run, tmp_path):
     write_text(run.recipe, "run: {}\n")
     done = command(hub, tmp_path, "push", run.path)
@@ -474,6 +496,7 @@ for number in range(int(sys.argv[1])):
 """
 
 
+@pytest.mark.full
 def test_a_hostile_repository_is_refused_in_a_sentence_and_leaves_nothing_behind(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path).returncode == 0
     repo = hub.repos["somebody/quick"]

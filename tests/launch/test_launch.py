@@ -78,6 +78,7 @@ def start(tmp_path, processes, **popen):
     return process
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("processes", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGHUP)])
 def test_a_signal_reaches_every_rank_and_their_status_comes_back(tmp_path, processes, number):
     process = start(tmp_path, processes)
@@ -91,6 +92,7 @@ def test_a_signal_reaches_every_rank_and_their_status_comes_back(tmp_path, proce
         assert "Traceback" not in errors
 
 
+@pytest.mark.full
 def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_spares_the_launcher(tmp_path):
     process = start(tmp_path, 1, start_new_session=True)
     os.killpg(process.pid, signal.SIGINT)  # a terminal signals its whole foreground group
@@ -100,6 +102,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_spares_the_launcher(tmp
     assert "KeyboardInterrupt" not in errors
 
 
+@pytest.mark.full
 def test_a_terminal_that_is_closed_under_two_ranks_leaves_the_runs_own_status(tmp_path):
     import pty
 
@@ -120,6 +123,7 @@ def test_a_terminal_that_is_closed_under_two_ranks_leaves_the_runs_own_status(tm
     assert [(tmp_path / f"saved-{rank}").read_text() for rank in range(2)] == ["SIGHUP"] * 2
 
 
+@pytest.mark.full
 def test_sighup_stays_ignored_under_nohup(tmp_path):
     process = start(tmp_path, 1, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     process.send_signal(signal.SIGHUP)
@@ -139,6 +143,7 @@ def test_ranks_save_and_end_when_the_script_itself_is_killed(tmp_path):
     assert (tmp_path / "saved-0").read_text() == "orphaned"
 
 
+@pytest.mark.full
 def test_the_ranks_are_waited_for_when_the_launcher_alone_is_killed(tmp_path):
     process = start(tmp_path, 1)
     time.sleep(1)  # the script looks for ranks ten times a second
@@ -148,6 +153,7 @@ def test_the_ranks_are_waited_for_when_the_launcher_alone_is_killed(tmp_path):
     assert process.returncode == 75, errors
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("processes", ["1", "2"])  # one rank does not listen yet; of two none exists
 def test_a_signal_before_any_rank_listens_ends_the_start(tmp_path, processes):
     with launched(tmp_path, "import time\ntime.sleep(60)\n", processes) as process:
@@ -159,6 +165,7 @@ def test_a_signal_before_any_rank_listens_ends_the_start(tmp_path, processes):
     assert "SIGTERM came before training could answer it; nothing is lost." in errors
 
 
+@pytest.mark.full
 def test_a_process_that_was_killed_is_reported_as_lost(tmp_path):
     process = launched(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     _, errors = process.communicate(timeout=60)
@@ -166,6 +173,7 @@ def test_a_process_that_was_killed_is_reported_as_lost(tmp_path):
     assert "rank 0 was lost: killed by SIGKILL" in errors
 
 
+@pytest.mark.full
 def test_one_process_is_started_without_importing_torch_first(tmp_path):
     process = launched(tmp_path, "import os, psutil\nprint(psutil.Process(os.getppid()).memory_maps())\n")
     maps, _ = process.communicate(timeout=60)
@@ -174,6 +182,7 @@ def test_one_process_is_started_without_importing_torch_first(tmp_path):
     assert "libtorch" not in maps
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["cpu", "single_gpu"])
 def test_one_process_gets_the_variables_that_accelerate_would_give_it(name, monkeypatch):
     for variable in [name for name in os.environ if name.startswith(("ACCELERATE_", "OMP_", "KMP_"))]:
@@ -186,6 +195,7 @@ def test_one_process_gets_the_variables_that_accelerate_would_give_it(name, monk
     assert variables == {name: value for name, value in environ.items() if os.environ.get(name) != value}
 
 
+@pytest.mark.full
 def test_a_config_with_a_line_of_its_own_is_left_to_accelerate():
     config = yaml.safe_load((ROOT / "accelerate_configs" / "single_gpu.yaml").read_text())
     assert launcher.alone(config, "1")["ACCELERATE_USE_CPU"] == "False"
@@ -193,6 +203,7 @@ def test_a_config_with_a_line_of_its_own_is_left_to_accelerate():
     assert launcher.alone({**config, "mixed_precision": "bf16"}, "1") is None
 
 
+@pytest.mark.full
 def test_an_entry_that_fails_without_a_word_fails_the_script(tmp_path):
     process = launched(tmp_path, "raise ValueError('our bug')\n")
     _, errors = process.communicate(timeout=60)
@@ -200,6 +211,7 @@ def test_an_entry_that_fails_without_a_word_fails_the_script(tmp_path):
     assert "ValueError: our bug" in errors
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("nproc", "gpus", "chosen"),
     [
@@ -216,12 +228,14 @@ def test_the_config_follows_the_hardware_and_nproc(nproc, gpus, chosen):
     assert launch.choose(nproc, gpus) == chosen
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("nproc", "gpus"), [("two", 0), ("0", 0), ("-1", 8), ("1.5", 8), ("", 1), ("9", 8)])
 def test_an_impossible_nproc_is_refused_in_a_sentence(nproc, gpus):
     with pytest.raises(ValueError, match="NPROC is"):
         launch.choose(nproc, gpus)
 
 
+@pytest.mark.full
 def test_a_clone_starts_its_own_modules_and_not_those_that_are_installed(tmp_path):
     for folder in ("pipeline", "accelerate_configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
@@ -233,12 +247,14 @@ def test_a_clone_starts_its_own_modules_and_not_those_that_are_installed(tmp_pat
     assert (done.returncode, done.stdout) == (64, "of the clone\n")
 
 
+@pytest.mark.full
 def test_the_default_recipe_is_used_when_only_overrides_are_given():
     assert launch.with_recipe([], "d.yaml") == ["d.yaml"]
     assert launch.with_recipe(["train.max_steps=3"], "d.yaml") == ["d.yaml", "train.max_steps=3"]
     assert launch.with_recipe(["my.yaml", "run.name=x"], "d.yaml") == ["my.yaml", "run.name=x"]
 
 
+@pytest.mark.full
 def test_a_status_file_that_a_full_disk_left_empty_is_no_word_of_anybody(tmp_path, monkeypatch):
     status_file = tmp_path / "status"
     status_file.write_text("")

@@ -5,6 +5,8 @@ import torch
 from tiny_models import loss_and_gradients, random_ids, tiny
 from torch._dynamo.testing import CompileCounterWithBackend
 
+pytestmark = pytest.mark.full
+
 
 def batches(packed):
     for seed in range(3):

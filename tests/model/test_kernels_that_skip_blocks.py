@@ -14,6 +14,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.model.modeling_tandem import _blocks, _visible
 
+pytestmark = pytest.mark.full
+
 LENGTH = 300  # three blocks of 128, the last one cut
 
 

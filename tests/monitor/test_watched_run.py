@@ -11,6 +11,8 @@ from pipeline.report.run_data import read_run
 from pipeline.report.single import report
 from tests.runner import Runner
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def runner(tmp_path, cache, text_files, chat_files) -> Runner:

@@ -7,8 +7,8 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 import pytest
 
 from pipeline.recipe import dump_recipe, read_recipe
-from pipeline.recipe.resolve import resolve_start
 from pipeline.recipe.schema import with_values
+from pipeline.recipe.start_from import resolve_start
 
 QUICKSTART = "recipes/quickstart_pretrain.yaml"
 

@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.recipe import dump_recipe, read_recipe
 from pipeline.recipe.__main__ import json_schema
+from pipeline.recipe.keys import all_keys
 from pipeline.recipe.located_yaml import Problems, compose
-from pipeline.recipe.mistakes import all_keys
 from tests.recipe.wrong_recipes import GOOD, changed, in_data, in_run, in_source
 
 WITHOUT_DATA = ("ladder", "own_text", "own_chat")  # for the user, or the command that runs them, to give

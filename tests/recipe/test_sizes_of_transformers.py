@@ -6,11 +6,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipeline.model.build import ModelOptionsError, build_model
-from pipeline.preflight.checks import named_code_problems
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.model_sizes import model_fields, sizes_of
 from pipeline.recipe.sizes import SizesUnknownError
+from pipeline.run.checks import named_code_problems
 from pipeline.training import build
 
 DENSE = ("apertus", "bert", "bloom", "cohere", "falcon", "gemma2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral", "mpt", "nanochat", "olmo3", "opt", "phi", "phi3", "qwen3", "smollm3", "starcoder2")  # fmt: skip
@@ -50,6 +50,7 @@ def built_parameters(recipe) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.full_except("qwen3")
 @pytest.mark.parametrize("model_type", [*DENSE, *MIXTURES, *OTHERS])
 def test_parameters_that_are_planned_are_those_that_are_built(model_type, tmp_path):
     recipe = recipe_of(tmp_path, model_type)
@@ -76,6 +77,7 @@ def test_every_causal_lm_of_transformers_is_planned_as_built_or_refused_with_its
     assert sizes.flops_per_token() or sizes.unknown
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model_type", [*DENSE[::2], *MIXTURES])
 def test_flops_are_those_that_torch_counts_in_forward_and_backward(model_type, tmp_path):
     recipe = recipe_of(tmp_path, model_type)
@@ -90,6 +92,7 @@ def test_flops_are_those_that_torch_counts_in_forward_and_backward(model_type, t
     assert sizes.parameters()["scaling"] < sizes.flops_per_token("full") / 6 <= sizes.flops_per_token("full")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model_type", ["gemma2", "gpt_neo", "mistral", "olmo3", "phi3", "qwen3"])
 def test_pairs_that_are_counted_are_those_that_each_layer_sees(model_type, tmp_path):
     window = [] if model_type in ("qwen3", "gpt_neo") else ["model.options.sliding_window=8"]
@@ -116,6 +119,7 @@ def test_a_mixture_scales_by_the_experts_that_a_token_is_sent_to(tmp_path):
     assert counts["scaling"] - dense["scaling"] == expert + 4 * 8 * 64  # a second expert, and the routers
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model_type", ["mamba", "qwen3_next", "rwkv"])
 def test_flops_of_a_recurrence_are_left_out_with_the_reason(model_type, tmp_path):
     sizes = sizes_of(recipe_of(tmp_path, model_type))
@@ -123,6 +127,7 @@ def test_flops_of_a_recurrence_are_left_out_with_the_reason(model_type, tmp_path
     assert "state" in sizes.unknown
 
 
+@pytest.mark.full
 def test_open_sizes_are_filled_and_given_ones_are_kept(tmp_path):
     fields = fields_of(recipe_of(tmp_path, "qwen3"))
     assert (fields["intermediate_size"], fields["head_dim"], fields["num_key_value_heads"]) == (176, 16, 4)
@@ -135,6 +140,7 @@ def test_open_sizes_are_filled_and_given_ones_are_kept(tmp_path):
         build_model("qwen3", {**fields, "nonsense": 1}, seed=0)
 
 
+@pytest.mark.full
 def test_a_horizon_per_parameter_is_refused_where_it_is_not_known_which_experts_a_token_passes(tmp_path):
     with pytest.raises(RecipeError, match=r"run\.tokens_per_param: the parameters that a token passes are not known: a qwen3_next carries a state"):  # fmt: skip
         recipe_of(tmp_path, "qwen3_next", "run.tokens_per_param=2")
@@ -142,6 +148,7 @@ def test_a_horizon_per_parameter_is_refused_where_it_is_not_known_which_experts_
         recipe_of(tmp_path, "mamba", "run.flops=1e12")
 
 
+@pytest.mark.full
 def test_a_model_that_cannot_be_built_is_refused_with_its_reason_before_step_1(tmp_path):
     recipe = recipe_of(tmp_path, "llama4")
     with pytest.raises(SizesUnknownError, match="Llama4Config has no field hidden_size"):
@@ -151,6 +158,7 @@ def test_a_model_that_cannot_be_built_is_refused_with_its_reason_before_step_1(t
         recipe_of(tmp_path, "llama4", "run.tokens_per_param=2")
 
 
+@pytest.mark.full
 def test_a_model_of_another_size_than_planned_is_refused(tmp_path, monkeypatch):
     recipe = recipe_of(tmp_path, "llama")
     tokenizer = type("Tokenizer", (list,), {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2})([0] * 320)
@@ -160,6 +168,7 @@ def test_a_model_of_another_size_than_planned_is_refused(tmp_path, monkeypatch):
         build.build_from_recipe(recipe, tokenizer)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model_type", ["qwen3", "mixtral"])
 def test_a_horizon_in_tokens_per_parameter_takes_the_counted_parameters(model_type, tmp_path):
     recipe = recipe_of(tmp_path, model_type, "run.tokens_per_param=2")

@@ -9,7 +9,7 @@ from pipeline.model.configuration_tandem import TandemConfig
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.recipe import dump_recipe, read_recipe
 from pipeline.recipe.model_sizes import sizes_from_config, sizes_of
-from pipeline.recipe.resolve import check_sizes, resolve_start
+from pipeline.recipe.start_from import check_sizes, resolve_start
 from pipeline.run_dir.checkpoints import whole_folder
 
 SFT = """\

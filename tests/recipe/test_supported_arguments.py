@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from pipeline.recipe import read_recipe
-from pipeline.recipe.mistakes import RENAMED, all_keys
+from pipeline.recipe.error_messages import RENAMED
+from pipeline.recipe.keys import all_keys
 from pipeline.recipe.schema import ARGUMENTS, OPTIMIZERS, SCHEDULERS, defaults, training_arguments
 
 

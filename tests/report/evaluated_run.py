@@ -1,5 +1,7 @@
 """A finished run with benchmarks in its evals.json, recorded as the evaluations record them."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from pipeline.evals import core
@@ -12,7 +14,7 @@ from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 
 
-def core_rows(right=1, *, names=None, items=4, of=None, published=True, max_per_task=4, long_prompts="fewer_shots"):
+def core_rows(right=1, *, names=None, items=4, published=True, max_per_task=4, long_prompts="fewer_shots"):
     """The rows of CORE in which `right` of `items` answers of every task are right; of only some tasks with `names`."""
     tasks = [task for task in TASKS if names is None or task.name in names]
     bundle = Bundle(
@@ -22,8 +24,7 @@ def core_rows(right=1, *, names=None, items=4, of=None, published=True, max_per_
         missing={task.name: "not asked for" for task in TASKS if task not in tasks},
     )
     scored = [
-        core.TaskScore(task, np.arange(items) < right, of or items, shortened=2 if task.name == "piqa" else 0)
-        for task in tasks
+        core.TaskScore(task, np.arange(items) < right, shortened=2 if task.name == "piqa" else 0) for task in tasks
     ]
     return core_results(
         core.CoreScore(
@@ -34,9 +35,6 @@ def core_rows(right=1, *, names=None, items=4, of=None, published=True, max_per_
                 bundle, max_per_task=max_per_task, long_prompts=long_prompts, window=64, coverage=1.0
             ),
             seconds=12.5,
-            forwarded=3000,
-            given=5000,
-            cut_short=of is not None,
         )
     )
 
@@ -46,7 +44,7 @@ def chat_rows(value=0.5, *, items=20, of=40, complete=False, names=(*CHAT_CORE, 
     question = ChatItem(messages=[{"role": "user", "content": "Why?"}], answer="So.")
     tasks = [
         LoadedTask(
-            task=BUILT_IN[name],
+            task=replace(BUILT_IN[name], isolation="landlock+seccomp" if name == "humaneval" else None),
             items=[question] * of,
             files=[{"label": f"{name}.jsonl", "sha256": "beef" * 16, "bytes": 12345}],
         )
@@ -64,9 +62,6 @@ def chat_rows(value=0.5, *, items=20, of=40, complete=False, names=(*CHAT_CORE, 
             correct=[],
             too_long=3 if name == "mmlu" else 0,
             seconds=2.0,
-            tokens_forwarded=100,
-            tokens_generated=10,
-            isolation="namespaces" if name == "humaneval" else None,
         )
         for name in names
     ]

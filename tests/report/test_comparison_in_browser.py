@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pipeline.report.comparison import write_comparison
-from pipeline.report.imported_logs import read_runs
+from pipeline.report.run_data import read_runs
+from tests.contrib.test_imported_logs import NANOCHAT_HEAD, base_line
 from tests.report.browser import CHROMIUM, opened
 from tests.report.test_comparison import write_run
-from tests.report.test_imports import NANOCHAT_HEAD, base_line
 from tests.report.test_page_in_browser import DRAWN, INKED, LINES
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")

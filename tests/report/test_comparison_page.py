@@ -8,12 +8,12 @@ import pytest
 
 from pipeline.report.comparison import comparison_panels, write_comparison
 from pipeline.report.curves import LOOKS, curve_over, legends, look
-from pipeline.report.imported_logs import read_runs
 from pipeline.report.page import PAGE_BYTES
+from pipeline.report.run_data import read_runs
 from pipeline.run_dir.columns import Columns
+from tests.contrib.test_imported_logs import NANOCHAT_HEAD, base_line
 from tests.report.made_runs import made_run
 from tests.report.test_comparison import write_run
-from tests.report.test_imports import NANOCHAT_HEAD, base_line
 from tests.report.test_page import HOSTILE
 
 
@@ -42,8 +42,7 @@ def long_run(name, *, rows, seed=0):
     series |= {"perf/tok_per_s_per_gpu": np.ones(rows), "perf/tflops_per_gpu": np.ones(rows)}
     manifest = {"shape": {"dtype": "bfloat16", "device": "NVIDIA H100 80GB HBM3", "processes": 8}}
     manifest["inputs"] = {"protocols": {"val/bpb": "p", "val/bpb_documents": "q"}}
-    values = zip(*(column.tolist() for column in series.values()), strict=True)
-    columns = Columns([dict(zip(series, row, strict=True)) for row in values])
+    columns = Columns(rows, {key: (np.arange(rows, dtype=np.int32), values) for key, values in series.items()}, {})
     run = made_run({}, manifest={"name": name, "status": "finished", **manifest}, recipe={"train": {"seed": seed}})
     return replace(run, rows=columns, all_rows=columns)
 
@@ -75,6 +74,7 @@ def test_the_page_has_the_markdowns_sections_in_its_order_and_the_warning_above_
     assert "One major variable differs" in html
 
 
+@pytest.mark.full
 def test_a_name_is_text_in_every_place_of_page_and_markdown(tmp_path):
     names = ["<b>x", HOSTILE, "_x_ *y* $z^", "</script><!--"]
     runs = [replace(long_run("", rows=30, seed=n), manifest={"name": name}) for n, name in enumerate(names)]
@@ -89,6 +89,7 @@ def test_a_name_is_text_in_every_place_of_page_and_markdown(tmp_path):
     assert "<b>" not in text
 
 
+@pytest.mark.full
 def test_a_run_looks_the_same_in_every_panel_and_no_two_runs_look_alike():
     runs = [long_run(f"run{n}", rows=50, seed=n) for n in range(30)]
     runs[1] = replace(runs[1], rows=Columns.of({"step": n, "train/loss": 1.0 + n} for n in range(9)))
@@ -100,6 +101,7 @@ def test_a_run_looks_the_same_in_every_panel_and_no_two_runs_look_alike():
     assert panels[1].note == "Not recorded by run1."
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("count", "rows"), [(2, 60), (12, 20_000), (40, 3000)])
 def test_the_page_holds_its_size_however_many_runs_and_rows(tmp_path, count, rows):
     runs = [long_run(f"run {n} " + "w" * 60, rows=rows, seed=n) for n in range(count)]
@@ -109,6 +111,7 @@ def test_the_page_holds_its_size_however_many_runs_and_rows(tmp_path, count, row
     assert ("is left out here for its length" in html) <= (count == 40)
 
 
+@pytest.mark.full
 def test_a_curve_of_the_page_lies_where_the_comparison_puts_it_and_keeps_its_lowest_value():
     runs = [long_run(name, rows=50_000, seed=n) for n, name in enumerate("ab")]
     runs[1].columns.column("train/loss")[1][31_313] = -7.0
@@ -124,6 +127,7 @@ def test_a_curve_of_the_page_lies_where_the_comparison_puts_it_and_keeps_its_low
         assert (curve.y == ys[drawn]).all()
 
 
+@pytest.mark.full
 def test_a_log_without_tokens_or_flops_is_drawn_where_it_has_a_place_and_named_where_not(tmp_path):
     ours = write_run(tmp_path / "ours", steps=20)
     (tmp_path / "bare.csv").write_text(
@@ -145,6 +149,7 @@ def test_a_log_without_tokens_or_flops_is_drawn_where_it_has_a_place_and_named_w
     assert html.count('"absent": ["bare"]') == 3
 
 
+@pytest.mark.full
 def test_runs_without_a_curve_have_a_page_without_plots(tmp_path):
     html, _ = written([made_run({}, manifest={"name": name}) for name in "ab"], tmp_path)
     assert html.count("<script") == 1
@@ -153,6 +158,7 @@ def test_runs_without_a_curve_have_a_page_without_plots(tmp_path):
     assert not (tmp_path / "curves.png").exists()
 
 
+@pytest.mark.full
 def test_a_step_without_tokens_lies_between_its_neighbours_and_behind_the_last_that_tells_them_nowhere():
     rows = [{"step": n, "train/loss": 9.0 - n} | ({"tokens": 100 * n} if n in (1, 3, 4) else {}) for n in range(1, 7)]
     panels, _ = comparison_panels([replace(made_run({}, manifest={"name": name}), rows=rows) for name in "ab"])

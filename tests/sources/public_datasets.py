@@ -1,8 +1,8 @@
 """Ten datasets that people train on, in miniature: file names, cards, columns and types are theirs, the texts are ours.
 
-Looked up on 2026-11-23. Quoted from their cards and file lists: UltraChat 200k, OASST1, C4, WikiText, FineWeb-Edu (card),
+Looked up on 2026-11-23. Quoted from their cards and file lists: UltraChat 200k, C4, WikiText, FineWeb-Edu (card),
 TinyStories (list), Alpaca, smol-smoltalk and OpenHermes 2.5 (names of files). From memory: that Alpaca's and Dolly's cards have
-no `configs`, and the keys of a tree of OASST1 beside role, text, rank and replies.
+no `configs`.
 """
 
 import gzip
@@ -164,59 +164,6 @@ def dolly() -> Published:
     return Published({"README.md": readme, path: lines(rows)}, "sft", expected, [path])
 
 
-def oasst() -> Published:
-    features = {
-        "message_id": STRING, "parent_id": STRING, "user_id": STRING, "created_date": STRING, "text": STRING,
-        "role": STRING, "lang": STRING, "review_count": INT32, "review_result": BOOL, "deleted": BOOL, "rank": INT32,
-        "synthetic": BOOL, "model_name": STRING, "detoxify": {"toxicity": FLOAT}, "message_tree_id": STRING,
-        "tree_state": STRING, "emojis": {"name": [STRING], "count": [INT32]},
-        "labels": {"name": [STRING], "value": [FLOAT], "count": [INT32]},
-    }  # fmt: skip
-
-    def message(role: str, content: str, replies: list, rank: int | None = None) -> dict:
-        made = {
-            "message_id": content[:40],
-            "user_id": "u",
-            "text": content,
-            "role": role,
-            "lang": "en",
-            "replies": replies,
-        }
-        return made | ({"rank": rank} if rank is not None else {})
-
-    def tree(number: int) -> dict:
-        question, answer, follow_up, last = (m["content"] for m in talk(number, turns=2))
-        further = [message("prompter", follow_up, [message("assistant", last, [message("prompter", "Bye.", [])])])]
-        worse = message("assistant", "I do not count frogs.", [message("prompter", "Why?", [])], 1)
-        best = message("assistant", answer, further if number % 2 else [], 0)
-        return {"message_tree_id": str(number), "tree_state": "ready_for_export", "prompt": message("prompter", question, [worse, best])}  # fmt: skip
-
-    trees = [tree(number) for number in range(24)]
-    alone = {"message_tree_id": "24", "tree_state": "ready_for_export", "prompt": message("prompter", "Hello?", [])}
-    rows: list[dict] = []
-
-    def flatten(node: dict, parent: str | None) -> None:
-        rows.append(
-            {**dict.fromkeys(features), "parent_id": parent, **{k: v for k, v in node.items() if k != "replies"}}
-        )
-        for reply in node["replies"]:
-            flatten(reply, node["message_id"])
-
-    for one in trees:
-        flatten(one["prompt"], None)
-    ready = "2023-04-12_oasst_ready.trees.jsonl.gz"
-    gz = {f"2023-04-12_oasst_{name}.jsonl.gz": gzip.compress(lines([alone])) for name in ("all.messages", "all.trees", "prompts.messages", "ready.messages", "spam.messages")}  # fmt: skip
-    files = {
-        "README.md": card(license="apache-2.0", dataset_info={"features": [{"name": "text", "dtype": "string"}]}),
-        "data/train-00000-of-00001-b42a775f407cee45.parquet": parquet(rows, features),
-        "data/validation-00000-of-00001-134b8fd0c89408b6.parquet": parquet(rows[:3], features),
-        **gz,
-        ready: gzip.compress(lines([*trees, alone])),
-    }
-    expected = [talk(number, turns=2 if number % 2 else 1) for number in range(24)]
-    return Published(files, "sft", expected, [ready], {"files": "*_ready.trees.jsonl.gz"}, left_out=1)
-
-
 def fineweb_edu() -> Published:
     features = {
         "text": STRING, "id": STRING, "dump": STRING, "url": STRING, "file_path": STRING, "language": STRING,
@@ -312,7 +259,6 @@ DATASETS = {
     "teknium/OpenHermes-2.5": openhermes(),
     "tatsu-lab/alpaca": alpaca(),
     "databricks/databricks-dolly-15k": dolly(),
-    "OpenAssistant/oasst1": oasst(),
     "HuggingFaceFW/fineweb-edu": fineweb_edu(),
     "allenai/c4": c4(),
     "roneneldan/TinyStories": tinystories(),

@@ -1,4 +1,4 @@
-"""Ten public datasets by their `id` alone, or with the one key that the error names, through `python -m pipeline.data`."""
+"""Nine public datasets by their `id` alone, or with the one key that the error names, through `python -m pipeline.data`."""
 
 import json
 import re
@@ -15,7 +15,9 @@ from test_hub_files import environment_for
 
 from tests.runner import Runner
 
-TEXT_BESIDE = ("tatsu-lab/alpaca", "OpenAssistant/oasst1")  # Their rows have a column `text` as well.
+pytestmark = pytest.mark.full
+
+TEXT_BESIDE = ("tatsu-lab/alpaca",)  # Its rows have a column `text` as well.
 
 # For each recipe: try it, and where it is refused, once more with the key that the sentence says to write.
 WALK = """
@@ -114,9 +116,8 @@ def test_a_public_dataset_is_prepared_by_its_id_or_with_the_one_key_that_the_err
 def test_no_other_file_of_a_public_dataset_is_fetched_than_those_of_the_split(found, name):
     published = DATASETS[name]
     others = set(published.files) - set(published.whole)
-    looked_at = {path for path in others if name == "OpenAssistant/oasst1" and path.startswith("data/train")}
     assert set(published.whole) <= set(found["asked"])
-    assert not (others - looked_at) & set(found["asked"])
+    assert not others & set(found["asked"])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,6 @@ def test_no_other_file_of_a_public_dataset_is_fetched_than_those_of_the_split(fo
         ("HuggingFaceH4/ultrachat_200k", 64, "has no split 'train'; it has train_sft, test_sft, train_gen, test_gen. Write split: train_sft."),
         ("allenai/c4", 64, "none is the default: en, en.noblocklist, en.noclean, realnewslike, multilingual, af, am, ar and 5 more. Write config: en."),
         ("Salesforce/wikitext", 64, "none is the default: wikitext-103-raw-v1, wikitext-103-v1, wikitext-2-raw-v1, wikitext-2-v1. Write config: wikitext-103-raw-v1."),
-        ("OpenAssistant/oasst1", 65, 'has one message of a tree in each row (message_id, parent_id, role, text), as OASST has them'),
     ],
 )  # fmt: skip
 def test_where_an_id_is_not_enough_the_sentence_has_the_key(found, name, status, said):
@@ -139,11 +139,10 @@ def test_files_that_datasets_passes_over_are_named(found):
     assert "TinyStories-train.txt" in found["log"]
 
 
-def test_pretraining_reads_the_text_of_alpaca_and_of_the_messages_of_oasst(found):
-    alpaca, oasst = (found["in_stage"][name, "pretrain"] for name in TEXT_BESIDE)
+def test_pretraining_reads_the_text_of_alpaca(found):
+    alpaca = found["in_stage"]["tatsu-lab/alpaca", "pretrain"]
     assert counted(alpaca["items"]) == counted(row["text"] for row in alpaca_rows())
-    assert {"How many frogs are in pond 3, on day 0?", "I do not count frogs."} <= set(oasst["items"])
-    assert alpaca["key"] == oasst["key"] == {}
+    assert alpaca["key"] == {}
 
 
 def test_sft_trains_on_a_public_dataset_with_the_split_that_the_error_names(hub, found, tmp_path):

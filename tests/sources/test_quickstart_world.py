@@ -8,13 +8,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
 from pipeline.data.decontamination import overlap_of
+
+import benchmarks.quickstart_corpora as quickstart
 from pipeline.recipe import Recipe, read_recipe
 from pipeline.recipe.schema import Source
-from pipeline.sources import quickstart
+from pipeline.sources.built_in import corpus_folder
 from pipeline.sources.open import open_sources
-from pipeline.sources.quickstart import corpus_folder, spelling_words
 from pipeline.tokenizer.train import train_bpe, training_texts
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -130,6 +130,12 @@ def test_the_files_have_their_known_bytes_on_any_machine(cache):
     assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in folder.glob("*.jsonl")} == PINNED
 
 
+def test_the_script_gives_the_files_of_the_package(cache):
+    folder = corpus_folder(cache)
+    made = quickstart.corpora()
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.jsonl")} == made
+
+
 def test_the_questions_of_the_test_are_300_different_ones_and_as_many_of_each_kind(rows):
     test = rows["quickstart_chat-test"]
     assert len({json.dumps(row["messages"]) for row in test}) == len(test) == 300
@@ -195,7 +201,7 @@ def test_spelling_answers_are_right_and_no_word_is_on_both_sides(rows):
     assert len(words["train"]) > 1500
     assert len(words["validation"]) > 40
     assert not words["train"] & words["validation"]
-    assert words["train"] | words["validation"] == set(spelling_words())
+    assert words["train"] | words["validation"] == set(quickstart.spelling_words())
 
 
 def test_the_quickstart_asks_for_as_many_ids_as_its_world_has(cache):

@@ -13,7 +13,7 @@ from dataset_hub import REPO, HubServer
 from test_hub_files import environment_for
 
 from pipeline.process.errors import DataError, RecipeError
-from pipeline.recipe.resolve import must_match
+from pipeline.recipe.identity import resume_keys
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.formats import format_of
 from pipeline.sources.open import open_sources
@@ -147,24 +147,6 @@ CONVERSATIONS = {
         [SYSTEM, USER, ANSWER],
         "prompts and responses (columns system_prompt, question, response)",
     ),
-    "message trees of OASST": (
-        {
-            "message_tree_id": "1",
-            "tree_state": "ready_for_export",
-            "prompt": {
-                "message_id": "1",
-                "role": "prompter",
-                "text": "How many?",
-                "replies": [
-                    {"message_id": "2", "role": "assistant", "text": "Many.", "rank": 1, "deleted": False},
-                    {"message_id": "3", "role": "assistant", "text": "Three.", "rank": 0, "deleted": False},
-                    {"message_id": "4", "role": "assistant", "text": "Gone.", "rank": -1, "deleted": True},
-                ],
-            },
-        },
-        [USER, ANSWER],
-        "message trees (column prompt)",
-    ),
     "columns in another case": (
         {"Question": "How many?", "Complex_CoT": "Well.", "Response": "Three."},
         [USER, ANSWER],
@@ -226,13 +208,6 @@ REFUSED = {
         ["holds preference pairs"],
     ),
     "answers judged good or bad": ("chat", {"prompt": "a", "completion": "b", "label": True}, ["as KTO takes them"]),
-    "steps with labels": ("chat", {"prompt": "a", "completions": ["b"], "labels": [True]}, ["reward model for steps"]),
-    "prompts alone": ("chat", {"prompt": "a"}, ["holds prompts without answers"]),
-    "OASST": (
-        "chat",
-        {"message_id": "1", "parent_id": None, "text": "a", "role": "prompter", "message_tree_id": "1", "rank": None},
-        ["one message of a tree in each row", "as OASST has them", 'Write files: "*_ready.trees.jsonl.gz".'],
-    ),
     "two columns that could be the answer": (
         "chat",
         {"problem": "a", "solution": "b", "answer": "c"},
@@ -401,7 +376,7 @@ HUB = """
 import json, sys
 import pipeline.sources.hub_files as hub_files
 hub_files.FIRST_WAIT_S = 0.02
-from pipeline.recipe.resolve import must_match
+from pipeline.recipe.identity import resume_keys
 from pipeline.recipe.schema import Recipe, Source
 import pipeline.sources.open as opening
 from pipeline.sources.open import open_sources
@@ -417,9 +392,7 @@ print(json.dumps({"recognised": train[0].recognised, "first": train[0].files[0].
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_conversations_of_a_hub_are_recognised_before_any_file_is_fetched_but_the_one_that_is_read_first(
-    ending, tmp_path
-):
+def test_conversations_of_a_hub_are_recognised_by_the_file_that_is_read_first(ending, tmp_path):
     server = HubServer()
     for number in range(3):
         rows = [{"id": f"{number} {row}", "conversations": TURNS} for row in range(4)]
@@ -437,7 +410,7 @@ def test_conversations_of_a_hub_are_recognised_before_any_file_is_fetched_but_th
 
     opened = run("open")
     assert opened["recognised"] == "ShareGPT conversations (column conversations)"
-    assert server.asked == ([] if ending == "jsonl" else [opened["first"]])
+    assert server.asked == [opened["first"]]
     assert run("read")["messages"] == [[USER, ANSWER]] * 12
     assert sorted(server.asked) == sorted(server.files)  # each once
     server.shutdown()
@@ -447,6 +420,6 @@ def test_conversations_of_a_hub_are_recognised_before_any_file_is_fetched_but_th
 def test_a_source_without_columns_leaves_the_keys_that_must_match_and_the_runs_name_as_they_were():
     made = Recipe()
     made.data.sources = [Source(files="a.jsonl")]
-    assert "columns" not in must_match(made)["data.sources"][0]
+    assert "columns" not in resume_keys(made)["data.sources"][0]
     made.data.sources[0].columns = {"text": "body"}
-    assert must_match(made)["data.sources"][0]["columns"] == {"text": "body"}
+    assert resume_keys(made)["data.sources"][0]["columns"] == {"text": "body"}

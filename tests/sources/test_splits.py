@@ -17,6 +17,8 @@ from pipeline.recipe.schema import Source
 from pipeline.sources.files import IGNORED
 from pipeline.sources.hub_files import dataset_files
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 THEIRS = """
 import json, sys

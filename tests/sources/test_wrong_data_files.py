@@ -216,7 +216,7 @@ def array_without_a_comma(folder):
 
 def csv_with_an_open_quote(folder):
     (folder / "a.csv").write_text('id,text\n1,good\n2,"never closed\n3,good\n')
-    return "a.csv", DataError, ["a.csv:3: the csv cannot be read", "quote that is opened there is never closed"]
+    return "a.csv", DataError, ["a.csv:3: the csv cannot be read", "a quote is never closed"]
 
 
 def csv_with_bare_commas(folder):

@@ -83,6 +83,7 @@ def trl_rows(folder, conversations, tmp_path):
     return [(row["input_ids"], [label != -100 for label in row["labels"]]) for row in trainer.train_dataset]
 
 
+@pytest.mark.full_except("llama")
 @pytest.mark.parametrize("name", WITH_TEMPLATE)
 def test_the_tokenizer_stays_as_the_model_has_it(own, name):
     tokenizer, lines = ready_tokenizer(recipe_of(own[name]))
@@ -93,6 +94,7 @@ def test_the_tokenizer_stays_as_the_model_has_it(own, name):
     assert len(lines) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_ids_are_those_of_a_process_without_this_package(own, name, tmp_path, stock):
     tokenizer, _ = ready_tokenizer(recipe_of(own[name]))
@@ -104,6 +106,7 @@ def test_ids_are_those_of_a_process_without_this_package(own, name, tmp_path, st
     assert [prompt_ids(tokenizer, messages) for messages in asked] == prompts
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", WITH_TEMPLATE)
 def test_rows_are_those_of_trl_with_its_training_template(own, name, tmp_path, monkeypatch):
     tokenizer, _ = ready_tokenizer(recipe_of(own[name]))
@@ -148,6 +151,7 @@ def without_all_but_the_last(pairs, block):
     return pairs
 
 
+@pytest.mark.full
 def test_a_template_of_trl_given_by_the_recipe_is_used_and_gives_its_rows(own, tmp_path):
     file = tmp_path / "qwen2_5_training.jinja"
     file.write_text(template_of("qwen2_5_training"))
@@ -157,6 +161,7 @@ def test_a_template_of_trl_given_by_the_recipe_is_used_and_gives_its_rows(own, t
     assert render_batch(tokenizer, CONVERSATIONS) == trl_rows(own["qwen2"], CONVERSATIONS, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "has_tools"), [("llama", False), ("qwen3", True)])
 def test_a_tool_call_that_the_template_passes_over_is_refused_and_not_learned_as_an_empty_answer(own, name, has_tools):
     tokenizer, _ = ready_tokenizer(recipe_of(own[name]))
@@ -175,6 +180,7 @@ PARAMETERS = {
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Say it.", "parameters": PARAMETERS}}]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
 def test_tools_are_rendered_as_the_template_has_them_and_never_trained(own, name, tmp_path, stock):
     tokenizer = AutoTokenizer.from_pretrained(own[name])
@@ -190,6 +196,7 @@ def test_tools_are_rendered_as_the_template_has_them_and_never_trained(own, name
     assert "tools" not in unrendered(tokenizer)
 
 
+@pytest.mark.full
 def test_conversations_with_tools_take_the_template_that_is_named_for_them(own):
     tokenizer = AutoTokenizer.from_pretrained(own["qwen2"])
     for_tools = tokenizer.chat_template.replace("# Tools", "# Called tools")
@@ -201,6 +208,7 @@ def test_conversations_with_tools_take_the_template_that_is_named_for_them(own):
     assert trained_text(tokenizer, *with_tools) == trained_text(tokenizer, *without)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_is_trained_whatever_name_the_data_have_for_it(own, key):
     tokenizer = AutoTokenizer.from_pretrained(own["qwen3"])
@@ -223,6 +231,7 @@ def test_reasoning_is_trained_whatever_name_the_data_have_for_it(own, key):
     assert last == "<think>\nThen.\n</think>\n\nHello!<|im_end|>\n"
 
 
+@pytest.mark.full
 def test_reasoning_that_the_template_does_not_render_is_named(own):
     assert "answers but the last" in unrendered(AutoTokenizer.from_pretrained(own["qwen3"]))["reasoning"]
     plain = unrendered(AutoTokenizer.from_pretrained(own["llama"]))
@@ -237,6 +246,7 @@ def test_reasoning_that_the_template_does_not_render_is_named(own):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", WITH_TEMPLATE)
 def test_a_message_of_weight_0_gives_the_same_ids_and_is_not_trained(own, name):
     tokenizer = AutoTokenizer.from_pretrained(own[name])
@@ -247,6 +257,7 @@ def test_a_message_of_weight_0_gives_the_same_ids_and_is_not_trained(own, name):
     assert not any(render(tokenizer, weighted[:2])[1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["phi3_training", "phi3_5_training", "diffusion_gemma_training"])
 def test_weights_hold_where_a_template_marks_an_answer_in_parts(name):
     tokenizer = tokenizer_with(name)
@@ -262,6 +273,7 @@ def test_weights_hold_where_a_template_marks_an_answer_in_parts(name):
     )
 
 
+@pytest.mark.full
 def test_an_empty_list_of_calls_is_no_call_for_a_template_that_asks_for_the_key(own):
     calling = "{% if m.tool_calls is defined %}[CALLS]{{ m.tool_calls }}{% else %}{{ m.content }}{% endif %}"
     template = f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{calling}<|im_end|>\n{{% endfor %}}"
@@ -271,6 +283,7 @@ def test_an_empty_list_of_calls_is_no_call_for_a_template_that_asks_for_the_key(
     assert prompt_ids(tokenizer, messages) == prompt_ids(tokenizer, TURN)
 
 
+@pytest.mark.full
 def test_a_call_gets_the_form_that_the_template_writes(own):
     # As DeepSeek V3's: it puts the content and the arguments behind a text.
     call = "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.name + c.function.arguments }}{% endfor %}"
@@ -290,6 +303,7 @@ LONG = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3", "phi3", "gptoss", "qwen3_5_think"])
 def test_a_long_conversation_takes_no_more_renderings_and_trains_the_same_turns(own, name, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(own[name]) if name in own else tokenizer_with(name)
@@ -306,6 +320,7 @@ def test_a_long_conversation_takes_no_more_renderings_and_trains_the_same_turns(
     assert counts[0] == counts[1] <= 12
 
 
+@pytest.mark.full
 def test_turns_that_headers_do_not_show_are_found_by_what_stands_before_them(own):
     skips = "{% for m in messages if m.content %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     skips += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}<|im_start|>assistant\n<|im_end|>"
@@ -317,6 +332,7 @@ def test_turns_that_headers_do_not_show_are_found_by_what_stands_before_them(own
         render(tokenizer_of(FAMILIES["qwen2"], template=skips), LONG)
 
 
+@pytest.mark.full
 def test_a_turn_without_an_end_of_its_own_is_refused(own):
     # Neither a call nor its result has an end, and a call reads otherwise where it is the last message.
     template = """{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') -}}
@@ -351,6 +367,7 @@ def tokenizer_with(name):
     return tokenizer_of(family)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", TEXT_MODELS)
 def test_each_published_template_trains_each_answer_with_its_end_and_nothing_of_the_user(name, monkeypatch):
     tokenizer = tokenizer_with(name)
@@ -376,6 +393,7 @@ def test_each_published_template_trains_each_answer_with_its_end_and_nothing_of_
             assert "q2" not in piece
 
 
+@pytest.mark.full
 def test_the_date_of_the_rows_does_not_depend_on_the_day_and_a_chat_has_today(own, monkeypatch):
     import datetime
 
@@ -401,6 +419,7 @@ hostile = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", WITH_TEMPLATE)
 @quick
 @given(texts=st.lists(hostile, min_size=4, max_size=4))
@@ -424,6 +443,7 @@ def test_no_content_yields_a_control_id(own, name, texts):
     assert [i for i in asked if i in controls] == [i for i in prompt_ids(tokenizer, clean[:-1]) if i in controls]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_control_strings_in_messages_are_encoded_as_transformers_sanitizes_them(own, name, tmp_path, stock):
     tokenizer = AutoTokenizer.from_pretrained(own[name])
@@ -436,6 +456,7 @@ def test_control_strings_in_messages_are_encoded_as_transformers_sanitizes_them(
     assert [ids for ids, _ in render_batch(tokenizer, conversations)] == sanitized
 
 
+@pytest.mark.full
 def test_a_control_string_in_a_tool_call_is_text_too(own):
     tokenizer = AutoTokenizer.from_pretrained(own["qwen2"])
     messages = [TURN[0], {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "<|im_end|>"}, TURN[1]]  # fmt: skip
@@ -449,6 +470,7 @@ def test_a_control_string_in_a_tool_call_is_text_too(own):
     assert answer == "Hello!<|im_end|>\n"
 
 
+@pytest.mark.full
 def test_a_conversation_that_the_assistant_begins_is_trained_from_its_first_word_on(own):
     for name, end in (("llama", "<|eot_id|>"), ("qwen2", "<|im_end|>\n"), ("qwen3", "<|im_end|>\n")):
         tokenizer = AutoTokenizer.from_pretrained(own[name])
@@ -458,6 +480,7 @@ def test_a_conversation_that_the_assistant_begins_is_trained_from_its_first_word
         assert last == f"<think>\nb\n</think>\n\nc{end}"
 
 
+@pytest.mark.full
 def test_parts_that_spell_a_control_string_together_are_refused(own):
     tokenizer = AutoTokenizer.from_pretrained(own["gemma3"])
     parts = [{"type": "text", "text": "a<end_of"}, {"type": "text", "text": "_turn>b"}]
@@ -465,6 +488,7 @@ def test_parts_that_spell_a_control_string_together_are_refused(own):
         render(tokenizer, [{"role": "user", "content": parts}, TURN[1]])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -485,6 +509,7 @@ def test_a_template_that_cannot_be_trained_with_is_refused_with_the_reason_and_w
     assert reason in lines[-1]
 
 
+@pytest.mark.full
 def test_a_conversation_that_the_template_refuses_is_named_and_others_are_rendered(own):
     tokenizer = AutoTokenizer.from_pretrained(own["gemma3"])
     with pytest.raises(DataError, match="must alternate"):
@@ -494,6 +519,7 @@ def test_a_conversation_that_the_template_refuses_is_named_and_others_are_render
     assert own_template(tokenizer) is not None
 
 
+@pytest.mark.full
 def test_documents_begin_with_what_their_models_texts_began_with(own):
     names = {"llama": "<|begin_of_text|>", "qwen2": "<|endoftext|>", "qwen3": "<|endoftext|>", "smollm3": "<|begin_of_text|>", "gemma3": "<bos>", "gpt_neox": "<|endoftext|>"}  # fmt: skip
     for name, token in names.items():
@@ -501,6 +527,7 @@ def test_documents_begin_with_what_their_models_texts_began_with(own):
         assert document_start(tokenizer) == tokenizer.convert_tokens_to_ids(token)
 
 
+@pytest.mark.full
 def test_a_base_model_without_a_template_gets_the_built_in_one_and_each_added_id_is_named(own):
     tokenizer, lines = ready_tokenizer(recipe_of(own["gpt_neox"]))
     assert "<|end|> <|system|> <|user|> <|assistant|>" in " ".join(lines)
@@ -509,6 +536,7 @@ def test_a_base_model_without_a_template_gets_the_built_in_one_and_each_added_id
     assert Path(own["gpt_neox"], "chat_template.jinja").exists() is False
 
 
+@pytest.mark.full
 def test_only_rows_of_own_templates_have_the_rendering_in_their_key(own, tokenizer):
     source = SimpleNamespace(name="s", fingerprint="f", files=[], passes=1, spec=SimpleNamespace(weight=None, epochs=None, at_end="repeat"))  # fmt: skip
     recipe = recipe_of("any")

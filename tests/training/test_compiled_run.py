@@ -7,6 +7,8 @@ import pytest
 from pipeline.run_dir.rows import read_rows
 from tests.runner import Runner
 
+pytestmark = pytest.mark.full
+
 COMPILED = ["train.torch_compile=true", "train.torch_compile_backend=aot_eager", "samples.every_steps=3"]
 GRAPHS = 3  # of the step, of validation rows, of validation documents
 

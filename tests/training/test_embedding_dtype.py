@@ -7,17 +7,19 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.model.groups import parameter_group, store_embeddings
-from pipeline.preflight.memory import memory_of, optimizer_bytes, weight_bytes
+from pipeline.plan.memory import memory_of, optimizer_bytes, weight_bytes
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.recipe.identity import default_name, differences, resume_keys
 from pipeline.recipe.model_sizes import sizes_of
-from pipeline.recipe.resolve import default_name, differences, must_match
 from pipeline.training.build import build_from_recipe
 from pipeline.training.guard import total_norm
 from pipeline.training.optimizer import build_optimizer
 from tests.model.tiny_models import random_ids, tiny
-from tests.preflight.test_memory import QUICKSTART, SMALL
+from tests.plan.test_memory import QUICKSTART, SMALL
 from tests.runner import WarmRunner
+
+pytestmark = pytest.mark.full
 
 BF16 = "model.embedding_dtype=bfloat16"
 TABLES = {
@@ -127,10 +129,10 @@ def test_a_run_with_bfloat16_embeddings_is_resumed_to_the_bit_and_its_models_loa
 
 def test_the_key_must_match_and_its_default_leaves_older_runs_their_names():
     wide, narrow = read_recipe([QUICKSTART, *SMALL]), read_recipe([QUICKSTART, *SMALL, BF16])
-    assert "model.embedding_dtype" not in must_match(
+    assert "model.embedding_dtype" not in resume_keys(
         wide
     )  # as in the manifests of runs that were begun before the key
-    assert differences(must_match(wide), must_match(narrow)) == ['model.embedding_dtype: null -> "bfloat16"']
+    assert differences(resume_keys(wide), resume_keys(narrow)) == ['model.embedding_dtype: null -> "bfloat16"']
     assert default_name(wide) != default_name(narrow)
 
 

@@ -13,16 +13,16 @@ from pipeline.callbacks.log import Samples
 from pipeline.evals.bpb import compiled_nll, per_token_nll
 from pipeline.hardware.accelerators import DeviceInfo
 from pipeline.model.groups import parameter_group
-from pipeline.preflight import kernels
-from pipeline.preflight.checks import kernel_problems
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
+from pipeline.run import kernels
+from pipeline.run.checks import kernel_problems
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_from_recipe
 from pipeline.training.sharding import convert_to_fp8, is_converted, without_fp8
 from tests.model.tiny_models import random_ids, tiny
-from tests.preflight.test_memory import QUICKSTART, SMALL
+from tests.plan.test_memory import QUICKSTART, SMALL
 from tests.runner import ROOT, Runner
 from tests.training.test_embedding_dtype import Ids
 
@@ -135,7 +135,7 @@ def test_samples_are_made_without_float8(tmp_path):
 RUN = """
 import sys
 from pipeline.run_dir.failures import exit_with_status
-from pipeline.preflight import checks
+from pipeline.run import checks
 from pipeline.pretrain import main
 checks._float8 = lambda recipe, device: []
 exit_with_status(main)

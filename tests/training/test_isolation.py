@@ -15,8 +15,8 @@ from pipeline.evals.bpb import per_token_nll
 from pipeline.model.build import build_model, initialize_identity_blocks
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
-from pipeline.recipe.resolve import resolve_start
 from pipeline.recipe.schema import with_values
+from pipeline.recipe.start_from import resolve_start
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
 from pipeline.training.build import build_from_recipe
@@ -211,7 +211,7 @@ def test_ignored_labels_stand_behind_each_text(tmp_path, cache):
 
 
 def test_the_plan_counts_the_padding_and_the_steps_of_rows_of_one_conversation_each(tmp_path, cache, capsys):
-    from pipeline.preflight.__main__ import main
+    from pipeline.plan.__main__ import main
 
     path = recipe_for(tmp_path, cache, "bloom", "sft")
     recipe = yaml.safe_load(path.read_text())

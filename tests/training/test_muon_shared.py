@@ -12,6 +12,8 @@ from pipeline.training import muon as muon_step
 from pipeline.training.optimizer import MuonAdamW
 from tests.ranks import on_ranks
 
+pytestmark = pytest.mark.full
+
 SHAPES = [(24, 24)] * 3 + [(64, 16)] * 4 + [(16, 64)] + [(1, 9)]  # the last has no row for the second rank
 
 

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from pipeline.model.build import build_model
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import CodeFolder
-from pipeline.recipe.resolve import MATRIX_GROUP
+from pipeline.recipe.dial import MATRIX_GROUP
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe, Schedule, with_values
 from pipeline.training import optimizer as module
 from pipeline.training.optimizer import OPTIMIZERS, MuonAdamW, build_optimizer, look_for_lomo_once

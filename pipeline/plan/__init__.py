@@ -1,0 +1,1 @@
+"""The plan of a run: steps, tokens, FLOPs, memory, disk, hours and cost, before anything is trained."""

@@ -1,0 +1,207 @@
+"""What model.start_from means: the folder it names, and the sizes that come with its weights."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pipeline.process.commands import command
+from pipeline.process.errors import InputMissingError, RecipeError
+from pipeline.process.storage import read_json
+from pipeline.recipe.layers import COMMAND_LINE
+from pipeline.recipe.located_yaml import Problems
+from pipeline.recipe.schema import REPOSITORY, Recipe, with_values
+from pipeline.recipe.sizes import LLAMA_NAMES, options_of
+from pipeline.run_dir.checkpoints import by_step
+from pipeline.run_dir.run_directory import RunDirectory, find_run
+
+# Options of a training that say nothing of the weights: a finished model has no padding rows, whatever it was trained
+# with.
+NO_ARCHITECTURE = {"vocab_multiple"}
+
+
+def resolve_start(recipe: Recipe) -> Recipe:
+    """Return the recipe with model.start_from as the folder it means now, and the tokenizer from there unless one is
+    named.
+
+    A run gives its model/ folder, or its newest whole checkpoint when it has not finished; `latest:<name>` the last
+    finished run of that recipe or stage. A run that has begun keeps the folder it began from. Raises
+    InputMissingError; a Hub id is left as it is.
+    """
+    start = recipe.model.start_from
+    if start is None:
+        return recipe
+    run = _run(recipe, start)
+    if run is None and start.startswith("latest:"):
+        name = start.removeprefix("latest:")
+        raise InputMissingError(
+            f"{recipe.where('model.start_from')}: {recipe.run.directory}/ has no finished run of a recipe or stage "
+            f"{name!r}. Train it first (stage 1 is `{command('pretrain')} RECIPE`; runs of a sweep do not count), or "
+            "name a run, a folder with a model or a Hub id."
+        )
+    if run is not None:
+        folder = _kept(recipe, run) or (run.model if run.model.is_dir() else run.whole_checkpoint())
+        if folder is None:
+            raise InputMissingError(
+                f"{recipe.where('model.start_from')}: run {start} has neither model/ nor a whole checkpoint yet. Let "
+                "it train first."
+            )
+        recipe = with_values(recipe, {"model.start_from": str(folder)})
+    elif not Path(start).is_dir() and not re.fullmatch(REPOSITORY[1], start):
+        raise InputMissingError(
+            f"{recipe.where('model.start_from')}: there is no run or folder {start}. Correct the path, or give a "
+            "run's name or a Hub id like owner/name."
+        )
+    if recipe.tokenizer.path is None:
+        places = {"tokenizer.path": recipe.places.get("model.start_from", ""), **recipe.places}
+        recipe = with_values(recipe, {"tokenizer.path": recipe.model.start_from, "places": places})
+    return recipe
+
+
+def start_folder(recipe: Recipe) -> Path | None:
+    """Return a folder with the config and tokenizer of model.start_from, if there is one here; no weights are looked
+    at."""
+    start = recipe.model.start_from
+    if start is None:
+        return None
+    run = _run(recipe, start)
+    folders = [Path(start)] if run is None else [run.model, *reversed(by_step(run.checkpoints))]
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+
+
+def becomes_tandem(recipe: Recipe) -> bool:
+    """Return whether the model is one of Tandem's, as far as its type tells before it is loaded (model/build.py)."""
+    model = recipe.model
+    if model.start_from is None:
+        return model.type == "tandem"
+    return model.start_config is not None and model.start_config.get("model_type") in ("tandem", "gpt2", "nanochat")
+
+
+def previous_attempt(recipe: Recipe) -> dict[str, Any]:
+    """Return what the recipe's run was begun with, by dotted key; empty while it has not made a step."""
+    if recipe.run.name is None:
+        return {}
+    run = RunDirectory(Path(recipe.run.directory) / recipe.run.name)
+    begun = run.read_manifest().get("must_match", {})
+    return begun if begun and run.has_trained() else {}
+
+
+def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
+    """Take the sizes from the config of model.start_from, in place of those that an extended recipe gives.
+
+    found gets what the recipe itself says otherwise: it could not be followed. What is not here (a Hub id, a run that
+    is still to come) is compared when the model is loaded (check_sizes).
+    """
+    folder, model = start_folder(recipe), recipe.model
+    if folder is None:
+        _forget_inherited(recipe)
+        return
+    config = model.start_config = read_json(folder / "config.json")
+    sizes = config.get("text_config") or config  # of a model that also reads pictures or sound
+    for name, theirs in LLAMA_NAMES.items():
+        value = sizes.get(name, sizes.get(theirs))
+        if value is None and _is_own(recipe, f"model.{name}"):  # as GPT-2's config leaves them open
+            value = {"n_kv_head": model.n_head, "n_inner": 4 * (model.n_embd or 0)}.get(name, getattr(model, name))
+        if value != getattr(model, name) and not says_itself(recipe, f"model.{name}", value, found):
+            setattr(model, name, None)
+            if value is not None:
+                fill(f"model.{name}", value, "model.start_from")
+    for name, value in options_of(recipe, vocab_size=config.get("vocab_size")).items():
+        if name in NO_ARCHITECTURE:
+            continue
+        key = f"model.options.{name}" if name in model.options else "model.preset"
+        if config.get(name, value) != value:
+            says_itself(recipe, key, config[name], found, what=f"{name}: {value}")
+    _forget_inherited_options(recipe)
+    if model.depth is not None and not says_itself(recipe, "model.depth", model.n_layer, found):
+        model.depth = model.n_layer
+
+
+def check_sizes(recipe: Recipe, config: Any) -> None:
+    """Raises RecipeError when the loaded model is not of the sizes that the recipe stands on."""
+    have = config.get_text_config()
+    given = {name: getattr(recipe.model, name) for name in ("n_layer", "n_embd", "n_head", "n_kv_head")}
+    wrong = [
+        f"model.{name} is {value}, theirs {theirs}"
+        for name, value in given.items()
+        if value not in (None, theirs := getattr(have, LLAMA_NAMES[name], value))
+    ]
+    options = options_of(recipe, vocab_size=have.vocab_size) if recipe.model.preset != "gpt2" else recipe.model.options
+    wrong += [
+        f"{name} is {value}, theirs {theirs}"
+        for name, value in options.items()
+        if name not in NO_ARCHITECTURE and value != (theirs := getattr(have, name, value))
+    ]
+    if wrong:
+        raise RecipeError(
+            f"{recipe.where('model.start_from')}: the weights are of another model than the recipe's "
+            f"({'; '.join(wrong)}). Leave these keys, model.preset and model.depth out: all of it comes with the "
+            "weights."
+        )
+
+
+def _forget_inherited(recipe: Recipe) -> None:
+    """Drop what an extended recipe says of the architecture, when the weights are on the Hub."""
+    start, model = recipe.model.start_from, recipe.model
+    if start is None or start.startswith("latest:") or _run(recipe, start) is not None:
+        return
+    for name in LLAMA_NAMES:
+        if not _is_own(recipe, f"model.{name}"):
+            setattr(model, name, None)
+    _forget_inherited_options(recipe)
+
+
+def _forget_inherited_options(recipe: Recipe) -> None:
+    model = recipe.model
+    if not _is_own(recipe, "model.preset"):
+        model.preset = "gpt2"
+    model.options = {k: v for k, v in model.options.items() if _is_own(recipe, f"model.options.{k}")}
+
+
+def _is_own(recipe: Recipe, name: str) -> bool:
+    return _layer(recipe, name) > 0
+
+
+def says_itself(recipe: Recipe, name: str, value: Any, found: Problems, what: str | None = None) -> bool:
+    """Return whether the recipe's own file or the command line gives the key; then its other value is a mistake."""
+    if not _is_own(recipe, name):
+        return False
+    section, _, last = name.partition(".")
+    shown = what or getattr(getattr(recipe, section), last)
+    if shown != value:
+        found.add(
+            recipe.where(name),
+            f"is {shown}, and what this run starts from has {value}. Leave the key out: it comes with the weights or "
+            "the tokenizer.",
+        )
+    return True
+
+
+def _run(recipe: Recipe, start: str) -> RunDirectory | None:
+    begun = previous_attempt(recipe).get("model.start_from") if start.startswith("latest:") else None
+    if begun is not None and Path(begun).is_dir():
+        run = RunDirectory(Path(begun).parent)
+        manifest = run.read_manifest()
+        if start.removeprefix("latest:") in (manifest.get("recipe_name"), manifest.get("stage")):
+            return run
+    return find_run(start, recipe.run.directory)
+
+
+def _kept(recipe: Recipe, run: RunDirectory) -> Path | None:
+    """Return the folder of that run which the recipe's run began from."""
+    begun = previous_attempt(recipe).get("model.start_from")
+    if begun is None or not Path(begun).is_dir() or not Path(begun).resolve().is_relative_to(run.path.resolve()):
+        return None
+    return Path(begun)
+
+
+def _layer(recipe: Recipe, name: str) -> int:
+    """Return a higher number for a later layer: the command line, the recipe's own file, one that it extends."""
+    place = recipe.places.get(name, "")
+    return 2 if place.startswith(COMMAND_LINE) else 1 if place.rpartition(":")[0] == recipe.path else 0
+
+
+def drops_attention(recipe: Recipe) -> bool:
+    """Return whether a model of Tandem's has dropout inside its attention."""
+    config = recipe.model.start_config or options_of(recipe)
+    name, default = ("attention_dropout", 0.0) if config.get("model_type") == "nanochat" else ("attn_pdrop", 0.1)
+    return becomes_tandem(recipe) and config.get(name, default) > 0

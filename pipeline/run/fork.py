@@ -1,0 +1,63 @@
+"""run.fork_from: a new run from another run's whole training state."""
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.process.errors import InputMissingError, RecipeError
+from pipeline.recipe.identity import differences, resume_keys
+from pipeline.recipe.schema import Recipe
+from pipeline.run_dir.checkpoints import problems, step_of
+from pipeline.run_dir.run_directory import find_run
+
+# A fork loads the parent's weights and optimizer state, and its step numbers count rows of this size, so many a step.
+FIXED_IN_A_FORK = (
+    "model.", "tokenizer.", "data.row_tokens", "data.batch_tokens", "optimizer.schedule.batch_", "optimizer.type",
+    "train.optim:",
+)  # fmt: skip
+
+
+def can_fork(differing: list[str]) -> bool:
+    """Return whether a fork could take up the state of a run that differs in these keys (lines of
+    identity.differences)."""
+    return not any(line.startswith(FIXED_IN_A_FORK) for line in differing)
+
+
+def parent_of(recipe: Recipe) -> tuple[Path, dict[str, Any]]:
+    """Return the parent's checkpoint that run.fork_from names, and what the manifest says of it: run, step and
+    differing keys.
+
+    Raises RecipeError for differences that the parent's state or its row numbers cannot follow.
+    """
+    name, _, step = str(recipe.run.fork_from).partition("@")
+    parent = find_run(name, recipe.run.directory)
+    if parent is None:
+        raise InputMissingError(
+            f"{recipe.path}: run.fork_from: no run {name!r}. Name a run directory or a run of {recipe.run.directory}/."
+        )
+    checkpoint = parent.checkpoint(int(step)) if step else parent.whole_checkpoint()
+    if checkpoint is None or problems(checkpoint):
+        raise InputMissingError(
+            f"{recipe.path}: run.fork_from: {name} has no whole checkpoint{' at step ' + step if step else ''}."
+        )
+    changed = differences(parent.read_manifest()["must_match"], resume_keys(recipe))
+    if not can_fork(changed):
+        lines = "\n  ".join(line for line in changed if line.startswith(FIXED_IN_A_FORK))
+        raise RecipeError(
+            f"{recipe.path}: run.fork_from: a fork takes up {name}'s weights, optimizer and place in the data, and "
+            f"these keys would not fit them:\n  {lines}\n"
+            f"Put them back, or start a new run from its weights alone: model.start_from={name}."
+        )
+    at = step_of(checkpoint) or 0
+    refuse_without_steps(recipe, at)
+    return checkpoint, {"run": name, "step": at, "differences": changed}
+
+
+def refuse_without_steps(recipe: Recipe, step: int) -> None:
+    """Raises RecipeError when a fork from that step has nothing left to train; a horizon in epochs is known with the
+    data."""
+    horizon = recipe.train.get("max_steps")
+    if horizon and horizon <= step:
+        raise RecipeError(
+            f"{recipe.where('run.fork_from')}: goes on from step {step}, and this run ends at step {horizon}: the "
+            "parent's weights would come out unchanged. Fork from an earlier step, or train longer."
+        )

@@ -1,0 +1,70 @@
+"""The runs that a run comes from, by its manifest: the one whose weights it began with, and the one that it forks."""
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.run_dir.checkpoints import read_seal
+from pipeline.run_dir.run_directory import RunDirectory
+
+
+def name_of_model(folder: Path) -> str:
+    """Return the run's name for <run>/model and <run>/checkpoints/checkpoint-<step>, for another folder its own."""
+    steps = 2 if folder.parent.name == "checkpoints" else 1 if folder.name == "model" else 0
+    return folder.parts[-1 - steps] if len(folder.parts) > steps else str(folder)
+
+
+def base_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
+    """Return the run whose model this one began with, where it still lies and its model has the recorded hash."""
+    begun_with = _start_of(manifest)
+    weights = _hashes(begun_with)
+    if not weights:
+        return None
+    model = Path(begun_with["from"])
+    here = run.resolve().parent
+    # As it was named, or beside this run: of runs/<name>/model or runs/<name>/checkpoints/checkpoint-<step> the run.
+    for candidate in (model, here / Path(*model.parts[-2:]), here / Path(*model.parts[-3:])):
+        base = RunDirectory(candidate.parent.parent if candidate.parent.name == "checkpoints" else candidate.parent)
+        if _has_weights(candidate, weights) and base.manifest.exists():
+            return base
+    return None
+
+
+def forked_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
+    """Return the run that this one forks (run.fork_from), where it still lies: as it was named, or beside this run."""
+    if not (name := (manifest.get("forked_from") or {}).get("run")):
+        return None
+    paths = (Path(name), run.resolve().parent / Path(name).name)
+    return next((RunDirectory(path) for path in paths if RunDirectory(path).manifest.exists()), None)
+
+
+def parents_of(run: RunDirectory) -> tuple[list[RunDirectory], list[str]]:
+    """(runs, names): those it comes from directly that lie here, and the names of the runs and models that do not."""
+    manifest = run.read_manifest()
+    begun_with, fork = _start_of(manifest), (manifest.get("forked_from") or {}).get("run")
+    found, absent = [], []
+    if start := begun_with.get("from"):
+        base = base_run(run.path, manifest)
+        found += [base] if base else []
+        # Of a folder the weights' hashes are recorded, of a Hub id the commit.
+        absent += [] if base else [name_of_model(Path(start)) if _hashes(begun_with) else start]
+    if fork:
+        parent = forked_run(run.path, manifest)
+        found += [parent] if parent else []
+        absent += [] if parent else [Path(fork).name]
+    return found, absent
+
+
+def _start_of(manifest: dict[str, Any]) -> dict[str, str]:
+    return (manifest.get("inputs") or {}).get("start_from") or {}
+
+
+def _hashes(begun_with: dict[str, str]) -> dict[str, str]:
+    return {name: digest for name, digest in begun_with.items() if name.endswith(".safetensors")}
+
+
+def _has_weights(model: Path, hashes: dict[str, str]) -> bool:
+    try:
+        files = read_seal(model)["files"]
+    except (OSError, ValueError):  # damaged, or a path that no file system has
+        return False
+    return all((files.get(name) or {}).get("sha256") == digest for name, digest in hashes.items())

@@ -1,0 +1,59 @@
+"""Limits on what a chat template may cost: it came with somebody's model, and may loop or grow without end."""
+
+import time
+from functools import cache
+
+MAX_CPU_S = 10.0  # of the thread, for one rendering; an ordinary conversation takes milliseconds
+MAX_GROWTH = 2**29  # bytes of resident memory, of the process while it renders
+CHECK_S = 0.01  # between two checks
+
+
+def bound_templates() -> None:
+    """Let transformers compile chat templates in its own sandbox with limits on time and memory from now on.
+
+    Not undone afterwards: transformers keeps what it has compiled.
+    """
+    from transformers.utils import chat_template_utils
+
+    chat_template_utils.ImmutableSandboxedEnvironment = _bounded_sandbox()  # type: ignore[assignment,misc]
+
+
+@cache
+def _bounded_sandbox() -> type:
+    import psutil
+    from jinja2.compiler import CodeGenerator
+    from jinja2.exceptions import SecurityError
+    from jinja2.runtime import Context
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class BoundedContext(Context):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.began = self.checked = time.thread_time()
+            self.resident = psutil.Process().memory_info().rss
+
+        def derived(self, locals=None):
+            context = super().derived(locals)
+            context.began, context.resident = self.began, self.resident  # type: ignore[attr-defined]
+            return context
+
+        def check_limits(self):
+            now = time.thread_time()
+            if now - self.checked < CHECK_S:
+                return
+            self.checked = now
+            if now - self.began > MAX_CPU_S:
+                raise SecurityError(f"it computes for more than {MAX_CPU_S:.0f} s")
+            if psutil.Process().memory_info().rss - self.resident > MAX_GROWTH:
+                raise SecurityError("it makes texts or lists without end")
+
+    class BoundedCode(CodeGenerator):
+        def blockvisit(self, nodes, frame):
+            self.writeline("context.check_limits()")
+            super().blockvisit(nodes, frame)
+
+    class BoundedSandbox(ImmutableSandboxedEnvironment):
+        context_class = BoundedContext
+        code_generator_class = BoundedCode
+
+    return BoundedSandbox
