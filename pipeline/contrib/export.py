@@ -26,7 +26,7 @@ OLLAMA_TEMPLATE = """{{- range $i, $_ := .Messages }}
 
 
 def modelfile(gguf: str, *, model: Path) -> str:
-    """Return Ollama's Modelfile for the file `gguf` beside it, written of the model in that folder.
+    """Return Ollama's Modelfile for the file `gguf` in the same folder, made of the model in that folder.
 
     Raises RecipeError for a chat template that is not the built-in one: it would have to be written in another
     language.
@@ -53,7 +53,7 @@ TOLERANCE = 1e-3  # of a logit; seen: 2e-6
 
 
 def write_onnx(model: Path, folder: Path, *, loaded: Any) -> None:
-    """Write the loaded model of that folder as model.onnx, its fp32 weights beside it, and its configs; compared in
+    """Write the loaded model of that folder as model.onnx, its fp32 weights, and its configs; compared in
     onnxruntime.
 
     Rows may be padded on the left. There is no cache: every new token is computed from the whole text. Raises

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
         "--public", action="store_true", help="create the repository as public; default the recipe's hub.private"
     )
     push_arguments.add_argument(
-        "--with-state", action="store_true", help="also the newest checkpoint, from which `pull` goes on training"
+        "--with-state", action="store_true", help="also the newest checkpoint, from which a pulled run continues"
     )
     push_arguments.add_argument(
         "--trust-code", action="store_true", help="load what was published also with code that is not this program's"
@@ -45,7 +45,9 @@ def main(argv: list[str]) -> int:
     )
     export_arguments.add_argument("model", metavar="RUN_OR_MODEL", help="a run, a checkpoint or a model folder")
     export_arguments.add_argument("--to", choices=("gguf", "ollama", "onnx", "safetensors"), required=True)
-    export_arguments.add_argument("--output", metavar="PATH", help="default beside the model, named by run and format")
+    export_arguments.add_argument(
+        "--output", metavar="PATH", help="default next to the model, named by run and format"
+    )
     export_arguments.add_argument(
         "--type",
         metavar="TYPE",

@@ -28,7 +28,7 @@ STATE = "last-checkpoint"  # as transformers' hub_strategy="checkpoint" names it
 
 def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> RunDirectory:
     """Download a repository into runs/<name of the run>: its model under model/ and, where it was pushed, its newest
-    checkpoint, from which the run goes on; both verified.
+    checkpoint, from which the run continues; both verified.
 
     Raises CannotWriteError when a run of that name exists, DataError when the repository is no pushed run or its files
     are not those that were sealed, ServiceError when the Hub refuses or stays away.
@@ -94,7 +94,7 @@ def run_name(snapshot: Path, repo_id: str, *, needs: tuple[str, ...] = ()) -> st
     if missing:
         raise DataError(
             f"{repo_id}: {', '.join(missing)} missing, so it is no run that was pushed with this program. "
-            "A model alone needs no pull: name it where a model is asked for."
+            "A model alone needs no pull: give its id as the model."
         )
     try:
         manifest = read_json(snapshot / "run_manifest.json")
@@ -111,7 +111,7 @@ def run_name(snapshot: Path, repo_id: str, *, needs: tuple[str, ...] = ()) -> st
 
 
 def place_records(snapshot: Path, run: RunDirectory) -> None:
-    """Move what the run wrote beside its model to where a run keeps it."""
+    """Move the run's other records to where a run keeps it."""
     for target in run.records():
         if (snapshot / target.name).exists():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def restore_from_hub(hub: Hub, run: RunDirectory) -> None:
     if hub.id is None or by_step(run.checkpoints) or "finished" in run.read_manifest():
         return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        print(f"HF_HUB_OFFLINE is set, so {hub.id} was not asked for a checkpoint of this run.", flush=True)
+        print(f"HF_HUB_OFFLINE is set, so {hub.id} was not searched for a checkpoint of this run.", flush=True)
         return
     bound_waits()
     commit = _commit_with_state(hub.id, (hub.revision or "main").replace("{run}", run.name))

@@ -14,23 +14,23 @@ LOGIN = "Run `hf auth login`, or set HF_TOKEN to a token that may write there; o
 
 
 def write_findings(hub: Hub, run: RunDirectory, *, where: str) -> tuple[list[TandemError], list[str]]:
-    """Return (problems, notes): whether hub.id may be written, asked before step 1. where: of hub.id in the recipe."""
+    """Return (problems, notes): whether hub.id may be written, before step 1. where: of hub.id in the recipe."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return [], [f"{where}: HF_HUB_OFFLINE is set, so write access to {hub.id} was not checked."]
-    asked = ThreadPoolExecutor(1)
+    executor = ThreadPoolExecutor(1)
     try:
-        outcome = asked.submit(_refusal, hub.id or "", hub.private, hub.license).result(PATIENCE_S)
+        outcome = executor.submit(_refusal, hub.id or "", hub.private, hub.license).result(PATIENCE_S)
     except Exception as error:  # the client raises many kinds; whichever it is, the service is away
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         return [], [f"{where}: the Hub did not say whether {hub.id} may be written ({reason})."]
     finally:
-        asked.shutdown(wait=False)
+        executor.shutdown(wait=False)
     if not outcome:
         return [], []
     if run.has_trained():
         return [], [
             (
-                f"{where}: {outcome} The run has trained and goes on; what is not published is listed at its end, for "
+                f"{where}: {outcome} The run has trained and continues; publish it later with "
                 f"`{command('hub', 'push', run.path)}`."
             )
         ]

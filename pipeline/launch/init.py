@@ -18,7 +18,7 @@ from pipeline.recipe import read_recipe
 from pipeline.recipe.start_from import resolve_start
 from pipeline.run_dir.failures import exit_with_status
 
-# What is often changed beside the data; every key: docs/recipes.md.
+# What is often changed apart from the data; every key: docs/recipes.md.
 TEXT = """
 # tokenizer: {vocab_size: 8192}   # ids, trained on your text: 4096 up to 10 MB, 8192 for 100 MB, 32768 for gigabytes
 # model: {depth: 6}               # larger learns more and takes longer: the plan says how long
@@ -72,7 +72,7 @@ def train_lines(source: dict[str, Any], *, stage: str) -> str:
     if steps is not None and steps < SCORINGS * recipe.train["eval_steps"]:
         every = str(max(LEAST_STEPS, steps // SCORINGS))
         keys["eval_steps"] = (every, "steps between two scorings of what is held out")
-        keys["save_steps"] = (every, "steps between two checkpoints, from which a stopped run goes on")
+        keys["save_steps"] = (every, "steps between two checkpoints, from which a stopped run continues")
     lines = (f"{f'  {key}: {value}':<34}# {meaning}\n" for key, (value, meaning) in keys.items())
     return "train:\n" + "".join(lines)
 

@@ -3,7 +3,7 @@
     python pipeline/launch/launch.py ENTRY DEFAULT_RECIPE [RECIPE] [section.key=value ...]
 
 `accelerate launch` hands on neither signals nor exit statuses: a signal for the launcher would kill it or the ranks
-before they have saved. Here the launcher lives in a session of its own, signals go to the ranks alone, and the status
+before they have saved. Here the launcher lives in its own session, signals go to the ranks alone, and the status
 and message come from the file that the ranks find in $TANDEM_STATUS (line 1: status; the rest: message).
 
 In the environment: NPROC, processes of this machine. MAX_RESTARTS, how often a run that crashed is started again.
@@ -200,7 +200,7 @@ def final_status(status_file: Path, launcher_status: int, signals: list[int]) ->
             return (
                 128 + signals[-1],
                 (
-                    f"a second signal ({name}) ended the run at once. Run the same command again to go on from its "
+                    f"a second signal ({name}) ended the run at once. Run the same command again to continue from its "
                     "newest checkpoint."
                 ),
             )

@@ -16,7 +16,7 @@ from pathlib import Path  # noqa: E402
 
 import yaml  # noqa: E402
 
-# What the shipped configs of one process say beside `use_cpu`. One that says anything else is left to accelerate.
+# What the shipped configs of one process say apart from `use_cpu`. One that says anything else is left to accelerate.
 ALONE = {
     "compute_environment": "LOCAL_MACHINE",
     "distributed_type": "NO",

@@ -1,4 +1,4 @@
-"""`python -m pipeline.monitor`: GPU power, temperature and memory, and the host's load, as CSV beside any program."""
+"""`python -m pipeline.monitor`: GPU power, temperature and memory, and the host's load, as CSV next to any program."""
 
 import argparse
 import signal
@@ -54,11 +54,11 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--every is {options.every:g}; write seconds above 0")
     hz = 1 / options.every if options.hz is None else options.hz
     if not 0 < hz <= HIGHEST_HZ:
-        parser.error(f"{hz:g} samples a second were asked for; it must be above 0 and at most {HIGHEST_HZ:g}")
+        parser.error(f"{hz:g} samples a second; it must be above 0 and at most {HIGHEST_HZ:g}")
     signal.signal(signal.SIGTERM, _stop)
     try:
         if options.output is None:
-            # The stream as it was opened: what prints a run's words goes on without a reader, and this must end
+            # The stream as it was opened: the stream of a run works on without a reader, and this must end
             # without one.
             write_samples(sys.__stdout__ or sys.stdout, hz=hz, samples=options.samples)
         else:

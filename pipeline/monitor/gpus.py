@@ -87,7 +87,7 @@ def throttle_words(bits: int) -> str:
 
 
 class _Gpu:
-    """One GPU. Consumer boards and virtual GPUs do not answer every question; those are not asked again."""
+    """One GPU. Consumer boards and virtual GPUs do not answer every question; those are not repeated."""
 
     def __init__(self, nvml: Any, index: int, device: Any):
         self.nvml, self.device = nvml, device

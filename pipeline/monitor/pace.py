@@ -27,7 +27,7 @@ class Pace:
         return max(self._due_s - time.monotonic(), 0.0)
 
     def mark(self) -> float:
-        """Return a sample is taken: the time to write beside it."""
+        """Return the time of the sample that is taken now, in seconds since 1970."""
         now = time.monotonic()
         self._due_s = max(self._due_s + self.period_s, now)
         self._last_s = now

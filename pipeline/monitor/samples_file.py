@@ -31,7 +31,7 @@ NUMBERS = [
 
 
 class SampleTable:
-    """Writes samples; what was written stands in the file at most FLUSH_S later. attempt: None outside of a run."""
+    """Writes samples; what was written is in the file at most FLUSH_S later. attempt: None outside of a run."""
 
     def __init__(self, output: TextIO, *, host: str, attempt: int | None, header: bool = True):
         self.output, self.host, self.attempt = output, host, attempt

@@ -97,7 +97,7 @@ def as_os_error() -> Iterator[None]:
         raise OSError(str(error).strip() or type(error).__name__) from error
 
 
-# Seconds without a byte, not for a whole transfer: one of hours goes on as long as it moves.
+# Seconds without a byte, not for a whole transfer: one of hours continues as long as it moves.
 CONNECT_S, SILENCE_S = 10.0, 60.0
 
 
@@ -110,9 +110,9 @@ def client_with_timeouts() -> Any:
     limits = {"connect": CONNECT_S, "read": SILENCE_S, "write": SILENCE_S, "pool": SILENCE_S}
 
     def limit(request: Any) -> None:
-        # model_info and its like pass None, which stands above the client's own timeout.
-        asked = request.extensions.get("timeout") or {}
-        request.extensions["timeout"] = limits | {name: s for name, s in asked.items() if s is not None}
+        # model_info and its like pass None, which overrides the client's own timeout.
+        given = request.extensions.get("timeout") or {}
+        request.extensions["timeout"] = limits | {name: s for name, s in given.items() if s is not None}
 
     made.event_hooks["request"] = [*made.event_hooks["request"], limit]
     return made

@@ -111,7 +111,7 @@ def progress(
 def waiting(what: str, *, detail: Callable[[], str] = str, after_s: float = 0.0) -> Iterator[None]:
     """Show while the block runs that it does, and for how long by now: for work whose length nobody knows.
 
-    detail: what to add, asked from a thread of its own. after_s: before which nothing is shown.
+    detail: what to add, called from another thread. after_s: seconds before which nothing is shown.
     """
     if int(os.environ.get("RANK", 0)) != 0:
         yield
@@ -121,12 +121,12 @@ def waiting(what: str, *, detail: Callable[[], str] = str, after_s: float = 0.0)
     def show() -> None:
         if over.wait(after_s):
             return
-        terminal, next_line, more, asked = on_terminal(), FIRST_LINE_S, "", 0.0
+        terminal, next_line, more, detail_at = on_terminal(), FIRST_LINE_S, "", 0.0
         while True:
             elapsed = time.monotonic() - began
             text = f"{what}: {seconds_text(elapsed)}"
-            if elapsed - asked >= DETAIL_EVERY_S:
-                more, asked = detail(), elapsed
+            if elapsed - detail_at >= DETAIL_EVERY_S:
+                more, detail_at = detail(), elapsed
             if terminal:
                 sys.stderr.write(f"\r{text}{', ' if more else ''}{more}\x1b[K")
                 sys.stderr.flush()

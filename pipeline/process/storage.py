@@ -137,7 +137,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def write_sealed_json(path: str | Path, value: dict[str, Any]) -> None:
-    """Write an object with a checksum of its own, which `read_sealed_json` compares."""
+    """Write an object with its checksum, which `read_sealed_json` compares."""
     write_json(path, {**value, OWN_SUM: sum_of(value)})
 
 
@@ -224,7 +224,7 @@ def folder_bytes(folder: str | Path) -> int:
 
 
 def temporary_folder(path: str | Path) -> Path:
-    """Return a new folder beside `path`, which becomes it with `publish_folder`; a name that starts with .tmp- never
+    """Return a new folder next to `path`, which becomes it with `publish_folder`; a name that starts with .tmp- never
     counts as whole."""
     path = Path(path)
     make_parent(path)

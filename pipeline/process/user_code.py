@@ -1,6 +1,6 @@
 """The one gate for code that is not this program's: `module:attr` names, and the code files of a model (`auto_map`).
 
-Code runs unasked where the user named the place: a module beside the recipe of the command line, or in the working
+Code runs unasked where the user named the place: a module next to the recipe of the command line, or in the working
 folder for a name on the command line itself. All other code (an installed module, a run's own recipe, a model's
 repository) runs only when the user trusts it. What runs is printed before it does, and recorded in the manifest.
 """
@@ -48,7 +48,7 @@ class CodeFolder:
 
 
 def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str = "") -> Any:
-    """Return the object `module:attr`. folder: where it may be; a path stands for CodeFolder(path).
+    """Return the object `module:attr`. folder: where it may be; a path means CodeFolder(path).
 
     Raises RecipeError for code that the user has not named or trusted, for a module that cannot be imported or ends the
     process, and for an object that is another module's.
@@ -109,7 +109,7 @@ def _add_imports(module_name: str, file: Path, folder: str, files: set[Path]) ->
 def allow_model_code(config: dict[str, Any], path: str, *, known: bool, code: CodeFolder, where: str = "") -> bool:
     """Return what transformers gets as trust_remote_code for a model: whether its own code files are to be run.
 
-    config: the content of its config.json. known: its model_type is one that needs no code of its own. Raises
+    config: the content of its config.json. known: its model_type is one that needs no code files. Raises
     RecipeError for one that does and is not trusted.
     """
     classes = config.get("auto_map")

@@ -1,7 +1,7 @@
 """Whole checkpoints: written under another name, sealed with the hash of every file, renamed, and verified before use.
 
 start(job) is called in the training; `python pipeline/run_dir/checkpoints.py` is the other side, a process that puts
-the checkpoint on the disk while training goes on, and outlives the training's death.
+the checkpoint on the disk while training continues, and outlives the training's death.
 """
 
 import errno
@@ -150,7 +150,7 @@ def unexpected_model_files(folder: Path) -> list[str]:
 
 
 def has_whole_model(folder: Path) -> bool:
-    """Return whether from_pretrained loads what was written, however damaged the training state beside it is."""
+    """Return whether from_pretrained loads what was written, however damaged the training state is."""
     damaged = {problem.split(" ", 1)[0] for problem in problems(folder)}
     state = ("optimizer", "scheduler.", "trainer_state.", "position.", "rng-")
     return all(name.startswith(state) for name in damaged)
@@ -197,7 +197,7 @@ def newest_whole(checkpoints: Path, quarantine: Path) -> tuple[Path | None, list
 
 
 def quarantined(folder: Path, quarantine: Path) -> Path:
-    """Move a checkpoint out of the way, beside those that were moved before; returns its new place."""
+    """Move a checkpoint to quarantine; return its new place."""
     quarantine.mkdir(parents=True, exist_ok=True)
     target = quarantine / folder.name
     number = 1
@@ -245,7 +245,7 @@ def clean(checkpoints: Path) -> None:
 # error as JSON on stderr.
 #
 # Of a sharded model each rank starts such a process for its own files, all into one folder. Those of rank 1 and above
-# report bytes and sha256 of theirs in a folder beside it; that of rank 0 waits for the reports, then seals and renames
+# report bytes and sha256 of theirs in a folder next to it; that of rank 0 waits for the reports, then seals and renames
 # as for one process.
 
 LOCK = ".writing"
@@ -393,8 +393,8 @@ def _write_report(report: Path, facts: dict[str, Any]) -> None:
 
 
 def reports(temporary: Path) -> Path:
-    """Return the folder of the reports of ranks above 0: beside the checkpoint's, which holds nothing else at any
-    time."""
+    """Return the folder of the reports of ranks above 0: next to the checkpoint's, which never holds
+    anything else."""
     return temporary.with_name(f"{temporary.name}-reports")
 
 
@@ -447,7 +447,7 @@ def error_line(error: OSError) -> str:
 
 
 def last_words(stderr: bytes) -> dict[str, Any]:
-    """Return the writer's error, the last line that it wrote; ValueError when it died without one. Notes may stand
+    """Return the writer's error, the last line that it wrote; ValueError when it died without one. Notes may come
     before it."""
     return parse_json(stderr.strip().rpartition(b"\n")[2])
 

@@ -178,7 +178,7 @@ def _report_status(status: int, message: str, *, first_rank_only: bool) -> bool:
     path = os.environ.get("TANDEM_STATUS")
     if not path:
         return False
-    if not first_rank_only or int(os.environ.get("LOCAL_RANK", 0)) == 0:  # each machine has a file of its own
+    if not first_rank_only or int(os.environ.get("LOCAL_RANK", 0)) == 0:  # each machine has its own file
         try:
             with open(path, "x") as file:
                 file.write(f"{status}\n{message}\n")
@@ -215,7 +215,7 @@ def _print_error(error: BaseException, status: int, message: str) -> None:
         _write_failure(error, status, message)  # of the first rank that fails: the launcher then ends the others
     if isinstance(_as_tandem_error(error), TandemError):
         rank = int(os.environ.get("RANK", 0))
-        # Each host has an output of its own.
+        # Each host has its own output.
         if int(os.environ.get("LOCAL_RANK", rank)) == 0 or not getattr(error, "of_all_ranks", False):
             what = message if status in (75, 130) else f"error: {message}"
             print(what if rank == 0 else f"rank {rank}: {what}", file=sys.stderr)
@@ -286,7 +286,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def write_report(run: RunDirectory, *, limit_s: float | None = None) -> str | None:
-    """Write the run's report by a process of its own: this one may be out of memory, or hang in any import. Return
+    """Write the run's report by another process: this one may be out of memory, or hang in any import. Return
     None, or what kept it from being written; the command can be run again at any time."""
     command = [sys.executable, "-m", "pipeline.report", str(run.path.resolve())]
     try:
@@ -342,12 +342,12 @@ POLL_S = 0.25  # how soon the launcher's death and another rank's signal are see
 SAME_SIGNAL_S = 1.0
 MEETING_S = 3.0  # that a rank that leaves at once waits for the others to come with it
 SAVING_S = 600.0  # that a rank which has stopped waits for those that still write its checkpoint
-COMPILATION_S = 8.0  # that a compilation may go on after a signal
+COMPILATION_S = 8.0  # that a compilation may take after a signal
 
 
 class Signals:
     """Made before anything long. Before the first step of a start and after its last one a signal ends the process at
-    once: nothing can be lost. In between it stands in `received`, and the training saves and stops
+    once: nothing can be lost. In between it is in `received`, and the training saves and stops
     (callbacks/stopping.py); only a compilation is not waited for. A second signal leaves at once.
 
     `accelerate launch` hands signals on to nobody: the death of the launcher counts as SIGTERM.
@@ -357,7 +357,7 @@ class Signals:
         self.received = 0
         self.training = self.stopping = self.compiling = False
         self.where = "before the first step of this start; nothing is lost"
-        # Launchers leave their variables behind; started without one, the shell may end and the run goes on.
+        # Launchers leave their variables behind; started without one, the shell may end and the run continues.
         launched = any(name.startswith(("ACCELERATE_", "TORCHELASTIC_")) for name in os.environ)
         self.launcher = os.getppid() if launched else None
         self.store: Any = None
@@ -410,7 +410,7 @@ class Signals:
                 self._hear(signal.SIGTERM)
             self._ask_the_others()
             if self.received and self.training and self.compiling and time.monotonic() - self._since > COMPILATION_S:
-                self.where = "while a step was being compiled; it goes on from the newest whole checkpoint"
+                self.where = "while a step was being compiled; it continues from the newest whole checkpoint"
                 self._leave_at_once()
 
     def _hear(self, number: int) -> None:

@@ -53,7 +53,7 @@ def last_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def counts(row: dict[str, Any], attempts: list[dict[str, Any]]) -> bool:
-    """Return whether a row still counts beside the attempts that came after its own."""
+    """Return whether a row still counts after the attempts that followed its own."""
     return all(counts_beside(row, later) for later in attempts if later.get("attempt", 0) > row.get("attempt", 0))
 
 
@@ -63,7 +63,7 @@ def counts_beside(row: dict[str, Any], later_attempt: dict[str, Any]) -> bool:
     return step <= start and (start > 0 or "event" in row)
 
 
-# Cost of the attempts of a run beside its steps, from the rows that they left.
+# What the attempts of a run cost apart from its steps.
 
 
 def first_start(rows: Iterable[dict[str, Any]]) -> float | None:

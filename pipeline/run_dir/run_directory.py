@@ -68,7 +68,7 @@ class RunDirectory:
         return self.path.name
 
     def records(self) -> list[Path]:
-        """Return what a run writes beside its model; in a repository of the Hub they lie at the root, under the same
+        """Return what a run writes apart from its model; in a repository of the Hub these are at the root, under the same
         names."""
         report = [self.report / name for name in ("report.md", "report.html", "curves.png")]
         return [self.recipe, self.manifest, self.metrics, self.samples, self.evals, self.contamination, *report]
@@ -93,7 +93,7 @@ class RunDirectory:
         return any("event" not in row and row.get("step", 0) > 0 for row in read_rows(self.metrics))
 
     def has_saved(self) -> bool:
-        """Return whether a checkpoint was once whole here, by what lies in quarantine/ or by the metrics' rows of
+        """Return whether a checkpoint was once whole here, by what is in quarantine/ or by the metrics' rows of
         saves."""
         if by_step(self.quarantine):
             return True
@@ -107,7 +107,7 @@ class RunDirectory:
         return next((folder for folder in folders if has_whole_model(folder)), None)
 
     def start_anew(self) -> None:
-        """Move what earlier attempts left in quarantine/ below a folder of its own: none of it is progress any
+        """Move what earlier attempts left in quarantine/ below another folder: none of it is progress any
         more."""
         left = [path for path in self.quarantine.glob("*") if not path.name.startswith("before-")]
         if left:
@@ -122,14 +122,14 @@ class RunDirectory:
         return next((folder for folder in reversed(by_step(self.checkpoints)) if not problems(folder)), None)
 
     def set_aside_after(self, step: int) -> list[str]:
-        """Move checkpoints and a model beyond a step to quarantine, and give a line for each: who goes on from there
+        """Move checkpoints and a model beyond a step to quarantine, and give a line for each: a run that continues from there
         makes others."""
         later = [folder for folder in by_step(self.checkpoints) if (step_of(folder) or 0) > step]
         if (self.model / SEAL).is_file() and _sealed_step(self.model) > step:
             later.append(self.model)
         return [
             (
-                f"{folder}: lies beyond step {step}, where the run goes on. Moved to "
+                f"{folder}: is beyond step {step}, from which the run continues. Moved to "
                 f"{quarantined(folder, self.quarantine)}."
             )
             for folder in later
