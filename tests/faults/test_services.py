@@ -44,10 +44,11 @@ code = '''
 import os, pipeline.process.network as c, pipeline.hub.publisher as p, pipeline.hub.client as r
 r.FIRST_WAIT_S, r.ATTEMPTS, p.FIRST_PAUSE_S, p.LOOK_EVERY_S, c.SILENCE_S = 0.05, 2, 0.1, 0.1, 0.5
 from pipeline.run_dir.run_directory import RunDirectory
+os.makedirs(%r + "/hub_queue", exist_ok=True)
 log = open(%r + "/hub_queue/publisher.log", "ab")
 os.dup2(log.fileno(), 1)
 p.publish_checkpoints(RunDirectory(%r), trainer=%d)
-''' % (sys.argv[1], sys.argv[1], os.getpid())
+''' % (sys.argv[1], sys.argv[1], sys.argv[1], os.getpid())
 subprocess.Popen([sys.executable, "-c", code], start_new_session=True).wait()
 """
 

@@ -371,9 +371,9 @@ def test_every_command_on_the_card_is_one_that_the_program_takes(tmp_path, monke
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("hub.license=Apache-2.0", "hub.license: is 'Apache-2.0', and the Hub's ids are in lower case"),
+        ("hub.license=Apache-2.0", "hub.license: is 'Apache-2.0'; it must be a license"),
         ("hub.license=apache 2", "hub.license: is 'apache 2'"),
-        ("hub.language=[English]", "hub.language: holds 'English'; it must be ISO 639 codes"),
+        ("hub.language=[English]", "hub.language.0: is 'English'; it must be an ISO 639 code"),
     ],
 )
 def test_what_the_hub_would_refuse_in_a_cards_metadata_is_refused_in_the_recipe(override, said):
