@@ -152,7 +152,7 @@ def cell(tokenizer, kind: str, talk, capacity: int) -> str:
     from pipeline.data.losses import fit_conversation
     from pipeline.process.errors import DataError
     from pipeline.tokenizer.chat import render, rendered_talks
-    from pipeline.tokenizer.own_template import with_fixed_date
+    from pipeline.tokenizer.custom_template import with_fixed_date
 
     _, messages, tools, wanted, unwanted = KINDS[kind]
     (whole,) = rendered_talks(tokenizer, [talk])

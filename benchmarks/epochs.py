@@ -21,10 +21,10 @@ from pipeline.hardware.device import decide_bf16
 from pipeline.model.build import build_model
 from pipeline.recipe.model_sizes import model_fields
 from pipeline.recipe.reader import read_recipe
-from pipeline.run.data import resolve_warmup
+from pipeline.run.open_rows import resolve_warmup
 from pipeline.tokenizer.encode import byte_lengths, plain_backend
 from pipeline.tokenizer.train import train_bpe
-from pipeline.training.optimizer import build_optimizer
+from pipeline.training.build import build_optimizer
 from pipeline.training.schedules import StepSchedule
 
 IDS, ROW_TOKENS, ROWS, SCORED_ROWS = 2048, 128, 16, 256

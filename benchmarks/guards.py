@@ -15,20 +15,20 @@ from collections import defaultdict
 from common import ROOT, arguments, compared, show
 
 from pipeline import pretrain
-from pipeline.callbacks.log import Stragglers
-from pipeline.callbacks.stopping import StopSignals
+from pipeline.callbacks.alarms import SlowRank
+from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.monitor import heartbeat
 from pipeline.training.checkpoint import CheckpointSaver
 from pipeline.training.guard import StepGuard
-from pipeline.training.metrics import OwnTime
+from pipeline.training.meters import RankStepTimer
 from pipeline.training.trainer import TandemTrainer
 
 GUARDS = {
     "finite numbers": [(StepGuard, "begin"), (StepGuard, "judge")],
     "signals": [(StopSignals, "on_step_end")],
     "writer": [(CheckpointSaver, "check")],
-    "own time": [(OwnTime, "begin"), (OwnTime, "before_backward")],
-    "stragglers": [(Stragglers, "on_log")],
+    "own time": [(RankStepTimer, "begin"), (RankStepTimer, "before_backward")],
+    "stragglers": [(SlowRank, "on_log")],
 }
 
 

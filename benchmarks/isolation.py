@@ -120,7 +120,7 @@ not, the start of the run says so. What follows:
 | not built | no small model of the type can be made here, for the reason given | tried on the model itself | {not built} |
 
 Padding stands behind the text and is no target; what a state does there changes nothing before it. Validation rows (`val/bpb` of an
-isolated pretraining, `val/bpb_documents`, `sft/assistant_bpb`) are made alike. How much of the rows is padding is said at the start,
+isolated pretraining, `val/bpb_documents`, `sft/assistant_bpb`) are made group_by_placement. How much of the rows is padding is said at the start,
 by `pipeline.data` and by the plan: rows not much longer than the texts (`data.row_tokens`) waste least. The rows have cache keys of
 their own; a run that began with several texts in a row, before this was tried, goes on with them and says so. Tandem's own models
 and GPT-2, which is trained as one, are held to it by `tests/contracts/`.

@@ -30,7 +30,7 @@ from pipeline.recipe.model_sizes import model_fields
 from pipeline.recipe.reader import read_recipe
 from pipeline.tokenizer.encode import byte_lengths, plain_backend
 from pipeline.tokenizer.train import train_bpe
-from pipeline.training.optimizer import build_optimizer
+from pipeline.training.build import build_optimizer
 from pipeline.training.schedules import StepSchedule
 
 ROW_TOKENS, ROWS, VALIDATION_ROWS, IDS = 128, 8, 192, 2048

@@ -16,7 +16,8 @@ from common import DEVICE, arguments, compared, seconds, show
 
 from pipeline.model.build import build_model
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.checkpoint import CheckpointSaver, ModelFiles, optimizer_tensors
+from pipeline.training.checkpoint import CheckpointSaver, ModelFiles
+from pipeline.training.optimizer_state import optimizer_tensors
 
 
 class NoTokenizer:

@@ -47,7 +47,7 @@ def cell(plan: Plan) -> str:
     assert plan.device.memory_gib
     if plan.memory.total > usable_bytes(plan.device.memory_gib):
         return "-"
-    return f"{micro_batch(plan.recipe)} rows, {time_text(plan.duration.total.value)}"
+    return f"{micro_batch(plan.recipe)} rows, {time_text(plan.duration.total)}"
 
 
 def table() -> str:

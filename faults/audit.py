@@ -221,10 +221,8 @@ def _position(audit: Audit, figures: Figures) -> None:
 
 
 def rates_are_the_recipes(figures: Figures) -> Audit | None:
-    """Compare each rate with its peak times the schedule: the recipe's rate x optimizer.rate_scale x optim/lrm.
-
-    Left out is a group with a decay_fraction of its own. optim/lr is one of the groups' rates.
-    """
+    """Compare each rate with its peak times the schedule: the recipe's rate x optimizer.rate_scale x optim/lrm. optim/lr is one of
+    the groups' rates."""
     kind, audit = figures.recipe("optimizer.type"), Audit()
     if not is_ours(figures):
         return None
@@ -237,7 +235,7 @@ def rates_are_the_recipes(figures: Figures) -> Audit | None:
             group = group or {}
             peak = group.get("learning_rate")
             steps, rate, multiplier = both(figures, f"optim/lr/{name}", "optim/lrm")
-            if peak is not None and group.get("decay_fraction") is None:
+            if peak is not None:
                 wanted = peak * (1.0 if scale is None else scale) * multiplier
                 audit.equal(f"optim/lr/{name}", steps, rate, wanted, why="recipe x schedule is")
         rates = [figures.series(f"optim/lr/{name}") for name in groups]

@@ -22,13 +22,14 @@ def import_everything() -> None:
     """What an entry imports, so that a fork begins at once. No tensor may be computed here: threads do not survive forks."""
     import pipeline.pretrain
     import pipeline.report.single
-    import pipeline.run.data
     import pipeline.run.finish
+    import pipeline.run.inputs
+    import pipeline.run.open_rows
     import pipeline.run.open_run
-    import pipeline.run.train
     import pipeline.sft
     import pipeline.sources.open
     import pipeline.tokenizer
+    import pipeline.train
     import pipeline.training.build  # noqa: F401
 
 

@@ -9,7 +9,7 @@
 #   2026-11-27, Python 3.11, Linux, CPU, gloo.
 # Costs: logged norms of layers, update ratios, spike detectors and thresholds shrink with the number of ranks, and
 #   ranks that decide by them (skip a step, stop) may decide differently.
-# Tandem: pipeline/training/metrics.py adds up norms over the ranks before it logs optim/param_norm.
+# Tandem: pipeline/training/norms.py adds up norms over the ranks before it logs optim/param_norm.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -9,7 +9,7 @@
 #   the same to 1e-4. No warning. 2026-11-27, Python 3.11, Linux, CPU.
 # Costs: scores of an evaluation with long rows depend on the order of the data set, on the batch size and on what
 #   was run before; two runs over the same rows disagree.
-# Tandem: says so before step 1 where rows are that long (rope_notes in pipeline/model/load.py, docs/finetune.md).
+# Tandem: docs/finetune.md says so; keep data.row_tokens within the length that it was trained on.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

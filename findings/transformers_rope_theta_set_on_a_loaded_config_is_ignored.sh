@@ -11,7 +11,7 @@
 # Costs: an ablation over the base, or a longer context by a larger base, trains and scores the old model; and other
 #   programs that read the top-level key of the saved config.json compute the other one.
 # Tandem: writes one number to both places of the config.json that it saves (_add_older_rope_keys in
-#   pipeline/model/build.py).
+#   pipeline/model/saved.py).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -11,7 +11,7 @@ import sys
 import threading
 
 # Processes beside a run, which end as their parent expects.
-HELPERS = ("sampler.py", "trackio_writer.py", "mirror.py", "probing.py", "checkpoints.py")
+HELPERS = ("sampler.py", "probing.py", "checkpoints.py")
 
 
 def leave_at_once(number: int, frame: object) -> None:

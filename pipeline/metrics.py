@@ -1,7 +1,7 @@
 """The registry of metrics: name, unit, meaning, direction, panel and the names that other programs give to the same number.
 
-Console, best checkpoint, TensorBoard, report, importers and model card read it; `python -m pipeline.metrics` writes the tables
-of docs/metrics.md from it.
+Console, best checkpoint, TensorBoard, report, importers and model card read it; docs/metrics_page.py writes the tables of
+docs/metrics.md from it. After it come the protocol of a score and the recent values of one number.
 """
 
 import hashlib
@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import groupby
-from pathlib import Path
 from typing import Any, Literal
 
 # Columns of docs/metrics.md; the last one is of nanochat's and picoLLM's console lines.
@@ -95,7 +93,7 @@ SECTIONS: dict[str, Sequence[Metric]] = {
                panel="Learning rate", aliases=[nemo("lr"), nemo("learning-rate", label="Megatron"), trainer("learning_rate", meaning="of the step just made; of versions before April 2025 of the next one")]),
         Metric("optim/lr/<group>", "-", "the same for each group: embeddings, value_embeddings, head, matrices, scalars, x0_lambdas",
                panel="Learning rate"),
-        Metric("optim/lrm", "-", "multiplier of all peak rates in the step just made, but of groups with a decay_fraction of their own; the console's `lrm`",
+        Metric("optim/lrm", "-", "multiplier of all peak rates in the step just made; the console's `lrm`",
                aliases=[nanochat("lrm"), wandb("train/lrm"), nanochat_csv("lrm")]),
         Metric("optim/grad_norm", "-", "L2 norm of a step's whole gradient before clipping: the largest of the steps since the last log, of those where it is finite. Rows without optim/grad_norm_median are of earlier versions, which gave the norm of the last step",
                panel="Gradient norm before clipping", aliases=[nemo("grad_norm"), nemo("grad-norm", label="Megatron"), nanochat("grad norm", label="older"), nanochat_csv("grad_norm"), trainer("grad_norm", meaning="of the last step")]),
@@ -272,7 +270,7 @@ def metric_of(name: str) -> Metric | None:
 
 @cache
 def groups(*sections: str) -> tuple[str, ...]:
-    """Return what stands before the slash in the names of those sections, or of all."""
+    """Return what comes before the slash in the names of those sections, or of all."""
     found = (metric for section in sections or SECTIONS for metric in SECTIONS[section] if "/" in metric.name)
     return tuple(dict.fromkeys(metric.group for metric in found))
 
@@ -296,40 +294,6 @@ def aliases_of(*programs: str) -> dict[str, tuple[str, Alias]]:
     """{a program's name in lower case: (our name, alias)} of what is imported; exports differ in case: TFLOPS_per_GPU, TFLOPs_per_GPU."""
     found = ((metric.name, alias) for metric in METRICS.values() for alias in metric.aliases)
     return {alias.name.lower(): (ours, alias) for ours, alias in found if alias.imported and alias.program in programs}
-
-
-# The tables of docs/metrics.md.
-
-HEAD = "| name | unit | what it is | NeMo | nanochat | Trainer |\n| --- | --- | --- | --- | --- | --- |\n"
-
-
-def _cell(aliases: Sequence[Alias]) -> str:
-    """Return the names, each group of one unit and meaning with both in brackets."""
-    cells = []
-    for notes, group in groupby(aliases, lambda alias: [note for note in (alias.unit, alias.meaning) if note]):
-        names = ", ".join(f"{alias.label} `{alias.name}`".strip() for alias in group)
-        cells.append(names + (f" ({', '.join(notes)})" if notes else ""))
-    return ", ".join(cells) or "-"
-
-
-def table(metrics: Sequence[Metric]) -> str:
-    """Return the rows of metrics in Markdown; those that follow on one another with the same meaning share one."""
-    rows = []
-    for (unit, meaning), same in groupby(metrics, lambda metric: (metric.unit, metric.meaning)):
-        of = list(same)
-        theirs = [
-            [alias for alias in of[0].aliases if alias.program in programs]
-            for programs in ((NEMO,), (NANOCHAT, NANOCHAT_WANDB), (TRAINER,))
-        ]
-        names = ", ".join(f"`{metric.name}`" for metric in of)
-        rows.append(" | ".join([f"| {names}", unit, meaning, *map(_cell, theirs)]) + " |\n")
-    return HEAD + "".join(rows)
-
-
-def with_tables(page: str) -> str:
-    """Return docs/metrics.md with its tables, a section each in their order, as the registry has them."""
-    tables = map(table, SECTIONS.values())
-    return re.sub(rf"{re.escape(HEAD)}(?:\| .*\n)*", lambda _: next(tables), page)
 
 
 # The protocol of a score: the parts that say on what and how it was measured, and the id that is their hash.
@@ -418,8 +382,6 @@ def _value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-# The recent values of one number, and which value is far above them.
-
 WINDOW = 128  # values that are remembered
 ENOUGH = 20  # before that nothing is called unusual: losses fall fast in the beginning
 DEVIATIONS = 6.0
@@ -451,9 +413,3 @@ class RecentValues(deque[float]):
             usual = max(statistics.median(before), statistics.median(after))
             if values[i] > EARLY * usual:
                 yield len(values) - 1 - i, {"value": values[i], "highest_usual": EARLY * usual, "usual": usual}
-
-
-if __name__ == "__main__":
-    page = Path(__file__).parents[1] / "docs" / "metrics.md"
-    page.write_text(with_tables(page.read_text()))
-    print(f"wrote {page}")

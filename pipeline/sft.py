@@ -6,8 +6,8 @@ from pathlib import Path
 if not __package__:  # started as a file: `pipeline/` stands first on the path and would hide libraries
     sys.path[0] = str(Path(__file__).parents[1])
 
-from pipeline.run import run_stage
 from pipeline.run_dir.failures import exit_with_status
+from pipeline.stage import run_stage
 
 
 def main(argv: list[str]) -> int:

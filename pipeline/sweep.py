@@ -23,7 +23,8 @@ from typing import Any
 from pipeline.evals.intervals import student_t, two_sided
 from pipeline.hardware.accelerators import device_without_torch, leave_accelerators, visible_gpus
 from pipeline.metrics import BPB_OF_STAGE, metric_of
-from pipeline.plan.plan import NotMeasured, Plan, make_plan, measure
+from pipeline.plan.plan import Plan, make_plan
+from pipeline.plan.probe import NotMeasured, measure
 from pipeline.process.commands import command, program, whole_number
 from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError, TandemError, first_line
 from pipeline.process.progress import seconds_text
@@ -532,7 +533,9 @@ class Sweep:
         given = [self.options.recipe, *self._words(overrides)]
         needed = memory.total if memory else None
         try:
-            return measure(given, self.device, processes=self.processes, seconds=PROBE_S, needed_bytes=needed).step_s
+            on_cpu = self.device.kind == "cpu"
+            probe = measure(given, processes=self.processes, seconds=PROBE_S, on_cpu=on_cpu, needed_bytes=needed)
+            return probe.step_s
         except NotMeasured as reason:
             raise TandemError(
                 f"--equal time: {what} was not measured, since {reason}. Give tokens or flops."

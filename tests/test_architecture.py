@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pipeline"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # The data's path. A room may import rooms to its left, never to its right.
-ROOMS = ["process", "run_dir", "hardware", "recipe", "monitor", "metrics", "sources", "tokenizer", "data", "model", "generation", "evals", "training", "callbacks", "report", "hub", "plan", "run", "preflight"]  # fmt: skip
+ROOMS = ["process", "run_dir", "hardware", "recipe", "monitor", "metrics", "sources", "tokenizer", "data", "model", "generation", "evals", "training", "callbacks", "report", "hub", "plan", "run", "train", "stage", "preflight"]  # fmt: skip
 ENTRIES = ["pretrain", "sft", "chat", "launch", "sweep"]  # they import every room; nothing imports them
 # What only some runs need: it may import every room, and is imported by functions alone, where a recipe's key or an option asks.
 CONTRIB = "contrib"
@@ -398,14 +398,14 @@ RUNS_CODE = {
     "yaml.full_load": set(),
     "jinja2.Environment": {"hub/card.py", "report/page.py"},  # our own pages
     "jinja2.Template": set(),
-    "render_jinja_template": {"tokenizer/chat.py", "tokenizer/own_template.py"},  # bounded, in a sandbox
+    "render_jinja_template": {"tokenizer/chat.py", "tokenizer/custom_template.py"},  # bounded, in a sandbox
     "apply_chat_template": {"tokenizer/chat.py", "evals/chat.py"},
     "pipeline": set(),  # transformers' and diffusers' pipeline(...)
     "AutoConfig.from_pretrained": {"hub/isolated_load_test.py", "model/load.py", "plan/plan.py"},
     "AutoModelForCausalLM.from_pretrained": {"hub/isolated_load_test.py"},
     "AutoTokenizer.from_pretrained": {"contrib/export.py", "contrib/gguf.py", "hub/isolated_load_test.py", "tokenizer/load.py", "tokenizer/train.py"},
     "PreTrainedTokenizerFast.from_pretrained": {"tokenizer/train.py"},
-    "model_class.from_pretrained": {"hub/isolated_load_test.py", "model/build.py"},  # with what allow_model_code decided
+    "model_class.from_pretrained": {"hub/isolated_load_test.py", "model/saved.py"},  # with what allow_model_code decided
 }  # fmt: skip
 # Files in which trust_remote_code may be another thing than False.
 DECIDES_TRUST = {"model/load.py", "evals/subject.py", "hub/isolated_load_test.py"}
@@ -423,7 +423,7 @@ def calls_of(path: Path) -> Iterator[tuple[str, ast.Call]]:
                 yield f"{ast.unparse(function.value)}.{function.attr}", node
 
 
-STARTS_PROCESSES = {"contrib/sandbox.py", "process/commands.py", "launch/launcher.py", "plan/plan.py", "sweep.py"}
+STARTS_PROCESSES = {"process/commands.py", "launch/launcher.py", "plan/probe.py", "sweep.py", "contrib/sandbox.py"}
 
 
 def test_side_processes_are_started_in_one_place():

@@ -30,9 +30,9 @@ PROGRAMS = ("data", "preflight", "tokenizer", "evals", "chat", "hub", "report")
 MODULES = {name: f"pipeline.{name}" for name in STAGES} | {name: f"pipeline.{name}.__main__" for name in PROGRAMS}
 MODULES["serve"] = "tests.hostile.serve_once"
 # Everything else that an entry imports, so that no child has to.
-ALSO = ("run.train", "run.finish", "run.data", "report.page", "report.single", "training.build",
+ALSO = ("train", "run.finish", "run.open_rows", "report.page", "report.single", "training.build",
         "evals.texts", "evals.bpb", "chat.conversation", "hub.pull", "contrib.export", "data.preview", "data.prepare", "data.preparation",
-        "tokenizer.load", "tokenizer.train", "run.checks", "run.open_run")  # fmt: skip
+        "tokenizer.load", "tokenizer.train", "run.checks", "run.start_process")  # fmt: skip
 
 
 @dataclass
@@ -145,7 +145,6 @@ def serve() -> None:
     )
     for module in [*libraries, *(f"pipeline.{name}" for name in ALSO), *MODULES.values()]:
         importlib.import_module(module)
-    sys.modules["pipeline.run.checks"]._versions()  # of the packages, looked up once for all children
     gc.freeze()  # what a child's collections need not look through
     for line in sys.stdin:
         asked = json.loads(line)

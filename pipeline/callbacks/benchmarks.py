@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pipeline.callbacks.stopping import StopSignals
+from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.evals.tasks import OtherRankFailed, append_entry, entry_of, in_precision
 from pipeline.process.progress import progress
@@ -75,9 +75,12 @@ class Benchmarks(StepCallback):
 
     def due(self, step: int, *, last: bool) -> list[Benchmark]:
         """Return those whose newest cadence up to this step is not scored yet."""
-        return [
-            b for b in self.benchmarks if self.done[b.name] < (step if last else step // b.every_steps * b.every_steps)
-        ]
+        found = []
+        for benchmark in self.benchmarks:
+            newest = step if last else step // benchmark.every_steps * benchmark.every_steps
+            if self.done[benchmark.name] < newest:
+                found.append(benchmark)
+        return found
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.global_step:
@@ -99,7 +102,8 @@ class Benchmarks(StepCallback):
         due = self.due(step, last=step >= state.max_steps)
         if not due:
             return
-        trainer.log_written(on_every_rank(trainer.saver.wait)[0])  # the checkpoint is on the disk, whatever comes now
+        # The checkpoint is on the disk before anything can fail.
+        trainer.log_written(on_every_rank(trainer.saver.wait)[0])
         with trainer.meter.pause():
             findings = self._findings()
         for benchmark in due:
@@ -110,17 +114,21 @@ class Benchmarks(StepCallback):
                 return
 
     def score(self, benchmark: Benchmark, step: int, findings: dict[str, Any] | None) -> None:
-        """Score one benchmark; every rank calls it. A failure is printed and recorded; EvaluationInterrupted goes on
-        to the trainer."""
+        """Score one benchmark; every rank calls it. A failure is printed and recorded; EvaluationInterrupted is
+        raised."""
         trainer, args, started = self.trainer, self.trainer.args, time.perf_counter()
         # On a CPU answers are generated in float32, as `python -m pipeline.evals` does: products of a single position
         # are no faster in bfloat16 there, and oneDNN keeps a kernel of some 90 KB for each length of a row until the
         # process ends (docs/log.md, 2026-11-24).
         leaves_autocast = benchmark.generates and args.device.type == "cpu"
-        half = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
-        world_size, watched = args.world_size, self.stop.on_this_rank
+        precision = "float32"
+        if args.bf16 and not leaves_autocast:
+            precision = "bfloat16"
+        elif args.fp16 and not leaves_autocast:
+            precision = "float16"
+        world_size, interruptible = args.world_size, self.stop.on_this_rank
         if trainer.is_sharded:  # each forward needs every rank: all of them score everything
-            world_size, watched = 1, partial(self.stop.on_every_rank, lockstep=True)
+            world_size, interruptible = 1, partial(self.stop.on_every_rank, lockstep=True)
         try:
             with (
                 trainer.meter.pause(),
@@ -136,12 +144,12 @@ class Benchmarks(StepCallback):
                     device=args.device,
                     rank=args.process_index if world_size > 1 else 0,
                     world_size=world_size,
-                    watched=lambda batches: watched(
+                    watched=lambda batches: interruptible(
                         progress(batches, name=benchmark.name, shown=trainer.is_world_process_zero())
                     ),
                 )
             if trainer.is_world_process_zero():  # before the numbers are logged, which is what a resume goes by
-                rows = in_precision(results, "float32" if leaves_autocast else half)
+                rows = in_precision(results, precision)
                 append_entry(
                     self.run, entry_of(subject=f"step {step}", step=step, device=str(args.device), results=rows)
                 )
@@ -173,7 +181,9 @@ class Benchmarks(StepCallback):
         if (of_all_ranks or isinstance(error, OtherRankFailed)) and not self.trainer.is_world_process_zero():
             return
         reason = f"{type(error).__name__}: {error}"
-        print(f"step {step:05d} | {name} was not scored ({reason}); the training goes on", file=sys.stderr, flush=True)
+        print(
+            f"step {step:05d} | {name} was not scored ({reason}); the training continues", file=sys.stderr, flush=True
+        )
         self.run.add_event(FAILED, step=step, attempt=self.attempt, name=name, reason=reason)
 
     def _recorded(self, name: str) -> int:

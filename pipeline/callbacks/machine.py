@@ -1,6 +1,5 @@
 """The machine's numbers in the logged row: GPUs from a thread that samples them, the host's own, energy."""
 
-import gc
 import os
 import socket
 import time
@@ -11,43 +10,10 @@ from transformers import TrainerCallback
 
 from pipeline.monitor.host import JOULES_PER_KWH, HostSampler, why_no_driver
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.trainer import TandemTrainer
+from pipeline.training.meters import StepMeter
 
 if TYPE_CHECKING:
     from pipeline.monitor.gpu_monitor import GpuMonitor
-
-# Python's search for reference cycles, which takes up to half a second, between steps instead of within them.
-
-EVERY_STEPS = 1000  # where a run saves and evaluates rarely
-
-
-class GarbageBetweenSteps(TrainerCallback):
-    """After the first step everything that lives is taken out of later searches; from then on they are made after
-    saves and evaluations, which wait for the disk or the device anyway, and every EVERY_STEPS steps."""
-
-    def __init__(self) -> None:
-        self.frozen = False
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if not self.frozen:
-            self.frozen = True
-            gc.collect()
-            gc.freeze()
-            gc.disable()
-        elif state.global_step % EVERY_STEPS == 0:
-            gc.collect()
-
-    def on_save(self, args, state, control, **kwargs):
-        if self.frozen:
-            gc.collect()
-
-    on_evaluate = on_save
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.frozen = False
-        gc.unfreeze()
-        gc.enable()
-
 
 HOST_EVERY_S = 1.0  # reading the counters takes most of a millisecond; rows logged more often go without
 
@@ -59,12 +25,12 @@ class Machine(TrainerCallback):
     sooner than the next sample has none. perf/energy_* are in runs on one host only: rank 0 knows no other host's.
     """
 
-    def __init__(self, trainer: TandemTrainer, run: RunDirectory, *, attempt: int, gpu_hz: float):
-        self.trainer, self.run, self.attempt, self.gpu_hz = trainer, run, attempt, gpu_hz
+    def __init__(self, run: RunDirectory, *, attempt: int, gpu_hz: float, meter: StepMeter, world_size: int):
+        self.run, self.attempt, self.gpu_hz, self.meter = run, attempt, gpu_hz, meter
         self.gpus: GpuMonitor | None = None
         self.host = HostSampler(run.path)
         self.host_due_s = 0.0
-        self.one_host = trainer.args.world_size <= _local_ranks()
+        self.one_host = world_size <= _local_ranks()
         self.meter_before: tuple[float, int] | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -84,35 +50,32 @@ class Machine(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if args.local_process_index == 0 and logs and "train/loss" in logs:
-            logs |= self.numbers()  # before the callbacks that write the row
+            logs |= self.numbers(state.global_step)  # before the callbacks that write the row
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.gpus is not None:
             self.gpus.stop()
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self, step: int) -> dict[str, float]:
         """Return the numbers by the names of docs/metrics.md; called once a logged step, after the meter was read."""
         row: dict[str, float] = {}
         if (now := time.monotonic()) >= self.host_due_s:
             self.host_due_s = now + HOST_EVERY_S
             row |= self.host.sample()
         if self.gpus is not None:
-            row |= self._gpu_numbers(self.gpus.read())
+            row |= self._gpu_numbers(self.gpus.read(), step)
         return row
 
-    def _gpu_numbers(self, found: dict[str, float]) -> dict[str, float]:
+    def _gpu_numbers(self, found: dict[str, float], step: int) -> dict[str, float]:
         energy_j, gpus = found.pop("energy_j", None), found.pop("gpus", 0)
         if not found or energy_j is None or not self.one_host:
             return found
-        meter = self.trainer.meter
-        before, self.meter_before = self.meter_before, (meter.total_s, self.trainer.state.global_step)
+        before, self.meter_before = self.meter_before, (self.meter.total_s, step)
         found["perf/energy_kwh"] = energy_j / JOULES_PER_KWH
-        if before is not None and "gpu/power_w" in found and self.meter_before[1] > before[1]:
-            # Power times the seconds of steps: what evaluations and saves drew in between is not the tokens'.
-            tokens = meter.tokens_at(self.meter_before[1]) - meter.tokens_at(before[1])
-            found["perf/energy_j_per_token"] = (
-                gpus * found["gpu/power_w"] * (self.meter_before[0] - before[0]) / tokens
-            )
+        if before is not None and "gpu/power_w" in found and step > before[1]:
+            # Power times the seconds of steps: energy of evaluations and saves in between is not the tokens'.
+            tokens = self.meter.tokens_at(step) - self.meter.tokens_at(before[1])
+            found["perf/energy_j_per_token"] = gpus * found["gpu/power_w"] * (self.meter.total_s - before[0]) / tokens
         return found
 
 

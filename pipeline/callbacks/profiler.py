@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import TrainerCallback
 
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.metrics import StepMeter
+from pipeline.training.meters import StepMeter
 
 
 class ProfileSteps(TrainerCallback):

@@ -1,18 +1,13 @@
-"""python -m pipeline.chat RUN_OR_MODEL [-p PROMPT] [--web]: talk to a model in the terminal, or to several in a
-browser."""
+"""python -m pipeline.chat RUN_OR_MODEL [-p PROMPT] [--web]: talk to a model in the terminal or in a browser."""
 
 import argparse
 import sys
-from collections.abc import Callable
 from contextlib import closing, suppress
 
-from pipeline.chat.conversation import Conversation, Sampling, Speaker, open_speaker, terminal_text
+from pipeline.chat.conversation import ChatModel, Conversation, Sampling, open_chat_model, terminal_text
 from pipeline.process.commands import program
 from pipeline.process.errors import TandemError
-from pipeline.process.storage import cache_dir
 from pipeline.run_dir.failures import exit_with_status
-
-# A conversation in the terminal or through a pipe: lines in, answers out.
 
 QUOTES = '"""'
 COMMANDS = {
@@ -24,7 +19,6 @@ COMMANDS = {
     "/quit": "end, as Ctrl-D does",
     QUOTES: "begins a message of several lines; the next one ends it",
 }
-MOST_HISTORY = 1000  # lines
 
 
 class Terminal:
@@ -33,13 +27,13 @@ class Terminal:
     Answers go to stdout, all else to stderr, so that a pipe carries answers alone.
     """
 
-    def __init__(self, speaker: Speaker, *, system: str | None, sampling: Sampling):
+    def __init__(self, chat_model: ChatModel, *, system: str | None, sampling: Sampling):
         self.sampling = sampling
-        self.conversation = Conversation(speaker, system=system, notify=lambda what: note(f"({what})"))
-        self.speaker = speaker
+        self.conversation = Conversation(chat_model, system=system, notify=lambda what: note(f"({what})"))
+        self.chat_model = chat_model
         self.shown = False  # whether somebody types and sees the prompt
-        if system and not speaker.takes_system:
-            note(f"{speaker.name} reads no system message, so --system changes nothing.")
+        if system and not chat_model.takes_system:
+            note(f"{chat_model.name} reads no system message, so --system changes nothing.")
 
     def talk(self) -> None:
         """Answer messages until /quit or the end.
@@ -48,15 +42,15 @@ class Terminal:
         typed.
         """
         self.shown = sys.stdin.isatty()
-        remember = open_history() if self.shown else lambda: None
         if self.shown:
+            with suppress(ImportError):  # Windows has none
+                import readline  # noqa: F401 - gives input() arrow keys and the lines of this session
             self.introduce()
-        elif not self.speaker.chats:
-            note(is_base(self.speaker))
+        elif not self.chat_model.chats:
+            note(is_base(self.chat_model))
         while True:
             try:
                 text, quoted = self.read()
-                remember()
             except EOFError:
                 if self.shown:
                     print()
@@ -81,17 +75,15 @@ class Terminal:
                 note(f"error: {error}")
 
     def introduce(self) -> None:
-        speaker = self.speaker
-        note(f"{speaker.name}: {speaker.kind}, {speaker.sizes}")
-        if speaker.trained_on:
-            note(f"trained on {speaker.trained_on}")
-        note(f"in {speaker.path}")
-        if not speaker.chats:
-            note(is_base(speaker))
+        chat_model = self.chat_model
+        note(f"{chat_model.name}: {chat_model.kind}, {chat_model.sizes}")
+        note(f"in {chat_model.path}")
+        if not chat_model.chats:
+            note(is_base(chat_model))
         note("/help lists the commands. Ctrl-C stops an answer, Ctrl-D ends.\n")
 
     def read(self) -> tuple[str, bool]:
-        """Return the next message, and whether it stood in triple quotes. Raises EOFError at the end."""
+        """Return the next message, and whether it was between triple quotes. Raises EOFError at the end."""
         text = input("> " if self.shown else "").strip()
         if not text.startswith(QUOTES):
             return text, False
@@ -107,7 +99,7 @@ class Terminal:
         name, _, rest = text.partition(" ")
         if name == "/help":
             for known, meaning in COMMANDS.items():
-                if known != "/system TEXT" or self.speaker.takes_system:
+                if known != "/system TEXT" or self.chat_model.takes_system:
                     note(f"  {known:<13} {meaning}")
         elif name in ("/new", "/clear"):
             self.conversation.clear()
@@ -133,9 +125,9 @@ class Terminal:
             )
 
     def set_system(self, text: str) -> None:
-        if not self.speaker.takes_system:
-            why = "its chat template has no place for one" if self.speaker.chats else "it is a base model"
-            note(f"({self.speaker.name} reads no system message: {why})")
+        if not self.chat_model.takes_system:
+            why = "its chat template has no place for one" if self.chat_model.chats else "it is a base model"
+            note(f"({self.chat_model.name} reads no system message: {why})")
             return
         self.conversation.system = text or None
         self.conversation.clear()
@@ -153,46 +145,15 @@ class Terminal:
         print()
 
 
-def is_base(speaker: Speaker) -> str:
+def is_base(chat_model: ChatModel) -> str:
     return (
-        f"{speaker.name} is a base model: it was not trained to chat and continues your text, "
+        f"{chat_model.name} is a base model: it was not trained to chat and continues your text, "
         "each time without the lines before."
     )
 
 
 def note(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
-
-
-def open_history() -> Callable[[], None]:
-    """Give input() arrow keys and the lines of former sessions. Return what adds the newest lines to their file.
-
-    Without readline (on Windows Python has none) and without a place to write, input() works all the same.
-    """
-    try:
-        import readline
-    except ImportError:
-        return lambda: None
-    try:
-        path = cache_dir() / "chat_history"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)  # the conversation is nobody else's
-        readline.set_history_length(MOST_HISTORY)
-        readline.read_history_file(path)
-    except (OSError, TandemError):
-        return lambda: None
-    written = readline.get_current_history_length()
-
-    def remember() -> None:
-        nonlocal written
-        new, written = readline.get_current_history_length() - written, readline.get_current_history_length()
-        with suppress(OSError):
-            if hasattr(readline, "append_history_file"):
-                readline.append_history_file(new, path)  # Two conversations at a time keep the lines of both.
-            else:  # macOS with libedit
-                readline.write_history_file(path)
-
-    return remember
 
 
 CONTINUED_TOKENS = 128  # of a base model, which seldom ends a text by itself
@@ -207,7 +168,7 @@ def main(argv: list[str]) -> int:
         if arguments.web:
             from pipeline.chat.page import require_gradio
 
-            require_gradio()  # before the models are loaded
+            require_gradio()  # before the model is loaded
         _talk(arguments)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -216,22 +177,20 @@ def main(argv: list[str]) -> int:
 
 
 def _talk(arguments: argparse.Namespace) -> None:
-    speakers = []
-    for name in arguments.models:
-        if arguments.prompt is None and sys.stderr.isatty():
-            note(f"Loading {name} ...")  # which imports torch first: seconds without a word
-        speakers.append(open_speaker(name, trust_code=arguments.trust_code))
-    sampling = sampling_of(arguments, chats=any(speaker.chats for speaker in speakers))
+    if arguments.prompt is None and sys.stderr.isatty():
+        note(f"Loading {arguments.model} ...")  # importing torch takes seconds
+    chat_model = open_chat_model(arguments.model, trust_code=arguments.trust_code)
+    sampling = sampling_of(arguments, chats=chat_model.chats)
     if arguments.web:
         from pipeline.chat.page import show
 
-        show(speakers, system=arguments.system, sampling=sampling)
+        show(chat_model, system=arguments.system, sampling=sampling)
         return
 
-    terminal = Terminal(speakers[0], system=arguments.system, sampling=sampling)
+    terminal = Terminal(chat_model, system=arguments.system, sampling=sampling)
     if arguments.prompt is not None:
-        if not speakers[0].chats:
-            note(is_base(speakers[0]))
+        if not chat_model.chats:
+            note(is_base(chat_model))
         terminal.answer(arguments.prompt)
     else:
         terminal.talk()
@@ -250,15 +209,14 @@ def sampling_of(arguments: argparse.Namespace, *, chats: bool) -> Sampling:
 def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=program("chat"),
-        description="Talk to a model in the terminal, or to one or several side by side on a local page.",
+        description="Talk to a model in the terminal, or on a page of this machine.",
         epilog="In the terminal:\n" + "\n".join(f"  {name:<13} {meaning}" for name, meaning in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "models",
-        nargs="+",
+        "model",
         metavar="RUN_OR_MODEL",
-        help="run directory, checkpoint, model folder or Hub id (ID@REVISION pins one); several with --web only",
+        help="run directory, checkpoint, model folder or Hub id (ID@REVISION pins one)",
     )
     parser.add_argument("-p", "--prompt", help="answer this and end")
     parser.add_argument(
@@ -279,17 +237,12 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--max-new-tokens",
         type=_number(int, 1),
-        help=(
-            f"longest answer (default {Sampling.max_new_tokens}; {CONTINUED_TOKENS} where the model only goes on "
-            "with texts)"
-        ),
+        help=(f"longest answer (default {Sampling.max_new_tokens}; {CONTINUED_TOKENS} of a base model)"),
     )
     parser.add_argument("--greedy", action="store_true", help="as --temperature 0")
     arguments = parser.parse_args(argv)
     if arguments.web and arguments.prompt is not None:
         parser.error("-p answers in the terminal, and --web opens a page: give one of them")
-    if len(arguments.models) > 1 and not arguments.web:
-        parser.error("several models stand side by side on the page only: add --web, or name one")
     return arguments
 
 

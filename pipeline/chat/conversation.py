@@ -1,4 +1,4 @@
-"""Models that are ready to talk and conversations with them, for the terminal and the page."""
+"""Chat models and conversations with them, for the terminal and the page."""
 
 import sys
 from collections.abc import Callable, Generator
@@ -12,8 +12,6 @@ from pipeline.process.progress import short_count
 from pipeline.process.storage import read_json
 from pipeline.run_dir.rows import read_rows
 
-# Ids to text while they arrive: a character of several tokens is shown when its last byte is there.
-
 UNFINISHED = "\ufffd"  # What a byte sequence decodes to that does not end as a character.
 
 
@@ -23,9 +21,10 @@ def terminal_text(text: str) -> str:
 
 
 class TextStream:
-    """`push(id)` gives the text that is certain since the last call, `rest()` what is left at the end.
+    """Text of ids as they arrive: `push(id)` gives what is certain since the last call, `rest()` what is left.
 
-    Control tokens give no text. `text` is all of it so far.
+    A character of several tokens is given when its last byte is there; control tokens give no text. `text` is all of
+    it so far.
     """
 
     def __init__(self, tokenizer):
@@ -69,12 +68,11 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speaker:
+class ChatModel:
     """A model on its device with its tokenizer.
 
     chats: it was trained on conversations; otherwise it continues a text. path: its folder or Hub id. model_type: as
-    its config.json names it (GPT-2 runs as Tandem's class). trained_on: its data in a line, None where no manifest
-    says it. examples: prompts that its run was sampled with.
+    its config.json names it (GPT-2 runs as Tandem's class). examples: prompts that its run was sampled with.
     """
 
     name: str
@@ -83,7 +81,6 @@ class Speaker:
     chats: bool
     path: str
     model_type: str
-    trained_on: str | None = None
     examples: tuple[str, ...] = ()
 
     @property
@@ -117,7 +114,7 @@ class Speaker:
             return False
 
 
-def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
+def open_chat_model(name: str, *, trust_code: bool = False) -> ChatModel:
     """Return the model that `name` means: a run, a checkpoint, a folder, or a Hub id, with @REVISION where one is
     pinned. trust_code: whether code files that come with it are run.
 
@@ -136,14 +133,13 @@ def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
     logging.disable_progress_bar()  # A bar for loading would stand before the first answer.
     model, tokenizer = load(subject, device=device_info().kind, revision=revision or None)
     manifest = subject.run.read_manifest() if subject.run else _published_manifest(subject.path, revision or None)
-    return Speaker(
+    return ChatModel(
         name=_name(subject),
         model=model,
         tokenizer=tokenizer,
         chats=bool(tokenizer.chat_template) and manifest.get("stage") != "pretrain",
         path=subject.path,
         model_type=PreTrainedConfig.get_config_dict(subject.path, revision=revision or None)[0]["model_type"],
-        trained_on=_trained_on(manifest, subject.step),
         examples=_examples(subject.run),
     )
 
@@ -154,28 +150,6 @@ def _name(subject: Any) -> str:
         return Path(subject.path).resolve().name if Path(subject.path).is_dir() else subject.path
     run = subject.run.path.resolve().name
     return run if subject.name == "model/" else f"{run}/{subject.name}"
-
-
-def _trained_on(manifest: dict, step: int | None) -> str | None:
-    """Return the names of the data, the number of tokens, and the model it began with; None where the manifest has no
-    data."""
-    sources = _value(manifest, "inputs", "sources")
-    names = [str(name) for source in sources if (name := _value(source, "name"))] if isinstance(sources, list) else []
-    if not names:
-        return None
-    steps, batch_tokens = step or _value(manifest, "results", "step"), _value(manifest, "inputs", "batch_tokens")
-    known = isinstance(steps, int) and isinstance(batch_tokens, int)
-    known &= _value(manifest, "inputs", "batch_warmup") is None  # else the first steps had fewer
-    start = _value(manifest, "inputs", "start_from", "from")
-    amount = f" ({short_count(steps * batch_tokens)} tokens)" if known else ""
-    return f"{', '.join(names)}{amount}" + (f", starting from {start}" if start else "")
-
-
-def _value(record: Any, *keys: str) -> Any:
-    """Return what is there in a record that somebody else may have written, else None."""
-    for key in keys:
-        record = record.get(key) if isinstance(record, dict) else None
-    return record
 
 
 def _examples(run: Any) -> tuple[str, ...]:
@@ -200,17 +174,17 @@ def _published_manifest(path: str, revision: str | None) -> dict:
 
 
 class Conversation:
-    """Messages of a conversation with a speaker, as it reads them.
+    """Messages of a conversation with a chat model, as it reads them.
 
     system: the system message; it may be changed between answers. notify: is called with a sentence when a part of the
     conversation is no longer read. A base model reads only what it continues: it has no messages.
     """
 
-    def __init__(self, speaker: Speaker, *, system: str | None = None, notify: Callable[[str], None] = print):
-        self.speaker, self.system, self.notify = speaker, system, notify
+    def __init__(self, chat_model: ChatModel, *, system: str | None = None, notify: Callable[[str], None] = print):
+        self.chat_model, self.system, self.notify = chat_model, system, notify
         self.messages: list[dict] = []
         self.answers = 0  # of this conversation, those taken back too: each is drawn with a seed of its own
-        self.last: str | None = None  # What was asked last, or what a base model last continued.
+        self.last: str | None = None  # The last question, or what a base model last continued.
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
         """Yield the answer's text in pieces, as the model writes it. Closed early, the part that is there stays in the
@@ -222,21 +196,21 @@ class Conversation:
         from pipeline.tokenizer.chat import answer_messages
         from pipeline.tokenizer.encode import tool_marks
 
-        speaker = self.speaker
-        signs = dict(zip(tool_marks(speaker.tokenizer) or (), TOOL_SIGNS, strict=False))
+        chat_model = self.chat_model
+        signs = dict(zip(tool_marks(chat_model.tokenizer) or (), TOOL_SIGNS, strict=False))
         settings = asdict(sampling) | {"seed": sampling.seed + self.answers}
         ids = self._ids(text, sampling.max_new_tokens)
-        tokens = stream(speaker.model, speaker.tokenizer, ids, calculator=speaker.chats, **settings)
+        tokens = stream(chat_model.model, chat_model.tokenizer, ids, calculator=chat_model.chats, **settings)
         self.answers += 1
         self.last = text
-        shown = TextStream(speaker.tokenizer)
+        shown = TextStream(chat_model.tokenizer)
         try:
             for token in tokens:
                 yield signs.get(token, "") + shown.push(token)
             yield shown.rest()
         finally:
-            if speaker.chats:
-                self.messages += answer_messages(speaker.tokenizer, shown.ids)
+            if chat_model.chats:
+                self.messages += answer_messages(chat_model.tokenizer, shown.ids)
 
     def undo(self) -> str | None:
         """Take the last question and its answer out of the conversation and return the question; None where there is
@@ -257,9 +231,9 @@ class Conversation:
         answer."""
         from pipeline.generation.texts import document_ids, positions
 
-        limit = positions(self.speaker.model) or sys.maxsize
+        limit = positions(self.chat_model.model) or sys.maxsize
         room = limit - min(max_new_tokens, limit // 4)
-        ids = self._prompt(text, room) if self.speaker.chats else document_ids(self.speaker.tokenizer, text)
+        ids = self._prompt(text, room) if self.chat_model.chats else document_ids(self.chat_model.tokenizer, text)
         if len(ids) > room:
             self.notify(f"only the last {room} of {len(ids)} tokens are read: the model takes {limit}")
             ids = ids[:1] + ids[len(ids) - room + 1 :]
@@ -270,7 +244,7 @@ class Conversation:
 
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*self.messages, {"role": "user", "content": text}]
-        while len(ids := prompt_ids(self.speaker.tokenizer, system + messages, today=True)) > room:
+        while len(ids := prompt_ids(self.chat_model.tokenizer, system + messages, today=True)) > room:
             turns = [place for place, message in enumerate(messages) if message["role"] == "user"]
             if len(turns) == 1:
                 break

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         )
     from transformers.cli.transformers import app
 
-    from pipeline.model.build import TandemForCausalLM  # which registers its config too
+    from pipeline.model.saved import TandemForCausalLM  # which registers its config too
     from pipeline.tokenizer.template_sandbox import bound_templates
 
     bound_templates()
@@ -75,7 +75,7 @@ def _serve(app: Any, words: list[str], *, path: str) -> int:
 def _refuse_unservable(subject: Subject) -> None:
     """Raise what a chat with the model would: every request would end in an error otherwise. Of a Hub id, only its
     code is looked at."""
-    from pipeline.model.build import first_nonfinite_of_files
+    from pipeline.model.finite import first_nonfinite_of_files
 
     folder = Path(subject.path)
     name, _, revision = (subject.path, "", "") if folder.is_dir() else subject.path.partition("@")

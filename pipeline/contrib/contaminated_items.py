@@ -70,7 +70,7 @@ def record_findings(run: RunDirectory, plan: dict, benchmarks: list[Any]) -> Fin
         parents, absent = parents_of(run)
         not_searched = [*(parent.name for parent in parents), *absent]
         found = matches.findings(_texts_of(benchmarks), text_of=[run.name], not_searched=not_searched)
-        return _keep(run, found)
+        return keep_findings(run, found)
     except Exception as error:  # whatever it is, it must not end a training
         print(
             f"contamination: which items are in the training text is unknown ({type(error).__name__}: {error}); the "
@@ -81,7 +81,7 @@ def record_findings(run: RunDirectory, plan: dict, benchmarks: list[Any]) -> Fin
         return None
 
 
-def _keep(run: RunDirectory, findings: Findings) -> Findings:
+def keep_findings(run: RunDirectory, findings: Findings) -> Findings:
     """Write the findings in place of earlier ones of the same tasks; return all that is known of the run."""
     with file_lock(run.contamination.with_name(".contamination.lock")):  # two evaluations may end at the same time
         before = findings_of(run) or {"tasks": {}}

@@ -187,7 +187,7 @@ def _folder(subject: Subject, target: Path, *, to: str, dtype: str | None, max_s
     import torch
     from transformers import AutoTokenizer
 
-    from pipeline.model.build import save_model
+    from pipeline.model.saved import save_model
 
     model = Path(subject.path)
     loaded = open_model(subject.path, code=subject.code)

@@ -231,7 +231,7 @@ def _tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield llama.cpp's name and the fp32 array of every tensor."""
     import torch
 
-    from pipeline.model.build import read_tensors
+    from pipeline.model.saved import read_tensors
 
     sizes, names = model_sizes(config), gguf_names(config)
     architecture = ARCHITECTURES[config["model_type"]]

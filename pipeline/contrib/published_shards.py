@@ -38,6 +38,9 @@ class Store:
             return False
         return True
 
+    def create(self) -> None:
+        """Do nothing: a bucket is its owner's to make."""
+
     def write(self, files: dict[str, Path]) -> None:
         for name, path in files.items():
             with open(path, "rb") as source, self.store.open(f"{self.root}/{name}", "wb") as target:
@@ -70,10 +73,14 @@ class HubDataset:
 
             return retried(get, what=f"{self.repo_id}/{name}", where="prepared shards")
 
+    def create(self) -> None:
+        from huggingface_hub import HfApi
+
+        HfApi().create_repo(self.repo_id, repo_type="dataset", private=True, exist_ok=True)
+
     def write(self, files: dict[str, Path]) -> None:
         from huggingface_hub import CommitOperationAdd, HfApi
 
-        HfApi().create_repo(self.repo_id, repo_type="dataset", private=True, exist_ok=True)
         added = [CommitOperationAdd(self.folder + name, str(path)) for name, path in files.items()]
         HfApi().create_commit(self.repo_id, added, commit_message=f"Add {len(added)} files of shards", **self.repo)
 
@@ -89,6 +96,7 @@ def publish(plan: dict, address: str) -> tuple[int, int]:
     try:
         with as_os_error(), locks(plan), tempfile.TemporaryDirectory() as temporary:
             place, listing = open_place(address), Path(temporary) / LIST
+            place.create()
             for folder in folders_of(plan):
                 try:
                     there = _listed(place, folder.name, listing)

@@ -141,7 +141,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
             print(f"data: {source.name}: {source.recognised}")
     tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
     if not becomes_tandem(recipe):
-        from pipeline.training.isolation import rows_of_recipe
+        from pipeline.training.build import rows_of_recipe
 
         recipe = rows_of_recipe(recipe, tokenizer)
     plan = plan_rows(recipe, tokenizer, sources=sources, watchlist=arguments.watchlist)

@@ -23,8 +23,8 @@ Render = Callable[[list[dict]], Rendered]
 
 
 def fit_conversation(messages: list[dict], rendered: Rendered, render: Render, *, capacity: int, overflow: str):
-    """(ids, trained, outcome) of a conversation that fits `capacity` ids and trains at least one; ids is None when
-    dropped.
+    """Return (ids, trained, outcome) of a conversation that fits `capacity` ids and trains at least one; ids is None
+    when dropped.
 
     rendered: the whole conversation. outcome: whole | cut (ends at its last assistant turn that fits) | too_long |
     no_target.

@@ -23,7 +23,7 @@ class SourceWeight:
 
 
 def largest_remainder(weights: list[float], slots: int) -> list[int]:
-    """Whole slots by weight that sum to `slots`: largest remainder, the first of equals."""
+    """Return whole slots by weight that sum to `slots`: largest remainder, the first of equals."""
     total = sum(weights)
     exact = [weight * slots / total for weight in weights]
     counts = [int(x) for x in exact]
@@ -34,7 +34,8 @@ def largest_remainder(weights: list[float], slots: int) -> list[int]:
 
 
 def interleave(counts: list[int]) -> np.ndarray:
-    """(sum of counts,) source of each slot: the j-th of n slots of a source lies nearest (j + 1/2) / n of the way."""
+    """Return (sum of counts,) source of each slot: the j-th of n slots of a source lies nearest (j + 1/2) / n of the
+    way."""
     sources = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     times = np.concatenate([(np.arange(n) + 0.5) / n for n in counts if n] or [np.zeros(0)])
     return sources[np.argsort(times, kind="stable")]
@@ -52,7 +53,7 @@ class MixturePhase:
             self.rank[slots] = np.arange(len(slots))
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) sources and (n,) their row numbers k (which run on over epochs)."""
+        """Return (n,) sources and (n,) their row numbers k (which run on over epochs)."""
         block, slot = np.divmod(rows - self.start, len(self.order))
         sources = self.order[slot]
         return sources, self.bases[sources] + block * self.counts[sources] + self.rank[slot]
@@ -66,7 +67,7 @@ class MixturePhase:
         ]
 
     def first_use(self, source: int, k: int) -> int | None:
-        """Return the global row at which a source's row k stands; None when the source has no slot."""
+        """Return the global row of a source's row k; None when the source has no slot."""
         if not self.counts[source]:
             return None
         block, rank = divmod(max(0, k - int(self.bases[source])), int(self.counts[source]))
@@ -161,7 +162,7 @@ class Mixture:
         return MixturePhase(start, bases, counts) if sum(counts) else None
 
     def locate(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """(count,) sources and (count,) row numbers k of the global rows first ... first + count - 1."""
+        """Return (count,) sources and (count,) row numbers k of the global rows first ... first + count - 1."""
         rows = np.arange(first, first + count, dtype=np.int64)
         sources, ks = np.empty(count, np.int64), np.empty(count, np.int64)
         starts = [phase.start for phase in self.phases] + [first + count]
@@ -250,7 +251,7 @@ class MixedDataset:
         return self.missing(rows) is None
 
     def shards_needed(self, source: int) -> int:
-        """Shards of a source that the run reads, as far as they are sealed."""
+        """Return how many shards of a source the run reads, as far as they are sealed."""
         dataset = self.datasets[source]
         if self.mixture.total_rows is None:
             return len(dataset.seals)
@@ -271,7 +272,7 @@ class MixedDataset:
         return RowPlace(source, k, epoch, shard, row)
 
     def order(self, source: int, epoch: int, shard: int) -> np.ndarray:
-        """(rows,) in which the rows of a shard are read in an epoch; only where there is a seed."""
+        """Return (rows,) in which the rows of a shard are read in an epoch; only where there is a seed."""
         rows, start = self.datasets[source].seals[shard]["rows"], int(self.keys[source][:16], 16)
         return permutation(rows, self.seed or 0, start, epoch, shard)
 
@@ -281,7 +282,8 @@ class MixedDataset:
 
 @lru_cache(maxsize=192)  # orders of a process: 64 for each of its three streams
 def permutation(n: int, *numbers: int) -> np.ndarray:
-    """(n,) permutation of 0 ... n-1 that is a pure function of the numbers, on every version of every library.
+    """Return an (n,) permutation of 0 ... n-1 that is a pure function of the numbers, on every version of every
+    library.
 
     numpy does not promise its generators' streams, so the sort keys are SplitMix64's, spelt out.
     """

@@ -30,7 +30,7 @@ class PackedRows:
 
     @property
     def targets(self) -> np.ndarray:
-        """(n,) int32 trained targets of each row; a row's first token is nobody's target."""
+        """Return (n,) int32 trained targets of each row; a row's first token is nobody's target."""
         return self.used - 1 if self.trained is None else self.trained[:, 1:].sum(1, dtype=np.int32)
 
     def __getitem__(self, rows: slice) -> "PackedRows":
@@ -93,7 +93,7 @@ def fill_rows(
 
 
 def ragged(arrays: list[np.ndarray], dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Arrays of different lengths as one array and their lengths; `unragged` takes them apart again."""
+    """Return arrays of different lengths as one array, and their lengths; `unragged` takes them apart again."""
     lengths = np.array([len(a) for a in arrays], dtype=np.int64)
     return (np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)), lengths
 

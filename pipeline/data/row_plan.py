@@ -20,7 +20,7 @@ from pipeline.recipe.dial import horizon_steps
 from pipeline.recipe.start_from import start_folder
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 from pipeline.tokenizer import identity
-from pipeline.tokenizer.chat import RENDERING_VERSION, own_template
+from pipeline.tokenizer.chat import RENDERING_VERSION, custom_template
 from pipeline.tokenizer.encode import document_end, document_start, is_byte_level
 
 VALIDATION_BUFFER = 1000  # documents; part of the protocol, so no key of the recipe
@@ -60,15 +60,17 @@ def plan_rows(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         "shard_rows": recipe.data.shard_rows,
         **ending,
     }
-    if chat and own_template(tokenizer):
+    if chat and custom_template(tokenizer):
         common["rendering"] = RENDERING_VERSION
     train_packing = {"max_row_overflow": recipe.data.max_row_overflow} if chat else {"packing": recipe.data.packing}
     one_text = {"packing": ONE_TEXT} if recipe.data.one_text_rows else {}
     alone = one_text if chat or recipe.data.isolate_documents else {}
     steps = horizon_steps(recipe, int(batch_tokens))
     rows = step_rows(recipe, int(batch_tokens))
-    horizon = {"total_rows": rows.before(steps or 0), "epochs": None}
-    if not steps or steps < 0:
+    horizon: dict[str, int | float | None]
+    if steps and steps > 0:
+        horizon = {"total_rows": rows.before(steps), "epochs": None}
+    else:
         horizon = {"total_rows": None, "epochs": float(recipe.train.get("num_train_epochs") or 1.0)}
     bpb = recipe.evals.bpb
     plan = {
@@ -154,8 +156,8 @@ def step_rows_of(plan: dict) -> StepRows:
 
 
 def special_ids(tokenizer: Any) -> tuple[int, int]:
-    """(BOS, padding) ids; a tokenizer without one of them lends the token between its texts. Padding is never a
-    target."""
+    """Return (BOS, padding) ids; a tokenizer without one of them lends the token between its texts. Padding is never
+    a target."""
     bos = document_start(tokenizer)
     if bos is None:
         raise RecipeError(
@@ -240,7 +242,9 @@ def discard_damaged(plan: dict) -> None:
         with file_lock(folder / ".lock"):
             for path in damaged_seals(folder):
                 remove_file(path)
-                print(f"data: {path}: is not as it was written and is made again", file=sys.stderr, flush=True)
+                print(
+                    f"data: {path}: is not as it was written; made again from the source", file=sys.stderr, flush=True
+                )
 
 
 @contextmanager

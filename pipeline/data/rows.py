@@ -19,7 +19,7 @@ IGNORED = -100
 
 
 class RowReader:
-    """Copies rows into batches. T = row_tokens, B = rows of the batch.
+    """Copy rows into batches. T = row_tokens, B = rows of the batch.
 
     isolated: position_ids restart where a document or conversation begins, which is how the model keeps them apart.
     """
@@ -28,7 +28,7 @@ class RowReader:
         self.row_tokens, self.bos, self.pad, self.isolated = row_tokens, bos, pad, isolated
 
     def batch(self, rows: list[tuple[Shard, int] | None]) -> dict:
-        """input_ids, labels, shift_labels (B, T) int64, position_ids (B, T) int64 when isolated.
+        """Return input_ids, labels, shift_labels (B, T) int64, position_ids (B, T) int64 when isolated.
 
         labels and shift_labels are one tensor: row[1:], -100 where nothing is trained. None is a filler of weight 0.
         target_bytes (B, T) int64, bytes of text under each target and -1 under a special one, where the shards hold
@@ -87,12 +87,12 @@ def _by_shard(rows: list[tuple[Shard, int] | None]) -> list[tuple[Shard | None, 
 
 
 def bits(packed: np.ndarray, count: int) -> np.ndarray:
-    """(..., count) bool out of (..., bytes)."""
+    """Return (..., count) bool out of (..., bytes)."""
     return np.unpackbits(packed, axis=-1, count=count).view(bool)
 
 
 def positions(starts_BT: np.ndarray) -> np.ndarray:
-    """(B, T) int64 positions that begin again at 0 at every start; a row begins at 0."""
+    """Return (B, T) int64 positions that begin again at 0 at every start; a row begins at 0."""
     at = np.arange(starts_BT.shape[1], dtype=np.int64)
     return at - np.maximum.accumulate(np.where(starts_BT, at, 0), axis=1)
 
@@ -149,7 +149,7 @@ class ConsumedCounter:
         )
 
     def _running_sums(self, source: int, epoch: int, number: int) -> np.ndarray:
-        """(rows, 3) targets, padding and documents of the shard's first rows, in the order of this epoch."""
+        """Return (rows, 3) targets, padding and documents of the shard's first rows, in the order of this epoch."""
         at = epoch, number
         if source not in self._current or self._current[source][0] != at:
             counts = row_counts(self.stream.datasets[source].shard(number), bos=self.bos)
@@ -160,7 +160,7 @@ class ConsumedCounter:
 
 
 def row_counts(shard: Shard, *, bos: int) -> np.ndarray:
-    """(rows, 3) int64 targets, padding and documents of each row."""
+    """Return (rows, 3) int64 targets, padding and documents of each row."""
     width = shard.input_ids.shape[1]
     starts = None if shard.starts is None else bits(shard.starts, width)
     documents = documents_begun(shard.input_ids, shard.used, starts, bos=bos)
@@ -248,7 +248,7 @@ class TrainingRows:
         return self._places[step]
 
     def num_targets(self, step: int) -> int:
-        """Trained targets of the whole global batch of a step."""
+        """Return the trained targets of the whole global batch of a step."""
         return sum(int(self.stream.shard(place).targets[place.row]) for place in self.places(step))
 
     def micro_rows(self, step: int, rows: int) -> int:
@@ -265,7 +265,7 @@ class TrainingRows:
         )
 
     def origins(self, step: int) -> list[tuple[str, int, int, int]]:
-        """(source, file, row group, row) of the document that begins each row of a step."""
+        """Return (source, file, row group, row) of the document that begins each row of a step."""
         return [self._origin(place) for place in self.places(step)]
 
     def _origin(self, place: RowPlace) -> tuple[str, int, int, int]:

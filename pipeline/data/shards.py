@@ -133,8 +133,8 @@ def map_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def documents_begun(input_ids: np.ndarray, used: np.ndarray, starts: np.ndarray | None, *, bos: int) -> np.ndarray:
-    """(n,) how many conversations (starts, (n, T + 1) bool) or pieces of text (each begins with BOS) begin in each
-    row.
+    """Return (n,) how many conversations (starts, (n, T + 1) bool) or pieces of text (each begins with BOS) begin in
+    each row.
 
     A document that packing cut in two or more counts with every piece. A row's last token is the next row's first
     under `concat`, so what begins there begins in the next row.

@@ -93,9 +93,10 @@ def _encode(*block_range: Any) -> list[int]:
         found = from_rust_panic(error) or error
         if not isinstance(found, TandemError):
             found.add_note("".join(traceback.format_exception(found)))
+        sendable: BaseException = RuntimeError(repr(found))
         with suppress(Exception):  # a user's format may raise what cannot be sent
-            raise pickle.loads(pickle.dumps(found)) from None
-        raise RuntimeError(repr(found)) from None
+            sendable = pickle.loads(pickle.dumps(found))
+        raise sendable from None
 
 
 class WorkerPool:

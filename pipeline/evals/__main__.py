@@ -103,7 +103,7 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     tasks.add_argument(
         "--bundle",
         metavar="PATH",
-        help="folder or zip of the eval_bundle (default: the published files, fetched once)",
+        help="folder of the eval_bundle (default: the published files, fetched once)",
     )
     tasks.add_argument(
         "--max-per-task",

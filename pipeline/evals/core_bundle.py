@@ -2,13 +2,10 @@
 
 import hashlib
 import http.client
-import io
 import json
 import os
 import urllib.error
 import urllib.request
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +14,6 @@ from typing import Any, Literal
 from pipeline.process.errors import DataError, InputMissingError, ServiceError
 from pipeline.process.storage import cache_dir, file_lock, write_bytes
 from pipeline.sources.raw_rows import check_content, lone_surrogate
-
-# The 22 tasks of CORE: files, shots, delimiters and baselines, as DCLM defined them and nanochat scores them.
 
 Kind = Literal["multiple_choice", "schema", "language_modeling"]
 FOUNDRY = "8c8dd48f72168c5d51e2f7b151595892a8fba43d"  # the commit whose files are meant
@@ -52,6 +47,7 @@ LM: Kind = "language_modeling"
 ANSWER = "\nAnswer: "
 HELLASWAG = ("language_understanding/hellaswag.jsonl", "448321079fdc140bd8566b16b24eda9ceacd3501")
 
+# Shots, delimiters and baselines are as DCLM defined them and nanochat scores them.
 # fmt: off
 TASKS = (
     CoreTask(name="hellaswag_zeroshot", file=HELLASWAG[0], kind=MC, shots=0, rows=10042, v1=0.25, blob=HELLASWAG[1]),
@@ -80,18 +76,15 @@ TASKS = (
 # fmt: on
 
 
-# Fetches the published files of the CORE tasks from the first mirror that gives the right bytes.
-
 SILENCE_S = 60.0
-# Where the files are, {file} their name under eval_data/; one without it is a zip of all. What they give is believed
-# by its hash alone, so that a mirror can neither change a score nor put an error page into the cache.
+# Where the files are, {file} their name under eval_data/. A content counts by its hash alone, so that a mirror can
+# neither change a score nor put an error page into the cache.
 MIRRORS = (
     f"https://raw.githubusercontent.com/mosaicml/llm-foundry/{FOUNDRY}/scripts/eval/local_data/{{file}}",
-    "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip",
     "https://raw.githubusercontent.com/Milpo1/nanochat-pl/e4b75d6eb1de434d3a61c5bf968472b6c93bae8e/eval_bundle/eval_data/{file}",
 )
 # What a mirror's answer can fail with; urllib's own errors are OSErrors, an address of another kind is a ValueError.
-UNUSABLE = (OSError, http.client.HTTPException, ValueError, zipfile.BadZipFile, zlib.error, KeyError)
+UNUSABLE = (OSError, http.client.HTTPException, ValueError)
 
 
 def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
@@ -100,7 +93,6 @@ def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
     $TANDEM_CORE_MIRRORS, addresses with blanks between, comes before the built-in mirrors. Raises ServiceError naming
     what each mirror gave.
     """
-
     place = folder / blob
     with file_lock(folder / f".{blob}.lock"):
         if place.exists() and git_blob(content := place.read_bytes()) == blob:
@@ -109,7 +101,7 @@ def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
         for mirror in [*os.environ.get("TANDEM_CORE_MIRRORS", "").split(), *MIRRORS]:
             address = mirror.replace("{file}", file)
             try:
-                content = _from_mirror(mirror, file, folder)
+                content = _get(address)
             except UNUSABLE as error:
                 reasons.append(f"{address}: {error}")
                 continue
@@ -121,25 +113,9 @@ def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
         raise ServiceError(
             f"CORE bundle: no mirror gives {file}, so nothing was scored:\n  "
             + "\n  ".join(reasons)
-            + (
-                "\nDownload the eval_bundle yourself and name its folder or zip (--bundle, evals.core.bundle), or "
-                "a mirror in TANDEM_CORE_MIRRORS."
-            )
+            + "\nName the folder of a downloaded eval_bundle (--bundle, evals.core.bundle), or a mirror in "
+            "TANDEM_CORE_MIRRORS."
         )
-
-
-def _from_mirror(mirror: str, file: str, folder: Path) -> bytes:
-    if "{file}" in mirror:
-        return _get(mirror.replace("{file}", file))
-    kept = folder / f"{hashlib.sha256(mirror.encode()).hexdigest()[:16]}.zip"  # one download for all files
-    content = kept.read_bytes() if kept.exists() else _get(mirror)
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        if not kept.exists():
-            write_bytes(kept, content)
-        names = [name for name in archive.namelist() if name.endswith(f"eval_data/{file}")]
-        if not names:
-            raise KeyError(f"no {file} in it")
-        return archive.read(names[0])
 
 
 def _get(address: str) -> bytes:
@@ -148,8 +124,6 @@ def _get(address: str) -> bytes:
     with urllib.request.urlopen(address, timeout=SILENCE_S) as answer:
         return answer.read()
 
-
-# The files of the CORE tasks: from a folder or zip here, else fetched, and read through before anything is scored.
 
 SHOWN = 10
 FIELDS: dict[str, dict[str, type]] = {
@@ -187,7 +161,7 @@ class Bundle:
 
 
 def open_bundle(path: str | None = None, *, cache: str | None = None, wanted: list[str] | None = None) -> Bundle:
-    """Return the bundle at a folder or zip, else the published files, fetched once into the cache.
+    """Return the bundle in a folder, else the published files, fetched once into the cache.
 
     A task without a file is in `missing`; wanted: the names of tasks that must be there. Raises InputMissingError when
     nothing is there or a wanted task is not, DataError with every file and row that is not what a task needs, and
@@ -229,43 +203,16 @@ def git_blob(content: bytes) -> str:
 
 
 def _local(path: Path) -> dict[str, bytes]:
-    """Return the tasks' files in a folder (the bundle, or what it is in) or a zip, by their names under eval_data/."""
+    """Return the tasks' files in a folder (the bundle, or what it is in), by their names under eval_data/."""
     files = {task.file for task in TASKS}
-    if path.is_dir():
-        folders = [path, path / "eval_data", path / "eval_bundle" / "eval_data"]
-        places = {file: folder / file for folder in folders for file in files if (folder / file).is_file()}
-        found = {file: place.read_bytes() for file, place in places.items()}
-    else:
-        found = _of_zip(path, files)
-    if not found:
+    folders = [path, path / "eval_data", path / "eval_bundle" / "eval_data"]
+    places = {file: folder / file for folder in folders for file in files if (folder / file).is_file()}
+    if not places:
         raise InputMissingError(
             f"{path}: holds no file of a CORE task (such as eval_data/{TASKS[0].file}), so nothing can be scored. "
-            "Name the folder or zip of the eval_bundle."
+            "Name the folder of the eval_bundle, unzipped, or leave it out to fetch the published files."
         )
-    return found
-
-
-def _of_zip(path: Path, files: set[str]) -> dict[str, bytes]:
-    if not path.exists():
-        raise InputMissingError(
-            f"{path}: there is no such bundle. Name a folder or zip, or leave it out to fetch the published files."
-        )
-    head = path.read_bytes()[:4096]
-    if reason := check_content(head, expected=(b"PK\x03\x04",)):
-        raise DataError(f"{path} {reason} Nothing was scored.")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if broken := archive.testzip():
-                raise zipfile.BadZipFile(f"{broken} is damaged")
-            return {
-                file: archive.read(name)
-                for name in archive.namelist()
-                if (file := name.rpartition("eval_data/")[2]) in files
-            }
-    except (zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # the last one: encrypted
-        raise DataError(
-            f"{path} is no whole zip archive ({error}), so nothing was scored. Download it again."
-        ) from None
+    return {file: place.read_bytes() for file, place in places.items()}
 
 
 def _read(task: CoreTask, content: bytes) -> tuple[list[dict], list[str]]:

@@ -115,7 +115,7 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
     and DataError when they do not belong together."""
     import torch
 
-    from pipeline.model.build import first_nonfinite
+    from pipeline.model.finite import first_nonfinite
     from pipeline.tokenizer.load import open_tokenizer
 
     if not Path(subject.path).is_dir():
@@ -155,8 +155,8 @@ def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | 
     Raises RecipeError for a model that needs others, OSError when nothing is there, DataError when its files make no
     model.
     """
-    from pipeline.model.build import ModelOptionsError
     from pipeline.model.load import load_model
+    from pipeline.model.saved import ModelOptionsError
 
     at = f"{where}: {path}" if where else path
     try:

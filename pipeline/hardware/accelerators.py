@@ -154,7 +154,7 @@ def leave_accelerators() -> None:
 
 
 def device_without_torch() -> DeviceInfo:
-    """Return the same as device_info, asked of the drivers alone: a plan starts at once, and holds no device."""
+    """Return the same as device_info, by the drivers alone: a plan starts at once, and holds no device."""
     gpus = [] if cpu_was_asked_for() else visible_gpus(os.environ)
     memory_gib = memory_bytes() / 2**30
     if not gpus:

@@ -90,7 +90,7 @@ def can_compile() -> bool:
 
 
 def decide_bf16(value: bool | str | None, *, fp16: bool = False) -> bool:
-    """Return train.bf16 resolved: `auto` is True where bf16 is fast and fp16 was not asked for."""
+    """Return train.bf16 resolved: `auto` is True where bf16 is fast and fp16 is not set."""
     if value == "auto":
         return not fp16 and bf16_is_fast()
     return bool(value)

@@ -119,7 +119,7 @@ def set_threads(local_processes: int = 1, *, kept: int | None = None) -> int:
 
     Where two threads share a core, one of each core is used unless both were measured to be faster by best_threads.
     The number changes the last bits of fp32 sums, and launchers set it to 1 unasked: it is set here, and printed and
-    saved by the caller. kept: of a run that goes on, which stays where it is one of the two numbers of this machine,
+    saved by the caller. kept: of a run that continues, which stays where it is one of the two numbers of this machine,
     whatever is measured now.
     """
     import torch

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     pull_arguments.add_argument("--revision", help="branch, tag or commit; default the newest")
     pull_arguments.add_argument("--runs", default="runs", help="folder of the run directories")
     space_arguments = commands.add_parser("space", help="write the folder of a Space that chats with pushed runs")
-    space_arguments.add_argument("runs", nargs="+", metavar="RUN", help="pushed runs, side by side on one page")
+    space_arguments.add_argument("runs", nargs=1, metavar="RUN", help="a pushed run")
     space_arguments.add_argument("--output", default="space", help="the new folder (default %(default)s)")
     export_arguments = commands.add_parser(
         "export", help="write the model for llama.cpp, Ollama, onnxruntime, or in shards and another type"

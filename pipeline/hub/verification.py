@@ -53,7 +53,7 @@ def verify(
 def unknown_code(model: Path) -> list[str]:
     """Return the names of the Python files of a model folder that are not those which this program writes, and of the
     JSON files that take a class from another repository."""
-    from pipeline.model.build import CODE_FILES
+    from pipeline.model.saved import CODE_FILES
 
     ours = {file.name: sha256_file(file) for file in CODE_FILES}
     files = {str(file.relative_to(model)): file for file in sorted(model.rglob("*.py"))}

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.preview import OWN_RECIPES, about_steps, about_tokens, preview
+from pipeline.data.estimate import about_steps, about_tokens
+from pipeline.data.preview import OWN_RECIPES, preview
 from pipeline.process.commands import command, program
 from pipeline.process.errors import CannotWriteError, TandemError
 from pipeline.process.storage import write_text

@@ -2,7 +2,6 @@
 own."""
 
 import json
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,10 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils import cached_file
 
-from .build import (
-    ModelOptionsError,
-    from_pretrained,
-    has_own_head,
-    tandem_config,
-    to_native_name,
-    use_chunked_loss,
-    weight_files,
-)
+from .build import use_chunked_loss
 from .modeling_tandem import TandemForCausalLM
+from .native import tandem_config, to_native_name
+from .saved import ModelOptionsError, from_pretrained, has_own_head, weight_files
 
 # How pictures and sound become numbers: the model's folder is not whole without them.
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -56,26 +49,20 @@ def files_beside(path: str, names: tuple[str, ...], revision: str | None) -> dic
 
 
 def repaired_generation_config(given: dict[str, Any]) -> tuple[GenerationConfig, dict[str, Any]]:
-    """Return the settings as transformers saves them, and those left out: `generate` ignores them, or refuses them.
+    """Return the settings as transformers saves them, and those left out: of a file that it would refuse to save only
+    the token ids stay.
 
     transformers reads a temperature without do_sample, decodes greedily, and refuses to save it: greedy it stays.
     """
-    kept = {name: value for name, value in given.items() if value is not None}
-    while True:
-        try:
-            config = GenerationConfig(**kept)
-            config.validate(strict=True)
-            break
-        except Exception as error:  # the file is somebody else's, and may hold anything
-            # All settings that have no effect are in a list; another problem names its setting first.
-            names = re.findall(r"^- `(\w+)`", str(error), re.MULTILINE) or re.findall(r"`(\w+)`", str(error))[:1]
-            left = {name: value for name, value in kept.items() if name not in names}
-            if len(left) == len(kept):
-                left = {name: kept[name] for name in TOKEN_IDS if isinstance(kept.get(name), int | list)}
-            if len(left) == len(kept):
-                raise
-            kept = left
-    return config, {name: value for name, value in given.items() if value is not None and name not in kept}
+    settings = {name: value for name, value in given.items() if value is not None}
+    try:
+        config = GenerationConfig(**settings)
+        config.validate(strict=True)
+    except Exception:  # the file is somebody else's, and may hold anything
+        ids = {name: settings[name] for name in TOKEN_IDS if isinstance(settings.get(name), int | list)}
+        ids = {name: value for name, value in ids.items() if value != -1}  # an unset pad_token_id of old
+        return GenerationConfig(**ids), {name: value for name, value in settings.items() if name not in ids}
+    return config, {}
 
 
 def generation_config_of(path: str, revision: str | None) -> tuple[GenerationConfig | None, dict[str, Any]]:
@@ -89,14 +76,6 @@ def generation_config_of(path: str, revision: str | None) -> tuple[GenerationCon
         if isinstance(given, dict):
             return repaired_generation_config(given)
     return None, {}
-
-
-def foreign_kernels(config: PreTrainedConfig) -> list[str]:
-    """Return the implementations of attention and experts that config.json asks for and torch does not have: code from
-    the Hub."""
-    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
-    wanted = [getattr(part, f"_{kind}_implementation", None) for part in parts for kind in ("attn", "experts")]
-    return sorted({str(name) for name in wanted if name is not None and (not isinstance(name, str) or "/" in name)})
 
 
 def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
@@ -141,29 +120,6 @@ def keep_own_head(model: PreTrainedModel) -> bool:
     return True
 
 
-def rope_notes(config: PreTrainedConfig, row_tokens: int) -> list[str]:
-    """Return a line where rows are long enough that transformers chooses rotary frequencies by what it has seen.
-
-    It takes those of longrope by the longest text of a batch, and dynamic ones keep those of the longest so far.
-    """
-    text = config.get_text_config()
-    ropes = getattr(text, "rope_parameters", None) or {}
-    for rope in (ropes, *ropes.values()):  # one for all layers, or one for each of their types
-        kind = rope.get("rope_type") if isinstance(rope, dict) else None
-        if kind == "longrope":
-            limit, seen = rope["original_max_position_embeddings"], "the longest text of a batch"
-        elif kind == "dynamic":
-            limit, seen = text.max_position_embeddings, "the longest text so far"
-        else:
-            continue
-        if row_tokens > limit:
-            return [
-                f"model: beyond {limit} tokens its {kind} positions depend on {seen}, and so do losses and val/bpb. "
-                f"With data.row_tokens: {limit} they do not."
-            ]
-    return []
-
-
 def load_model(
     path,
     *,
@@ -178,7 +134,7 @@ def load_model(
     alone.
 
     transformers' gpt2 and nanochat are loaded as Tandem, which computes the same (the loss in chunks, one graph).
-    `notes` of the model are lines on what is another way than its files say: settings left out, parts that are not
+    `notes` of the model are lines on differences from its files: settings left out, parts that are not
     trained. Raises OSError when nothing is there, ModelOptionsError when the weights do not fit the config.
     """
     path = str(path)
@@ -186,16 +142,10 @@ def load_model(
         weight_files(index)
     # Never left open: transformers would ask on the terminal then.
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
-    notes = [
-        (
-            f"model: its config.json asks for {name}, which is code from elsewhere and is not used; "
-            "model.attn_implementation decides"
-        )
-        for name in foreign_kernels(config)
-    ]
+    notes = []
     generation, dropped = generation_config_of(path, revision)
     given = {"revision": revision, "dtype": dtype, "generation_config": generation}
-    # Given also where nothing is asked for: else what config.json says counts.
+    # Always given: else the values of config.json count.
     kernels = {"attn_implementation": attn_implementation, "experts_implementation": None}
     whole = whole_class(config)
     if config.get_text_config().model_type == text_type:

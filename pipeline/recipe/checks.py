@@ -124,9 +124,6 @@ def _embedding_dtype(recipe: Recipe, say: Say) -> None:
     model, key = recipe.model, "model.embedding_dtype"
     if recipe.train.get("fp16"):
         say(key, f"is {model.embedding_dtype} beside train.fp16, for GPUs without bfloat16. Keep one of the two.")
-    for name in ("average_steps", "ema_nesterov"):
-        if getattr(recipe.optimizer, name):
-            say(key, f"rounds the small changes of optimizer.{name} away. Remove one of the two.")
     config = model.start_config or options_of(recipe)
     if model.start_from and model.start_config is None:
         return
@@ -331,19 +328,8 @@ def _optimizer(optimizer: Optimizer, train: dict[str, Any], given: list[str], sa
                 f"train.{name}",
                 f"is not used by optimizer.type {kind}. Use {hint}, or set optimizer.type: trainer.",
             )
-    span = optimizer.ema_nesterov_span
-    if len(span) != 2 or not 0 <= span[0] < span[1] <= 1:
-        say(
-            "optimizer.ema_nesterov_span",
-            f"is {span}; it must be two ascending shares of the run. Write [0.15, 0.75].",
-        )
     if ":" not in kind:
         _groups(optimizer, say)
-    elif optimizer.ema_nesterov is not None:
-        say(
-            "optimizer.ema_nesterov",
-            f"is not done around {kind}, an optimizer of your own. Remove it, or set optimizer.type: muon_adamw.",
-        )
 
 
 def _unused(given: list[str]) -> Iterator[str]:

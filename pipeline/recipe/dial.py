@@ -85,7 +85,6 @@ MATRIX_GROUP: dict[str, dict[str, Any]] = {
 }
 
 
-MUON_FLOORS = ("update_floor", "row_floor")  # settings of Muon's matrices that are off where they are not given
 
 
 # fill(key, value) sets an open key by the dial; with cause=None by a plain default, which is not worth a line.
@@ -163,9 +162,7 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
 
 def group_settings(optimizer_type: str, group: str) -> set[str]:
     """Return names of the settings that a group has under an optimizer type."""
-    table = MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group]
-    floors = MUON_FLOORS if (optimizer_type, group) == ("muon_adamw", "matrices") else ()
-    return {*table, *floors, "decay_fraction"}
+    return set(MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group])
 
 
 def _scaling(sizes: "Sizes | CountedSizes") -> int:

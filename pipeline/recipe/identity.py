@@ -10,7 +10,6 @@ from typing import Any
 
 from pipeline.recipe.schema import (
     ARGUMENTS,
-    Groups,
     Recipe,
 )
 
@@ -24,24 +23,10 @@ KEPT_WHEN_OPEN = (
 # Keys that were added later: at their default they are left out, and runs begun before keep their names and go on.
 LATER: dict[str, Any] = {
     "model.embedding_dtype": "float32",
-    "optimizer.average_steps": None,
-    "optimizer.average_weight": 0.6,
     "optimizer.decay_scale": None,
-    "optimizer.ema_nesterov": None,
-    "optimizer.ema_nesterov_steps": 100,
-    "optimizer.ema_nesterov_span": [0.15, 0.75],
     "optimizer.schedule.batch_warmup_steps": 0,
     "optimizer.schedule.batch_halvings": 2,
 }
-
-
-LATER |= {
-    f"optimizer.groups.{g.name}.{key}": None
-    for g in fields(Groups)
-    for key in ("decay_fraction", "update_floor", "row_floor")
-}
-
-
 LATER_OF_A_SOURCE = ("columns", "passes")
 
 

@@ -1,4 +1,4 @@
-"""Sizes of a recipe's model, of a config or a built model: by arithmetic (sizes.py) or counted."""
+"""Sizes of a recipe's model, of configs and built models: by arithmetic (sizes.py) or counted (model_statistics.py)."""
 
 from typing import TYPE_CHECKING, Any
 

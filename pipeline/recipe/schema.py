@@ -226,9 +226,6 @@ class Group(Section):
     eps: float | None = key(None, "Adam's epsilon.", minimum=0, maximum=1e6, must_match=True)
     weight_decay: float | None = key(None, "Decoupled decay.", minimum=0, maximum=1e6, must_match=True)
     momentum: float | None = key(None, "Muon's momentum at its peak.", minimum=0, maximum=1, must_match=True)
-    update_floor: float | None = key(None, "Of Muon: an update whose norm at a rate of 1 is a smaller share of its matrix's norm is scaled up to this share, so that a step turns a grown matrix by rate x update_floor at least. modded-nanogpt (Skylight-001): 0.35 beside a rate of 0.0375.", above=0, maximum=1e6, must_match=True)
-    row_floor: float | None = key(None, "Of Muon: the same for each output's row and the norm of that row. modded-nanogpt (RowFloor): 0.38.", above=0, maximum=1e6, must_match=True)
-    decay_fraction: float | None = key(None, "Share of the run, at its end, over which this group's rate falls; default optimizer.schedule.decay_fraction. modded-nanogpt's split cool-down has 0.8 for matrices and 0.4 for all others.", minimum=0, maximum=1, must_match=True)
 
 
 @dataclass(kw_only=True)
@@ -265,11 +262,6 @@ class Optimizer(Section):
     type: str = key("trainer", "trainer: train's optim, learning_rate and scheduler as in transformers.Trainer; adamw or muon_adamw: the groups and schedule below; or module:attr.", must_match=True)
     rate_scale: float | None = key(None, "Multiplies every group's rate (0.8 for SFT after pretraining): the key for what train.learning_rate is with optimizer.type trainer, since groups have rates of their own; default 1; the depth dial sets sqrt(batch_tokens / 2^19).", above=0, maximum=1e6, must_match=True)
     decay_scale: float | None = key(None, "Multiplies every group's weight decay. For text that is seen many times: slowrun (100M tokens, many passes) decays 10 to 30 times as much as runs of one pass do. Default 1.", minimum=0, maximum=1e6, must_match=True)
-    average_steps: int | None = key(None, "After the last step the weights become (1 - average_weight) of themselves and average_weight of their exponential moving average over about so many steps; null: they stay. Takes one more copy of the weights, in checkpoints too.", minimum=2, must_match=True)
-    average_weight: float = key(0.6, "Share of the moving average (average_steps) in the finished model; 1: the average alone.", above=0, maximum=1, must_match=True)
-    ema_nesterov: float | None = key(None, "EMA-Nesterov around the update rule: gradients are taken ahead of the weights, by this times the moving average of their change in a step, times lrm. 0.6 around Muon in its source, 0.3 around stronger rules; null: off. Takes one more copy of the weights, in checkpoints too.", above=0, below=1, must_match=True)
-    ema_nesterov_steps: int = key(100, "Steps of that moving average.", minimum=2, must_match=True)
-    ema_nesterov_span: list[float] = key([0.15, 0.75], "Shares of the run between which the gradients are taken ahead; after it the weights are those of the update rule.", must_match=True)
     groups: Groups = field(default_factory=Groups, metadata={"doc": "Rates, betas and decay per parameter group."})
     schedule: Schedule = field(default_factory=Schedule, metadata={"doc": "Rates over the run."})
 
@@ -289,7 +281,7 @@ class Core(Section):
     """CORE, 22 tasks centred on guessing: while training, and the defaults of python -m pipeline.evals RUN core."""
 
     every_steps: int | None = key(None, "Optimizer steps between two scorings while training, and at the end; default never.", minimum=1)
-    bundle: str | None = key(None, "Folder or zip of the eval_bundle, relative to the recipe's folder, then to the working folder; default the published files, fetched once and checked by hash.")
+    bundle: str | None = key(None, "Folder of the eval_bundle, relative to the recipe's folder, then to the working folder; default the published files, fetched once and checked by hash.")
     max_per_task: int | None = key(500, "While training: the first so many items of each task, in an order that never changes; null: all.", minimum=1)
     long_prompts: Literal["fewer_shots", "crop"] = key("fewer_shots", "A prompt longer than the model's positions: fewer_shots leaves whole examples out and keeps BOS; crop keeps the last tokens, as nanochat does and as GPT-2's published scores were made.")
 

@@ -172,7 +172,7 @@ class Figures:
         """Return the recipe's schedule of groups, None when it does not say.
 
         recipe.yaml is written before a horizon in epochs is known in steps, which shortens the default warm-up
-        (run/data.py).
+        (run/inputs.py).
         """
         settings, steps = self.recipe("optimizer.schedule"), self.data.max_steps()
         if not settings or self.recipe("optimizer.type", "trainer") == "trainer":

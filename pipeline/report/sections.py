@@ -628,7 +628,7 @@ def _planned_how(data: RunData, plan: dict[str, Any]) -> str:
         )
     elif "duration_source" in plan:
         sentences.append(f"Hours were planned {plan['duration_source']}.")
-    if span := data.fact("plan.duration_s.total"):
+    if "low" in (span := data.fact("plan.duration_s.total", {})):  # of an earlier version
         sentences.append(f"The whole was to take from {_cell(span['low'], 's')} to {_cell(span['high'], 's')}.")
     if bpb := plan.get("val_bpb"):
         sentences.append(

@@ -1,21 +1,23 @@
-"""Checks before step 1: the recipe, its plan and this machine. Whether the run fits its devices and its disk:
-plan/capacity.py."""
+"""Checks before step 1: the recipe, its plan, this machine, and all that the run will read. plan/capacity.py checks
+whether the run fits its devices and its disk.
 
-import functools
+A check of one thing raises what is wrong with it; one of several things returns it.
+"""
+
 import importlib.util
 import inspect
 import json
 import os
 import tempfile
-import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, requires, version
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.hardware.accelerators import DeviceInfo
-from pipeline.hardware.device import can_compile, decide_bf16, device_info
+from pipeline.hardware.device import can_compile, decide_bf16, decide_compile, device_info
 from pipeline.hardware.processor import cpu_can_compile
+from pipeline.plan.capacity import find_notes, find_problems
+from pipeline.plan.plan import Plan, make_plan
 from pipeline.process.errors import (
     CannotWriteError,
     DataError,
@@ -34,57 +36,91 @@ from pipeline.recipe.located_yaml import show
 from pipeline.recipe.model_sizes import model_fields
 from pipeline.recipe.resolve import warmup_of
 from pipeline.recipe.schema import ARGUMENTS, with_values
-from pipeline.recipe.sizes import Sizes
+from pipeline.recipe.sizes import options_of
 from pipeline.recipe.start_from import becomes_tandem, drops_attention, previous_attempt, start_folder
+from pipeline.run.attention import AS_RECIPE, AttentionNeeds, attention_line, choose_attention, refuse_attention
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, unexpected_model_files
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import open_sources, with_recorded_inputs
 
-if TYPE_CHECKING:
-    from pipeline.plan.plan import Plan
-    from pipeline.recipe.model_statistics import CountedSizes
-
-# A check of one thing raises what is wrong with it; one of several things yields or returns it.
-
-
-# Formats and kernels that a recipe asks for and this machine may lack. Imports torch.
+LONG_WARMUP = 0.5  # share of the steps
+SIDE = 128  # of the matrix that an optimizer updates: from 4,096 elements on some keep their state in 8 bits
+STEPS = 100  # of a run whose length only the data know
 
 
 def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
-    """fp16, tf32, fp8, torch.compile and attention kernels against the device of this process."""
-    found = [*_formats(recipe, device), *_float8(recipe, device), *raised(_compiler, recipe, device)]
+    """Return the formats and kernels that the recipe names and the device of this process lacks. Imports torch."""
+    found: list[TandemError] = []
+    if recipe.train.get("fp16") and device.kind == "cpu":
+        where = recipe.where("train.fp16")
+        found.append(RecipeError(f"{where}: fp16 needs a GPU, and this run is on a CPU. Write bf16: auto instead."))
+    if recipe.train.get("tf32") and not has_capability(device, (8, 0), amd=True):
+        where = recipe.where("train.tf32")
+        found.append(RecipeError(f"{where}: {device.name} has no TF32. Remove the key; fp32 is used."))
+    if recipe.train.get("fp8"):
+        found += float8_problems(recipe, device)
+    elif os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
+        found.append(
+            RecipeError(
+                f"{recipe.where('train.fp8')}: accelerate's config file has mixed_precision: fp8, and the recipe "
+                "decides the format. Write train.fp8: true and bf16: true, or mixed_precision: bf16 there."
+            )
+        )
+    found += raised(_compiler, recipe, device)
     if recipe.model.attn_implementation not in (None, "eager", "sdpa"):
-        from pipeline.run.kernels import refuse_attention
-
-        found += raised(refuse_attention, recipe, device)
+        found += raised(refuse_attention, attention_needs(recipe), device)
     return found
 
 
-def _formats(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]:
-    if recipe.train.get("fp16") and device.kind == "cpu":
-        where = recipe.where("train.fp16")
-        yield RecipeError(f"{where}: fp16 needs a GPU, and this run is on a CPU. Write bf16: auto and remove fp16.")
-    if recipe.train.get("tf32") and not _has_tf32(device):
-        yield RecipeError(f"{recipe.where('train.tf32')}: {device.name} has no TF32. Remove the key; fp32 is used.")
+def attention_needs(recipe: Recipe) -> AttentionNeeds:
+    """Return what of the recipe decides its attention implementation."""
+    train = recipe.train
+    fp16 = bool(train.get("fp16"))
+    dtype = "float16" if fp16 else "float32"
+    if decide_bf16(train.get("bf16"), fp16=fp16):
+        dtype = "bfloat16"
+    return AttentionNeeds(
+        named=recipe.model.attn_implementation,
+        where=recipe.where("model.attn_implementation"),
+        is_tandem=becomes_tandem(recipe),
+        isolated=isolates_documents(recipe),
+        has_dropout=drops_attention(recipe),
+        starts_from_config=bool(recipe.model.start_config),
+        dtype=dtype,
+        compiled=decide_compile(train.get("torch_compile")),
+    )
 
 
-def _has_tf32(device: DeviceInfo) -> bool:
+def has_capability(device: DeviceInfo, least: tuple[int, int], *, amd: bool = False) -> bool:
+    """Return whether the GPU is NVIDIA's of at least that compute capability, or with amd one of AMD's."""
     import torch
 
-    return device.kind == "cuda" and (torch.version.hip is not None or torch.cuda.get_device_capability()[0] >= 8)
+    if device.kind != "cuda":
+        return False
+    return amd if torch.version.hip is not None else torch.cuda.get_device_capability() >= least
 
 
-def _float8(recipe: Recipe, device: DeviceInfo) -> Iterator[TandemError]:
-    if recipe.train.get("fp8"):
-        from pipeline.run.kernels import float8_problems
-
-        yield from float8_problems(recipe, device)
-    elif os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
-        message = (
-            "accelerate's config file has mixed_precision: fp8 and the recipe does not, whose choice it is. Write "
-            "train.fp8: true beside bf16: true, or mixed_precision: bf16 there."
-        )
-        yield RecipeError(f"{recipe.where('train.fp8')}: {message}")
+def float8_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
+    """Return what train.fp8 lacks: the device, its package, or matrices that it would convert."""
+    where, found = recipe.where("train.fp8"), list[TandemError]()
+    if not has_capability(device, (8, 9)):
+        message = f"float8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or later, not {device.name}"
+        found.append(RecipeError(f"{where}: {message}. Remove the key; bf16 stays."))
+    if importlib.util.find_spec("torchao") is None:
+        message = "float8 needs the package torchao. Install it (pip install 'torchao>=0.18'), or remove the key."
+        found.append(InputMissingError(f"{where}: {message}"))
+    started = recipe.model.start_config
+    if recipe.model.start_from is not None and started is None:
+        return found  # of such a model it is reported when its weights are here (training/build.py)
+    has_bias = started is None or started.get("model_type") != "nanochat"  # where the config does not say
+    options = options_of(recipe) if started is None else started
+    if not becomes_tandem(recipe):
+        found.append(RecipeError(f"{where}: is for model.type tandem, and this model is another one. Remove the key."))
+    elif options.get("use_bias", has_bias):
+        cure = "Remove the key" if started else "Remove the key, or set model.options.use_bias: false"
+        message = f"this model's matrices have biases, as GPT-2's, and such are not converted. {cure}."
+        found.append(RecipeError(f"{where}: {message}"))
+    return found
 
 
 def _compiler(recipe: Recipe, device: DeviceInfo) -> None:
@@ -92,79 +128,12 @@ def _compiler(recipe: Recipe, device: DeviceInfo) -> None:
         return
     # Without torch, which brings Triton, nothing is known of a GPU.
     has_torch = importlib.util.find_spec("torch") is not None
-    if not (can_compile() if has_torch else device.kind != "cpu" or cpu_can_compile()):
+    compiles = can_compile() if has_torch else device.kind != "cpu" or cpu_can_compile()
+    if not compiles:
         raise InputMissingError(
-            f"{recipe.where('train.torch_compile')}: torch.compile finds no compiler here (on a CPU: g++ and Python's "
-            "headers; on a GPU: Triton), or TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE is 1. Install or unset them, "
-            "or write torch_compile: auto."
+            f"{recipe.where('train.torch_compile')}: torch.compile finds no compiler (on a CPU: g++ and Python's "
+            "headers; on a GPU: Triton), or TORCH_COMPILE_DISABLE is 1. Install or unset it, or write auto."
         )
-
-
-# Choice of the attention that a run trains with: a kernel is tried on its device before it is believed.
-
-AS_ASKED = "as the recipe says"
-
-
-def choose_attention(
-    recipe: Recipe,
-    device: DeviceInfo,
-    sizes: "Sizes | CountedSizes | None",
-    *,
-    trial: Callable[..., float] | None = None,
-) -> tuple[str | None, str]:
-    """Return the attention implementation by its name in transformers (None leaves it to transformers), and why.
-
-    What the recipe names is kept, and tried as what is chosen here is. trial: as difference_from_eager of
-    run/kernels.py, which it is by default. Raises RecipeError when what the recipe names does not work on this
-    device.
-    """
-    asked = recipe.model.attn_implementation
-    if asked in ("eager", "sdpa") or (asked and (device.kind != "cuda" or sizes is None)):
-        return asked, AS_ASKED
-    if asked:
-        from pipeline.run.kernels import try_attention
-
-        worked, found = try_attention(asked, recipe, sizes, trial)
-        if worked:
-            return asked, f"{AS_ASKED}; {found}"
-        raise RecipeError(
-            f"{recipe.where('model.attn_implementation')}: {asked} does not give this model's attention on "
-            f"{device.name} ({found}). Write sdpa, or remove the key."
-        )
-    if not becomes_tandem(recipe) or sizes is None:
-        return None, "transformers' choice for a model that is not known as Tandem's before it is loaded"
-    hidden = _hidden(recipe, sizes)
-    if not hidden:
-        return "sdpa", "every layer sees all of its row before it"
-    if drops_attention(recipe):
-        return "sdpa", f"{hidden}, by a dense mask: flex_attention has no dropout, and the model's attention has some"
-    if device.kind != "cuda":
-        # The place of a kernel that skips blocks on other devices: FlexAttention has no backward pass there.
-        return "sdpa", f"{hidden}, by a dense mask: flex_attention has no backward pass on {device.kind}"
-    if not can_compile():
-        return "sdpa", f"{hidden}, by a dense mask: flex_attention needs a compiler, and Triton is not here"
-    from pipeline.run.kernels import try_attention
-
-    worked, found = try_attention("flex_attention", recipe, sizes, trial)
-    if worked:
-        return "flex_attention", f"{hidden}, whose hidden blocks it skips; {found}"
-    return "sdpa", f"{hidden}, by a dense mask: flex_attention does not work here ({found})"
-
-
-def attention_line(implementation: str | None, why: str) -> str:
-    return f"attention: {implementation or 'default'} ({why})"
-
-
-def _hidden(recipe: Recipe, sizes: "Sizes | CountedSizes") -> str:
-    """Return what causal attention over the whole row would see and the model does not; empty when nothing."""
-    window = min(sizes.windows)
-    parts = [f"windows of {window:,} in rows of {sizes.row_tokens:,} tokens"] * (window < sizes.row_tokens)
-    return " and ".join(parts + ["documents that do not see each other"] * isolates_documents(recipe))
-
-
-# What a run will lack for its length: a rate that reaches its peak, checkpoints to go on from, validation on the way.
-
-LONG_WARMUP = 0.5
 
 
 def cadence_notes(recipe: Recipe, steps: int) -> list[str]:
@@ -200,13 +169,6 @@ def cadence_notes(recipe: Recipe, steps: int) -> list[str]:
     return notes
 
 
-# What transformers makes of `train:`, tried before data are prepared: its arguments, its optimizer and its
-# schedule.
-
-SIDE = 128  # of the matrix that is updated: from 4,096 elements on some optimizers keep their state in 8 bits
-STEPS = 100  # of a run whose length only the data know
-
-
 def trainer_problems(recipe: Recipe) -> list[TandemError]:
     """Return what transformers refuses of the recipe's `train:`, by the key without which it refuses nothing."""
     reason = _refusal(recipe)
@@ -229,7 +191,7 @@ def _refusal(recipe: Recipe) -> str | None:
     from transformers import Trainer, get_scheduler
 
     from pipeline.training.build import build_arguments
-    from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
+    from pipeline.training.optimizer_state import load_optimizer_state, optimizer_settings, optimizer_tensors
 
     steps = recipe.train.get("max_steps") or STEPS
     known = with_values(recipe, {"train.max_steps": steps})
@@ -272,8 +234,8 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
 
     A run that has finished needs nothing any more: it is not checked.
     """
-    from pipeline.plan.plan import make_plan
-    from pipeline.training.distributed import on_rank_0, refuse_unshared
+    from pipeline.training.distributed import on_rank_0
+    from pipeline.training.shared_folder import refuse_unshared
 
     plan = make_plan(recipe, device_info(), processes=processes)
     recipe = plan.recipe  # with the planned micro-batch, where it is auto
@@ -281,8 +243,6 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     def decide() -> tuple[str | None, str] | None:
         if "finished" in RunDirectory(run_folder(recipe)).read_manifest():
             return None
-        from pipeline.plan.capacity import find_notes, find_problems
-
         problems = [
             *machine_problems(plan),
             *find_problems(plan, on_this_machine=True),
@@ -295,8 +255,8 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
         raise_errors(problems)
         for note in notes:
             print(f"note: {note}", flush=True)
-        chosen = choose_attention(recipe, plan.device, plan.sizes)
-        if chosen[1] != AS_ASKED:
+        chosen = choose_attention(attention_needs(recipe), plan.device, plan.sizes)
+        if chosen[1] != AS_RECIPE:
             print(attention_line(*chosen), flush=True)
         return chosen
 
@@ -308,11 +268,10 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     return with_values(recipe, {"model.chosen_attention": chosen[0]})
 
 
-def machine_problems(plan: "Plan") -> list[TandemError]:
-    """Return what would end the run on this machine, beside what does not fit: its packages, kernels, folders and
+def machine_problems(plan: Plan) -> list[TandemError]:
+    """Return what would end the run on this machine, apart from what does not fit: kernels, folders and
     benchmarks."""
     return [
-        *_versions(),
         *raised(_start, plan),
         *kernel_problems(plan.recipe, plan.device),
         *_writing(plan),
@@ -344,7 +303,7 @@ def benchmarks_of(recipe: Recipe) -> list[Any]:
     return benchmarks
 
 
-def _start(plan: "Plan") -> None:
+def _start(plan: Plan) -> None:
     """Refuse a checkpoint of a run that is training now: that run deletes it in time, and this one compares it at
     every start."""
     recipe, folder = plan.recipe, Path(plan.recipe.model.start_from or "")
@@ -358,41 +317,7 @@ def _start(plan: "Plan") -> None:
         )
 
 
-def _versions() -> Iterator[TandemError]:
-    """Installed packages outside what pyproject.toml asks for."""
-    from packaging.requirements import Requirement
-
-    for line in _requirements():
-        requirement = Requirement(line)
-        found = _installed(requirement.name)
-        if found == "not" or not requirement.specifier.contains(found, prereleases=True):
-            yield InputMissingError(
-                f"{requirement.name}: {found} installed, and Tandem needs {requirement.name}{requirement.specifier}. "
-                f"Run: pip install '{requirement.name}{requirement.specifier}'"
-            )
-
-
-@functools.cache
-def _installed(name: str) -> str:
-    """Return the version of a package or "not"; reading one from the disk takes a millisecond."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not"
-
-
-def _requirements() -> list[str]:
-    """From the clone's pyproject.toml, or the installed distribution's metadata where there is no clone."""
-    file = Path(__file__).parents[2] / "pyproject.toml"
-    if file.is_file():
-        return tomllib.loads(file.read_text())["project"]["dependencies"]
-    try:
-        return [line for line in requires("tandem-llm") or [] if "extra ==" not in line]
-    except PackageNotFoundError:
-        return []
-
-
-def _writing(plan: "Plan") -> Iterator[TandemError]:
+def _writing(plan: Plan) -> Iterator[TandemError]:
     folders = {"run.directory": run_folder(plan.recipe), "data.cache_dir": cache_dir(plan.recipe.data.cache_dir)}
     for key, folder in folders.items():
         try:
@@ -403,21 +328,18 @@ def _writing(plan: "Plan") -> Iterator[TandemError]:
             yield CannotWriteError(f"{folder}: cannot be written ({error.strerror}). Set {key} to a folder that can.")
 
 
-# What the recipe names and only Python can look up: callbacks, tasks, an optimizer, the options of the model.
-# Imports torch.
-
-
 def named_code_problems(recipe: Recipe) -> list[TandemError]:
     """Return each name that cannot be used. A model that starts from weights has their options."""
     own_model = "" if recipe.model.start_from else recipe.model.type  # one that starts from weights is theirs
     own = [("optimizer.type", recipe.optimizer.type), ("model.type", own_model)]
-    return [
-        *(problem for name in recipe.run.callbacks for problem in raised(_callback, recipe, name)),
-        *raised(_tasks, recipe),
-        *(problem for key, name in own if ":" in name for problem in raised(_factory, recipe, key, name)),
-        *raised(_split_pattern, recipe),
-        *raised(_model, recipe),
-    ]
+    found = []
+    for name in recipe.run.callbacks:
+        found += raised(_callback, recipe, name)
+    found += raised(_tasks, recipe)
+    for key, name in own:
+        if ":" in name:
+            found += raised(_factory, recipe, key, name)
+    return [*found, *raised(_model, recipe)]
 
 
 def _callback(recipe: Recipe, name: str) -> None:
@@ -442,18 +364,6 @@ def _factory(recipe: Recipe, key: str, name: str) -> None:
         raise RecipeError(f"{recipe.where(key)}: {name} cannot be called. Name a function or a class.")
 
 
-def _split_pattern(recipe: Recipe) -> None:
-    if recipe.tokenizer.path or recipe.tokenizer.split_pattern in ("nanochat", "gpt2"):
-        return
-    from tokenizers import Regex
-
-    try:
-        Regex(recipe.tokenizer.split_pattern)
-    except Exception as error:  # tokenizers raises bare Exceptions
-        where = recipe.where("tokenizer.split_pattern")
-        raise RecipeError(f"{where}: is no regular expression ({error}). Correct it.") from error
-
-
 def _model(recipe: Recipe) -> None:
     """Build the model once without its weights: its config refuses now what it would refuse after the data are
     prepared."""
@@ -461,7 +371,8 @@ def _model(recipe: Recipe) -> None:
         return
     import torch
 
-    from pipeline.model.build import ModelOptionsError, build_model
+    from pipeline.model.build import build_model
+    from pipeline.model.saved import ModelOptionsError
 
     fields = model_fields(
         recipe, vocab_size=recipe.tokenizer.vocab_size or 512, bos_token_id=0, eos_token_id=0, pad_token_id=0
@@ -494,13 +405,14 @@ def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     if recipe.monitor.trackers:
         from pipeline.callbacks.trackers import tracker_findings
 
-        tracker_problems, tracker_notes = tracker_findings(recipe)
+        tracker_problems, tracker_notes = tracker_findings(
+            recipe.monitor.trackers,
+            where=recipe.where("monitor.trackers"),
+            has_trained=RunDirectory.of(recipe.run).has_trained(),
+        )
         problems += tracker_problems
         notes += tracker_notes
     return problems, notes
-
-
-# What the run will read: its sources, its tokenizer, the weights that it starts from, all opened before step 1.
 
 
 def reading_findings(
@@ -597,7 +509,7 @@ def _rows(start: Path | None) -> int:
 def _weights(recipe: Recipe) -> None:
     """Sealed weights are whole, and a folder that something else wrote has weights at all.
 
-    A run with a checkpoint of its own goes on from that one and reads them no more.
+    A run that has a checkpoint continues from it and reads them no more.
     """
     start = recipe.model.start_from
     if start is None or not Path(start).is_dir() or by_step(RunDirectory.of(recipe.run).checkpoints):

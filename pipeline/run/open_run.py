@@ -1,26 +1,19 @@
-"""The start of a run: threads, ranks and import path of the process, the directory, the state that it goes on from
-(its own checkpoint, or by run.fork_from another run's).
-"""
+"""The opening of a run: its directory, whether it may continue, and the checkpoint that it continues from (its own, or
+by run.fork_from another run's)."""
 
-import hashlib
 import importlib.metadata
 import os
 import platform
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
-from pipeline.hardware.accelerators import leave_accelerators
-from pipeline.hardware.device import batch_ranks, device_info, tensor_parallel_size
-from pipeline.hardware.processor import cpu_name, keep_freed_memory, process_start, use_deterministic_kernels
-from pipeline.hardware.rates import bfloat16_is_faster, decide_for_all_ranks, set_threads
+from pipeline.hardware.processor import process_start
 from pipeline.process.errors import (
     CannotWriteError,
     DamagedFileError,
@@ -29,21 +22,16 @@ from pipeline.process.errors import (
     RecipeError,
 )
 from pipeline.process.secrets import redacted
-from pipeline.process.storage import cache_dir, is_writable, remove_file, write_text
-from pipeline.recipe import Recipe, dump_recipe, read_recipe
-from pipeline.recipe.batch import with_batch_tokens
+from pipeline.process.storage import remove_file, write_text
+from pipeline.recipe import Recipe, dump_recipe
 from pipeline.recipe.identity import differences, resume_keys
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.recipe.schema import with_values
-from pipeline.recipe.start_from import previous_attempt, resolve_start
 from pipeline.run.fork import can_fork, parent_of
 from pipeline.run_dir.checkpoints import by_step, clean, newest_whole, problems, step_of
 from pipeline.run_dir.failures import record_failures_in
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import from_every_rank, on_rank_0
-from pipeline.training.metrics import has_evaluation
-
-# Opening a run: which directory, whether it may go on, from which checkpoint, and what the manifest says of it.
+from pipeline.training.distributed import on_rank_0
+from pipeline.training.log_row import has_evaluation
 
 VERSIONS = (
     "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface_hub", "numpy",
@@ -53,7 +41,7 @@ VERSIONS = (
 
 @dataclass
 class OpenRun:
-    """A run that may train: its directory, the checkpoint to go on from, and the number of this attempt.
+    """A run that may train: its directory, the checkpoint to continue from, and the number of this attempt.
 
     The lock stays with rank 0's process for as long as it lives.
     """
@@ -62,7 +50,6 @@ class OpenRun:
     checkpoint: Path | None
     attempt: int
     finished: bool
-    prepared: float | None = None  # when the rows of the first step were ready, in seconds since 1970
 
     @property
     def step(self) -> int:
@@ -70,28 +57,27 @@ class OpenRun:
 
     @property
     def forks(self) -> bool:
-        """Return whether it goes on from its parent's checkpoint: later it has its own."""
+        """Return whether it continues from its parent's checkpoint: later it has its own."""
         return self.checkpoint is not None and self.checkpoint.parent != self.directory.checkpoints
 
 
-def restore_run(recipe: Recipe) -> Recipe:
-    """Fetch a run and its base that are not here, on rank 0 for all ranks: what this start takes from an earlier one
-    is resolved after it. Return the recipe, read again where its base came: sizes and tokenizer are the base's."""
+def restore_run(recipe: Recipe) -> None:
+    """Fetch a run that is not here from the Hub or the mirror, on rank 0 for all ranks: what this start takes from an
+    earlier one is resolved after it."""
     directory = RunDirectory.of(recipe.run)
 
-    def restore() -> bool:
+    def restore() -> None:
         if recipe.hub.strategy == "checkpoint" and recipe.run.resume == "auto":
             from pipeline.hub.pull import restore_from_hub
 
             restore_from_hub(recipe.hub, directory)
         if recipe.run.mirror:
-            from pipeline.run.mirror import restore_base_from_mirror, restore_from_mirror
+            from pipeline.contrib.mirror import restore_from_mirror
 
-            restore_from_mirror(recipe, directory)
-            return restore_base_from_mirror(recipe, directory)
-        return False
+            where = recipe.where("run.mirror")
+            restore_from_mirror(recipe.run.mirror, directory, resume=recipe.run.resume, where=where)
 
-    return read_recipe(recipe.arguments, stage=recipe.stage) if on_rank_0(restore) else recipe
+    on_rank_0(restore)
 
 
 def open_run(recipe: Recipe) -> OpenRun:
@@ -209,7 +195,7 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
         )
     saved, now = manifest["must_match"], resume_keys(recipe)
     if "finished" not in manifest and "inputs" in manifest and by_step(directory.checkpoints):
-        saved, now = _without_places(saved), _without_places(now)  # run/data.py compares the files by their hashes
+        saved, now = _without_places(saved), _without_places(now)  # run/inputs.py compares the files by their hashes
     found = differences(saved, now)
     if found:
         lines = "\n  ".join(found)
@@ -238,7 +224,7 @@ def _has_lost_all(directory: RunDirectory) -> bool:
 
 
 def _back_to(recipe: Recipe, directory: RunDirectory) -> int | None:
-    """Return the step that run.resume names, if it is for this start: the same command again goes on from where the
+    """Return the step that run.resume names, if it is for this start: the same command again continues from where the
     last one came to."""
     step = recipe.run.resume
     if not isinstance(step, int):
@@ -281,7 +267,7 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
 
 
 def _all_checkpoints_lost(directory: RunDirectory) -> DataError:
-    """Return the error of a run that has trained and cannot go on: only the user may throw that away."""
+    """Return the error of a run that has trained and cannot continue: only the user may throw that away."""
     aside = sorted(path.name for path in directory.quarantine.glob("*"))
     lies = f"{directory.quarantine} holds {', '.join(aside)}" if aside else f"{directory.quarantine} is empty"
     model = directory.newest_whole_model()
@@ -298,14 +284,14 @@ def _print_notes(notes: list[str]) -> None:
         print(note, file=sys.stderr, flush=True)
 
 
-def evaluation_is_due(recipe: Recipe, run: OpenRun) -> bool:
-    """Return whether the first thing to do is an evaluation: at step 0 when asked, or one that a checkpoint's step
-    still owes."""
+def evaluation_is_due(run: OpenRun, train: dict[str, Any], *, at_start: bool) -> bool:
+    """Return whether the first thing to do is an evaluation: at step 0 with at_start (evals.bpb.at_start), or one that
+    a checkpoint's step still owes."""
     if run.step == 0:
-        return recipe.evals.bpb.at_start
-    train = recipe.train
+        return at_start
     on_cadence = train["eval_strategy"] == "steps" and run.step % train["eval_steps"] == 0
-    if run.step != train["max_steps"] and not (on_cadence and run.step >= train["eval_delay"]):
+    is_due = on_cadence and run.step >= train["eval_delay"]
+    if run.step != train["max_steps"] and not is_due:
         return False
     return not has_evaluation(run.directory, run.step)
 
@@ -337,144 +323,3 @@ def _git_state() -> dict[str, Any] | None:
         if commit.returncode == 0
         else None
     )
-
-
-# The process itself, before anything else of a run: threads, ranks, import path.
-
-
-def start_process(recipe: Recipe) -> int:
-    """Join the other ranks, and return their number. Raises RecipeError on all of them where they would train
-    different runs.
-
-    On a CPU the threads are set first, since their number changes the last bits of fp32 sums, and kernels are
-    deterministic.
-    """
-    from accelerate import PartialState
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # hints about what the recipe decided on purpose
-    logging.disable_progress_bar()  # one for every saved file
-    if recipe.train.get("use_cpu"):
-        leave_accelerators()
-    if "FSDP_VERSION" in os.environ or tensor_parallel_size() > 1:
-        # training/sharding.py shards the model of several processes; accelerate would wrap it, and that of one process
-        # too.
-        os.environ["ACCELERATE_USE_FSDP"] = os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"
-    _ignore_accelerate_settings(recipe)
-    on_cpu = device_info().kind == "cpu"
-    if on_cpu:
-        set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), kept=_kept_shape(recipe).get("threads"))
-        use_deterministic_kernels()
-        keep_freed_memory()
-    # Compiled kernels outlive the run, and a reboot. They hold for one kind of processor, and a cache may be shared by
-    # several.
-    compiled = cache_dir(recipe.data.cache_dir) / "compiled" / hashlib.sha256(cpu_name().encode()).hexdigest()[:8]
-    if is_writable(compiled):  # else torch's own folder
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
-    state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
-    if state.num_processes > 1:
-        refuse_different_ranks(recipe)
-    return state.num_processes
-
-
-def _ignore_accelerate_settings(recipe: Recipe) -> None:
-    """Take precision and compilation from the recipe alone: accelerate's file or variables would overrule it without a
-    word."""
-    for variable, setting, neutral, keys in (
-        ("ACCELERATE_MIXED_PRECISION", "mixed_precision", "no", ("bf16", "fp16")),
-        ("ACCELERATE_DYNAMO_BACKEND", "dynamo_backend", "NO", ("torch_compile",)),
-    ):
-        given = os.environ.get(variable, neutral)
-        if given == "fp8":
-            continue  # refused with the key to write instead (run/checks.py)
-        os.environ[variable] = neutral
-        if given.lower() != neutral.lower() and os.environ.get("RANK", "0") == "0":
-            decided = ", ".join(f"train.{key}: {recipe.train.get(key)}" for key in keys)
-            print(
-                f"accelerate: its {setting} ({given.lower()}) is ignored: the recipe decides ({decided})", flush=True
-            )
-
-
-def resolve_open_values(recipe: Recipe, processes: int) -> Recipe:
-    """Return the recipe with what follows from the number of processes and from earlier runs, this run's own starts
-    among them."""
-    recipe = with_values(recipe, on_rank_0(lambda: _resolved(recipe, processes)))
-    if device_info().kind == "cpu":
-        decide_for_all_ranks(on_rank_0(lambda: _trains_in_bfloat16(recipe)))
-    return recipe
-
-
-def refuse_different_ranks(recipe: Recipe) -> None:
-    """Raise RecipeError on every rank, with what differs by host, when the ranks would not train the same run with the
-    same code.
-
-    Nothing later would notice: the replicas part at step 1, or one rank waits in a save that the other does not make.
-    """
-    own = {name: value for name, value in dotted(yaml.safe_load(dump_recipe(recipe))).items() if value is not None}
-    ranks = from_every_rank((socket.gethostname(), own | _software()))
-    lines = []
-    for name in sorted(set().union(*(identity for _, identity in ranks))):
-        hosts: dict[str, list[str]] = {}
-        for rank, (host, identity) in enumerate(ranks):
-            hosts.setdefault(repr(identity[name]) if name in identity else "not set", []).append(
-                f"{host} (rank {rank})"
-            )
-        if len(hosts) > 1:
-            lines.append(f"{name}: " + "; ".join(f"{value} on {_first(names)}" for value, names in hosts.items()))
-    if lines:
-        listed = "\n  ".join(lines)
-        raise RecipeError(
-            "command line: the processes of this run differ, and their weights would part or they would wait for each "
-            f"other:\n  {listed}\n"
-            "Start the same command on every host, with the same files and packages."
-        )
-
-
-def _software() -> dict[str, str]:
-    """Return what else a step's numbers follow from: packages, the CUDA driver and this package's code."""
-    package, code = Path(__file__).parents[1], hashlib.sha256()
-    for file in sorted(filter(Path.is_file, package.rglob("*.py"))):  # no editor's lock, which is a link to nowhere
-        code.update(str(file.relative_to(package)).encode() + file.read_bytes())
-    driver = Path("/proc/driver/nvidia/version")
-    found = {**versions(), "cuda": str(torch.version.cuda), "Tandem's code": code.hexdigest()[:12]}
-    return found | ({"CUDA driver": driver.read_text().splitlines()[0]} if driver.is_file() else {})
-
-
-def _first(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:
-    """Return start and batch of the run, by key. A run that has begun keeps its batch, whatever number of processes
-    goes on with it."""
-    recipe = resolve_start(recipe)
-    batch_tokens = with_batch_tokens(recipe, batch_ranks(processes))
-    kept = previous_attempt(recipe).get("data.batch_tokens")
-    if recipe.data.batch_tokens is None and kept not in (None, batch_tokens):
-        print(
-            f"{recipe.where('train.gradient_accumulation_steps')}: would make a step of {batch_tokens:,} tokens on "
-            f"{processes} processes, and this run began with {kept:,}, which it keeps. For another batch give "
-            "another run.name.",
-            flush=True,
-        )
-        batch_tokens = kept
-    return {
-        "model.start_from": recipe.model.start_from,
-        "tokenizer.path": recipe.tokenizer.path,
-        "run.name": recipe.run.name,
-        "data.batch_tokens": batch_tokens,
-    }
-
-
-def _trains_in_bfloat16(recipe: Recipe) -> bool:
-    """Return whether `auto` is bfloat16. A run that goes on on the same processor keeps what it began with."""
-    shape = _kept_shape(recipe)
-    if recipe.train.get("bf16") == "auto" and shape:
-        return shape.get("dtype") == "bfloat16"
-    return bfloat16_is_faster()
-
-
-def _kept_shape(recipe: Recipe) -> dict[str, Any]:
-    """Return what a run that has begun on this kind of processor was trained with; empty for any other."""
-    shape = RunDirectory.of(recipe.run).read_manifest().get("shape", {})
-    return shape if shape.get("device") == cpu_name() and previous_attempt(recipe) else {}

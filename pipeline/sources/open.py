@@ -1,19 +1,16 @@
 """From the recipe to verified sources: everything that is wrong with any planned file is reported at once, before step
 1."""
 
-import hashlib
 import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.process.commands import program
 from pipeline.process.errors import (
     DataError,
     InputMissingError,
@@ -21,304 +18,26 @@ from pipeline.process.errors import (
     ServiceError,
     TandemError,
     raise_errors,
-    readable,
 )
-from pipeline.process.network import wait_or_raise
 from pipeline.process.storage import cache_dir
 from pipeline.recipe.schema import Recipe, with_values
 from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.files import SourceFile
-from pipeline.sources.formats import Format, UntrainableConversation, format_of, is_newly_read
+from pipeline.sources.formats import Format, format_of, is_newly_read
+from pipeline.sources.holdout import counted, file_size, held_out_files, hold_out_duplicates, split_rows
 from pipeline.sources.patterns import local_files
-from pipeline.sources.raw_rows import (
-    Block,
-    Conversation,
-    Document,
-    RawRow,
-    read_blocks,
-)
+from pipeline.sources.source import OpenSource, permuted
 from pipeline.sources.verify import (
-    MOST_OF_REASON,
     Findings,
     grouped,
-    is_blank,
-    read_item,
-    row_name,
     verify_file,
 )
 
 if TYPE_CHECKING:
     from pipeline.sources.recognition import Recognised
 
-# Files of a source, or rows of its files, that are kept from training where data.validation names nothing: of text
-# whole files, in which neighbours are often about the same; of conversations rows of each file, since files are often
-# of one kind.
-
-ENOUGH_BYTES = 200_000  # Of files; the tenth part of them is what BPB moves by from one sample of text to another.
-SHARE = 0.01  # Of the bytes of all files, where files are drawn.
-MOST = 0.10  # Of the bytes of all files, whatever ENOUGH_BYTES asks for.
-
-MIN_ROWS = 8  # Held out at least, where the file has twice as many.
-MAX_PERIOD = 100  # One per cent of a large file.
-MEDIA = ("images", "videos", "audios")  # columns of what placeholders in messages stand for
-COUNTED_BYTES = (
-    2**28
-)  # Of conversations; of more, which the Hub may still have, one per cent is held out without counting.
-UNCOUNTED_ROWS = 2**32  # of a file, more than any has
-
-
-def held_out_files(files: list[SourceFile], *, pinned: list[str] | None = None) -> list[SourceFile]:
-    """Return the files, given in sorted order and at least two, that a source keeps from training.
-
-    pinned: labels that a run has begun with; followed as long as all of them are there.
-    """
-    by_label = {file.label: file for file in files}
-    if pinned and len(pinned) < len(files) and all(label in by_label for label in pinned):
-        return [by_label[label] for label in sorted(pinned)]
-    sizes = {file.label: _size(file) for file in files}
-    whole, last = sum(sizes.values()), files[-1]
-    if sizes[last.label] >= min(ENOUGH_BYTES, MOST * whole):
-        return [last]
-    wanted, held, taken = max(ENOUGH_BYTES, SHARE * whole), 0, []
-    for file in sorted(files, key=lambda file: hashlib.sha256(os.fsencode(file.label)).digest()):
-        if held < wanted and held + sizes[file.label] <= MOST * whole:
-            held += sizes[file.label]
-            taken.append(file)
-    return sorted(taken, key=lambda file: file.label)
-
-
-def hold_out_copies(train: list[SourceFile], held: list[SourceFile]) -> None:
-    """Move files of the content of a held-out one out of training, unless nothing is left: names say nothing of
-    content."""
-    contents = {file.sha256 for file in held}
-    rest = [file for file in train if file.sha256 not in contents]
-    if rest:
-        held += sorted((file for file in train if file.sha256 in contents), key=lambda file: file.label)
-        train[:] = rest
-
-
-def counted(files: list[SourceFile]) -> bool:
-    """Return whether the rows of the files are counted before they are split; the same whatever is fetched by now."""
-    return len(files) == 1 or not any(file.fetch for file in files) or sum(map(_size, files)) <= COUNTED_BYTES
-
-
-def split_rows(train: list[SourceFile], held: list[SourceFile], facts: FileFacts, *, kind: str) -> None:
-    """Let files that are given twice, `held` in sorted order, be the training rows and the validation rows of a
-    source, as if they were one file after another. Of copies the same rows are held out. Raises DataError for one
-    row."""
-    rows, offsets = 0, dict[str, int]()
-    for file in held:
-        if file.sha256 not in offsets:
-            offsets[file.sha256] = rows
-            rows += facts.rows(file.local_path()) if counted(held) else UNCOUNTED_ROWS
-    period = period_of(rows)
-    if not period:
-        long_text = "Of conversations it takes two or more."
-        if kind == "text":
-            long_text = f"One long text becomes documents with `{program('init')} FILE`."
-        raise DataError(
-            f"{held[0].path} has {rows} row and is the source's only file, so nothing can be held out for validation. "
-            f"Add rows, or name data.validation. {long_text}"
-        )
-    for part, files in (("train", train), ("validation", held)):
-        for file in files:
-            file.part, file.period, file.offset = part, period, offsets[file.sha256]  # type: ignore[assignment]
-
-
-def period_of(rows: int) -> int:
-    """Return of how many consecutive rows one is held out; 0 when the file has too few rows to part with one."""
-    return 0 if rows < 2 else max(2, min(MAX_PERIOD, rows // MIN_ROWS))
-
-
-def is_held_out(row: int, period: int) -> bool:
-    group, place = divmod(row, period)
-    drawn = int.from_bytes(hashlib.blake2b(str(group).encode(), digest_size=8).digest(), "big")
-    return drawn % period == place
-
-
-def _size(file: SourceFile) -> int:
-    return file.bytes or (os.stat(file.path).st_size if file.path else 0)
-
-
-# One source, found and verified, that can be read from any cursor.
-
 LOG = logging.getLogger(__name__)
-
-
-@dataclass
-class OpenSource:
-    """Files in the order in which they are read, and how their rows are read.
-
-    spec: the recipe's Source. fingerprint: equal for two sources exactly when they give the same items in the same
-    order. revision: the commit of a Hub dataset. recognised: what the rows are, where the recipe does not say it and
-    it is not the default.
-    """
-
-    name: str
-    spec: Any
-    kind: Literal["text", "chat"]
-    format: Format
-    files: list[SourceFile] = field(default_factory=list)
-    revision: str | None = None
-    facts: FileFacts | None = None
-    recognised: str = ""
-
-    @property
-    def column_key(self) -> str:
-        """Return the recipe's key that names the column."""
-        return "text_column" if self.kind == "text" else "messages_column"
-
-    @property
-    def is_built_in(self) -> bool:
-        return self.spec.id is not None and self.spec.id.startswith("tandem:")
-
-    @property
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"{self.kind} {self.format.identity()}".encode())
-        for file in self.files:
-            offset = f" from {file.offset}" if file.offset else ""
-            digest.update(
-                f"\n{file.sha256} {file.part} {file.period}{offset}{file.order and f' {file.order}'}".encode()
-            )
-        return digest.hexdigest()
-
-    @property
-    def once(self) -> "OpenSource":
-        """Return the source without the further passes over its files."""
-        return replace(self, files=[file for file in self.files if not file.order])
-
-    @property
-    def passes(self) -> int:
-        """Return how many times the files are read in one epoch."""
-        return len(self.files) // max(1, len(self.once.files))
-
-    def describe(self) -> dict[str, Any]:
-        """Return, for the manifest, what was read, so that a later start can say which file is another one now."""
-        files = [
-            {"label": file.label, "sha256": file.sha256, "bytes": file.bytes}
-            | ({"part": file.part} if file.part != "all" else {})
-            for file in self.files  # of each pass: an origin's number counts them all
-        ]
-        return {
-            "name": self.name,
-            "id": self.spec.id if self.revision or self.is_built_in else None,  # none of a folder on this machine
-            "revision": self.revision,
-            "format": self.format.identity(),
-            "fingerprint": self.fingerprint,
-            "files": files,
-        }
-
-    def headline(self) -> str:
-        """Return one line for the console: what is read, and how much of it is here. The hashes are in the
-        manifest."""
-        have, files = len({file.label for file in self.files if file.path is not None}), len(self.once.files)
-        size = sum(file.bytes for file in self.once.files)
-        what = f"have {have} of {files} files" if have < files else "1 file" if files == 1 else f"{files:,} files"
-        amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
-        line = f"{self.name}: {what}, {amount}"
-        if self.passes > 1:
-            line += f", read {self.passes} times"
-        if self.recognised:
-            line += f", {self.recognised}"
-        if self.revision:
-            line += f", commit {self.revision[:12]}"
-        if self.is_built_in:
-            line += ", built in"
-        return line
-
-    def read(self, *, file: int = 0, block: int = 0) -> Iterator[Block]:
-        """Yield blocks of rows from that cursor to the end of the last file.
-
-        A block's own (file, index + 1) is the cursor behind it, also when the file has no such block. Raises DataError
-        when a file is not the one that was verified.
-        """
-        for number in range(file, len(self.files)):
-            yield from self.read_file(number, block=block if number == file else 0)
-
-    def read_file(self, number: int, *, block: int = 0) -> Iterator[Block]:
-        """Yield blocks of one file from that one on. Raises as `read`."""
-        path = self.path_of(number)
-        read_row = self.format.reader()
-        for index, rows in _blocks(path, block, self.format.read_columns):
-            if order := self.files[number].order:
-                rows = permuted(rows, key=f"{order} {index}")
-            yield self._block(rows, read_row, path, number, index)
-
-    def path_of(self, number: int) -> Path:
-        """Return where a file is, unchanged since it was verified; one that was not there is fetched and verified
-        now."""
-        file = self.files[number]
-        if file.path is not None:
-            _must_be_unchanged(file, file.path, self.facts)
-            return file.path
-        assert self.facts is not None
-        path = file.local_path()
-        findings = verify_file(file, self.format, self.facts, column_key=self.column_key)
-        if findings.problems:
-            raise DataError("\n".join(findings.problems))
-        have = len({f.label for f in self.files if f.path is not None})
-        LOG.info("%s: have %d of %d files, fetched %s", self.name, have, len(self.once.files), file.label)
-        return path
-
-    def _block(self, rows: list[RawRow], read_row: Callable, path: Path, number: int, index: int) -> Block:
-        this, made = self.files[number], Block(file=number, index=index)
-        for row_group, row, value in rows:
-            if this.part != "all" and is_held_out(this.offset + row, this.period) != (this.part == "validation"):
-                continue
-            try:
-                item, reason = read_item(value, self.format, read_row)
-            except UntrainableConversation:
-                made.empty_rows += 1
-                continue
-            if reason:
-                # By its label: shards are published, and the same on any machine.
-                place = row_name(path, row).replace(str(path), this.label, 1)
-                made.bad_rows.append(f"{place}: {readable(reason, most=MOST_OF_REASON)}")
-            elif item is None or is_blank(item):
-                made.empty_rows += 1
-            elif isinstance(item, str):
-                made.items.append(Document(item, number, row_group, row))
-            else:
-                made.items.append(Conversation(list(item), number, row_group, row, item.tools))
-        return made
-
-
-def _blocks(path: Path, block: int, columns: list[str] | None) -> Iterator[tuple[int, list[RawRow]]]:
-    """Yield the file's blocks with their numbers, from one on; opened again at the same block after an error that may
-    pass."""
-    attempt = 1
-    while True:
-        try:
-            for rows in read_blocks(path, block=block, columns=columns):
-                yield block, rows
-                block, attempt = block + 1, 1
-            return
-        except OSError as error:
-            wait_or_raise(error, attempt=attempt, path=path)
-            attempt += 1
-
-
-def _must_be_unchanged(file: SourceFile, path: Path, facts: FileFacts | None) -> None:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError as error:
-        raise InputMissingError(
-            f"{path} is gone since it was verified, so its rows cannot be read. Put it back and run the same command "
-            "again."
-        ) from error
-    changed = (status.st_size, status.st_mtime_ns) != (file.bytes, file.mtime_ns)
-    if not changed and status.st_ctime_ns != file.ctime_ns and facts is not None:
-        # Its rights or links changed, as by a backup, or it is another content with the old time: only its bytes tell.
-        changed = not file.sha256.startswith("git:") and facts.of(path).sha256 != file.sha256
-        file.ctime_ns = status.st_ctime_ns
-    if changed:
-        raise DataError(
-            f"{path} was changed since it was verified, and what was prepared from it is no longer what it holds. Put "
-            "the old file back, or start a new run."
-        )
-
-
-# The commits of Hub datasets that a run began with.
+MEDIA = ("images", "videos", "audios")  # columns of what placeholders in messages stand for
 
 
 def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
@@ -354,7 +73,7 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
     sorted order. Raises all that is wrong as one RecipeError, InputMissingError, DataError or ServiceError, whichever
     comes first.
     """
-    opening = _Opening(recipe, kind)
+    opening = SourceResolver(recipe, kind)
     if not recipe.data.sources:
         raise RecipeError(
             f"{opening.where}data.sources names no source, so there is nothing to train on. Write one: data: "
@@ -385,19 +104,13 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
 def planned_sources(recipe, *, kind: Literal["text", "chat"]) -> list[OpenSource]:
     """Return the training sources with their sorted files, nothing looked at. Raises as open_sources what they cannot
     mean."""
-    opening = _Opening(recipe, kind)
+    opening = SourceResolver(recipe, kind)
     planned = opening.planned(recipe.data.sources, "data.sources")
     opening.refuse()
     return planned
 
 
-def permuted(items: list, *, key: str) -> list:
-    """Return the items in the order of a hash: the same on every machine and under every version of every library."""
-    order = sorted(range(len(items)), key=lambda index: hashlib.sha256(f"{key} {index}".encode()).digest())
-    return [items[index] for index in order]
-
-
-class _Opening:
+class SourceResolver:
     """One pass over a recipe's sources, collecting what is wrong."""
 
     def __init__(self, recipe, kind: Literal["text", "chat"]):
@@ -463,7 +176,7 @@ class _Opening:
         validation = []
         for source in train:
             pinned = (self.pinned or {}).get(source.name)
-            full = [file for file in source.files if _size(file)] or source.files
+            full = [file for file in source.files if file_size(file)] or source.files
             if source.is_built_in:
                 spec = replace(source.spec, split="validation")
                 files = self._files(replace(source, spec=spec), f"{self.where}data.sources")
@@ -488,7 +201,7 @@ class _Opening:
             if {file.label for file in source.files} == {file.label for file in held.files}:
                 split_rows(source.files, held.files, self.facts, kind=self.kind)
             else:
-                hold_out_copies(source.files, held.files)
+                hold_out_duplicates(source.files, held.files)
 
     def recognise_all(self, sources: list[OpenSource]) -> None:
         """Look at the rows of the sources, and choose how they are read where the recipe names neither a format nor a

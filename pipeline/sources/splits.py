@@ -186,27 +186,15 @@ def _first_line(error: Exception) -> str:
     return first_line(error).partition(" with any supported extension ")[0][:200]  # It lists 200 of them.
 
 
+TABLES = {"_delta_log": "Delta", "_transactions": "Lance", "metadata/snap-*.avro": "Iceberg"}  # by what they hold
+
+
 def refuse_tables(paths: list[Path], *, where: str) -> None:
-    """Raise RecipeError where a file is part of a Delta, Iceberg or Lance table.
-
-    Rows that the table no longer has stay in its files.
-    """
+    """Raise RecipeError for a file of a table whose files also hold rows that were overwritten or deleted."""
     for folder in sorted({parent for path in paths for parent in path.parents}):
-        if kind := _table_kind(folder):
-            raise RecipeError(
-                f"{where}: {folder} is a table of {kind}, whose files also hold rows that were overwritten or deleted. "
-                "Write its rows as parquet with a program that reads the table, and name that."
-            )
-
-
-def _table_kind(folder: Path) -> str | None:
-    """Return the format of the table that the folder is, or None."""
-    if (folder / "_delta_log").is_dir():
-        return "Delta"
-    if (folder / "_versions").is_dir() and (folder / "_transactions").is_dir():
-        return "Lance"
-    # A folder "metadata" is nothing special, unless a list of files lies next to the description of the table.
-    metadata = folder / "metadata"
-    if any(metadata.glob("*.metadata.json")) and any(metadata.glob("snap-*.avro")):
-        return "Iceberg"
-    return None
+        for pattern, kind in TABLES.items():
+            if any(folder.glob(pattern)):
+                raise RecipeError(
+                    f"{where}: {folder} is a table of {kind}, whose files also hold rows that were overwritten or "
+                    "deleted. Write its rows as parquet with a program that reads the table, and name that."
+                )

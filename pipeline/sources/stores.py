@@ -1,16 +1,14 @@
 """Files of object stores and at URLs: listed, and each fetched once into the cache."""
 
-import contextlib
 import glob
 import hashlib
 import posixpath
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.process.errors import DiskFullError, InputMissingError, RecipeError, ServiceError, first_line
+from pipeline.process.errors import InputMissingError, RecipeError, ServiceError, first_line
 from pipeline.process.network import as_os_error, is_address, is_refused, opened
 from pipeline.process.progress import count_text, waiting
 from pipeline.process.storage import file_lock, fsync_file
@@ -56,14 +54,7 @@ def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[Sourc
     places = {
         key: _place_of(store, key.partition("/")[2], facts, cache / "stores") for key, (store, facts) in found.items()
     }
-    missing = [(facts["size"], places[key]) for key, (_, facts) in found.items() if not _is_whole(places[key], facts)]
-    needed = sum(max(0, size - _size_of_part(place)) for size, place in missing)
     cache.mkdir(parents=True, exist_ok=True)
-    if needed > (free := shutil.disk_usage(cache).free):
-        raise DiskFullError(
-            f"{where}.files: {count_text(needed)}B are to be fetched, and {cache} has {count_text(free)}B free. Free "
-            "some space, name fewer files, or move data.cache_dir to a larger disk."
-        )
     made = []
     for key, (store, facts) in sorted(found.items()):
         label, (scheme, _, name) = PurePosixPath(key).relative_to(root).as_posix(), key.partition("/")
@@ -119,13 +110,6 @@ def _is_whole(target: Path, facts: dict[str, Any]) -> bool:
 
 def _part_of(target: Path) -> Path:
     return target.with_name(f".{target.name}.part")
-
-
-def _size_of_part(target: Path) -> int:
-    """Return how much of the file lies here already, of a killed start or of another one that fetches it now."""
-    with contextlib.suppress(FileNotFoundError):
-        return _part_of(target).stat().st_size
-    return 0
 
 
 def _fetched(store: Any, name: str, facts: dict[str, Any], target: Path) -> Path:

@@ -12,7 +12,7 @@ from pipeline.tokenizer.encode import WORD_JOINER, control_ids, control_strings,
 from pipeline.tokenizer.messages import GENERATION, learned_spans, refusal_of, shown
 
 if TYPE_CHECKING:
-    from pipeline.tokenizer.own_template import OwnTemplate
+    from pipeline.tokenizer.custom_template import CustomChatTemplate
 
 # Part of the key of prepared conversations: raised when the same template and messages would give other ids or another
 # mask.
@@ -29,7 +29,7 @@ RESPONSE_TEMPLATE = {
 }
 
 # Tokenizers that are in use: how their template is rendered, with what that depends on.
-_own_templates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_custom_templates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def built_in_template(controls: list[str]) -> str:
@@ -64,7 +64,7 @@ def render_batch(
     if not all(conversations):
         raise DataError("the chat template refuses the conversation: it has no messages")
     tools = tools or [None] * len(conversations)
-    if own := own_template(tokenizer):
+    if own := custom_template(tokenizer):
         return own.render(conversations, tools)
     if any(tools) or any(message.get("weight") == 0 for messages in conversations for message in messages):
         return [_render_alone(tokenizer, *pair) for pair in zip(conversations, tools, strict=True)]
@@ -126,7 +126,7 @@ def prompt_ids(
     """
     if not messages:
         raise DataError("the chat template refuses the conversation: it has no messages")
-    if own := own_template(tokenizer):
+    if own := custom_template(tokenizer):
         return own.prompt_ids(messages, tools=tools, today=today)
     tools = _escaped(tokenizer, tools)
     return list(_apply(tokenizer, shown(messages), tools=tools, add_generation_prompt=True)["input_ids"])
@@ -169,11 +169,11 @@ def answer_messages(tokenizer, ids: list[int]) -> list[dict]:
     return messages
 
 
-def own_template(tokenizer) -> "OwnTemplate | None":
+def custom_template(tokenizer) -> "CustomChatTemplate | None":
     """Return the template that the tokenizer came with; None for one that escapes control strings and marks answers
     itself, as ours."""
     key = (str(tokenizer.chat_template), len(tokenizer))
-    known, own = _own_templates.get(tokenizer, (None, None))
+    known, own = _custom_templates.get(tokenizer, (None, None))
     if known != key:
         if tokenizer.chat_template != built_in_template(control_strings(tokenizer)):
             from pipeline.tokenizer.template_sandbox import bound_templates
@@ -181,17 +181,17 @@ def own_template(tokenizer) -> "OwnTemplate | None":
             bound_templates()
         own = None
         if not _escapes(tokenizer):
-            from pipeline.tokenizer.own_template import OwnTemplate
+            from pipeline.tokenizer.custom_template import CustomChatTemplate
 
-            own = OwnTemplate(tokenizer)
-        _own_templates[tokenizer] = (key, own)
+            own = CustomChatTemplate(tokenizer)
+        _custom_templates[tokenizer] = (key, own)
     return own
 
 
 def template_problems(tokenizer) -> list[str]:
     """Return why the tokenizer's chat template cannot be trained with, found by rendering a probe; empty when it
     can."""
-    own = own_template(tokenizer)
+    own = custom_template(tokenizer)
     return own.problems if own else []
 
 
@@ -201,7 +201,7 @@ def unrendered(tokenizer: Any) -> dict[str, str]:
 
     Keys: tools (definitions), reasoning (under a key of its own), think (reasoning within a content).
     """
-    own_template(tokenizer)  # bounds what the template may cost
+    custom_template(tokenizer)  # bounds what the template may cost
     thoughts, tool = (
         ("thought1", "thought2"),
         {"name": "tool1", "description": "", "parameters": {"type": "object", "properties": {}}},
@@ -240,7 +240,7 @@ def _said(tokenizer: Any, answers: list[dict], tools: list[dict] | None = None) 
 
 def end_of_turn(tokenizer) -> int | None:
     """Return the id that ends what the assistant writes, None where the template trains no control token."""
-    own = own_template(tokenizer)
+    own = custom_template(tokenizer)
     return own.end_of_turn if own else tokenizer.eos_token_id
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.process.errors import InputMissingError, RecipeError, ServiceError, first_line
 from pipeline.process.storage import refuse_unreadable_files
-from pipeline.tokenizer.chat import RESPONSE_TEMPLATE, built_in_template, own_template, template_problems
+from pipeline.tokenizer.chat import RESPONSE_TEMPLATE, built_in_template, custom_template, template_problems
 from pipeline.tokenizer.encode import (
     AWKWARD,
     BOS,
@@ -87,7 +87,7 @@ def _other_ids(tokenizer: Any, revision: str | None) -> str:
 
 
 def _template_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
-    path, own = recipe.tokenizer.path, own_template(tokenizer)
+    path, own = recipe.tokenizer.path, custom_template(tokenizer)
     if own is None:  # ours, of an earlier stage
         if recipe.tokenizer.chat_template or tokenizer.chat_template == built_in_template(control_strings(tokenizer)):
             return []

@@ -12,7 +12,7 @@ from pipeline.process.commands import program
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.process.progress import Bar, count_text, waiting
 from pipeline.process.storage import cache_dir, file_lock, read_json, remove_folder, require_writable, write_json
-from pipeline.run_dir.checkpoints import SEAL, problems, seal, whole_folder
+from pipeline.run_dir.checkpoints import problems, whole_folder
 from pipeline.sources.formats import REASONING
 from pipeline.tokenizer.chat import RESPONSE_TEMPLATE, built_in_template
 from pipeline.tokenizer.encode import BOS, END, GPT2_PATTERN, PAD, SPECIALS, byte_lengths, escape, plain_backend
@@ -328,40 +328,13 @@ def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str
 
 
 def _damage(folder: Path) -> list[str]:
-    """Return what keeps a cached tokenizer from being used; nothing where none is cached.
-
-    One of an earlier version has no checksums: it is sealed as it is when it loads and agrees with what was noted
-    beside it.
-    """
+    """Return what keeps a cached tokenizer from being used; nothing where none is cached."""
     if not folder.is_dir():
         return []
-    if (folder / SEAL).exists():
-        if found := problems(folder):
-            return found
-        added = [token["content"] for token in read_json(folder / "tokenizer.json")["added_tokens"]]
-        return [] if added == list(SPECIALS) else ["has other control tokens than tokenizer/encode.py"]
-    if not _agrees_with_itself(folder):
-        return ["is not what its training left"]
-    seal(folder)
-    return []
-
-
-def _agrees_with_itself(folder: Path) -> bool:
-    from safetensors.numpy import load_file
-    from transformers import PreTrainedTokenizerFast
-
-    try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        kept = load_file(folder / "byte_lengths.safetensors")["byte_lengths"]
-        ids = read_json(folder / "report.json")["ids"]
-        return (
-            len(tokenizer) == ids
-            and byte_lengths(tokenizer).tolist() == kept.tolist()
-            and (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (BOS, END, PAD)
-            and tokenizer.padding_side == "left"
-        )
-    except Exception:  # the libraries raise many kinds, plain Exception among them: whichever, it cannot be used
-        return False
+    if found := problems(folder):
+        return found
+    added = [token["content"] for token in read_json(folder / "tokenizer.json")["added_tokens"]]
+    return [] if added == list(SPECIALS) else ["has other control tokens than tokenizer/encode.py"]
 
 
 class _Counted:

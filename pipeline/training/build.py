@@ -1,18 +1,16 @@
 """The Trainer of a recipe: model, rows, evaluation and meter put together."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainingArguments
-from transformers.utils.generic import is_flash_attention_requested
+from transformers import TrainingArguments
 
 from pipeline.data.row_plan import document_end_of
-from pipeline.evals.bpb import compiled_nll, score_validation
+from pipeline.evals.bpb import compiled_nll
 from pipeline.hardware.device import (
     batch_rank,
     batch_ranks,
@@ -22,80 +20,29 @@ from pipeline.hardware.device import (
     device_info,
     shards_model,
 )
-from pipeline.model.build import ModelOptionsError, build_model, save_model
+from pipeline.metrics import VAL_BPB_DOCUMENTS
+from pipeline.model.build import PLAIN_HEADS, build_model
 from pipeline.model.groups import store_embeddings
 from pipeline.model.modeling_tandem import TandemForCausalLM
-from pipeline.process.errors import DataError, InputMissingError, RecipeError, first_line
+from pipeline.model.saved import ModelOptionsError, save_model
+from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json, remove_folder
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import isolates_documents, micro_batch, micro_steps, tokens_at
 from pipeline.recipe.model_sizes import model_fields, sizes_from_model, sizes_of
-from pipeline.recipe.schema import training_arguments
+from pipeline.recipe.schema import training_arguments, with_values
 from pipeline.recipe.start_from import check_sizes
 from pipeline.run_dir.checkpoints import by_step, problems, read_seal, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.chat import end_of_turn
 from pipeline.tokenizer.encode import byte_lengths, document_start, is_byte_level
-from pipeline.tokenizer.load import comes_back_beside
 from pipeline.training.distributed import on_rank_0
 from pipeline.training.guard import refuse_nonfinite
-from pipeline.training.metrics import StepMeter
-from pipeline.training.optimizer import look_for_lomo_once
-from pipeline.training.trainer import TandemTrainer, balancing_loss
-
-NUM_IDS = 8  # of the row that a model of another class is tried with
-
-
-@contextmanager
-def probed(model: Any) -> Iterator[torch.Tensor]:
-    """Yield ids to try the model with, while it evaluates and attends as a CPU can: without dropout and flash
-    kernels."""
-    training, attention = model.training, model.config._attn_implementation
-    model.eval()
-    if attention != "sdpa":
-        model.config._attn_implementation = "eager"
-    try:
-        with torch.no_grad():
-            yield torch.arange(NUM_IDS)[None] % model.config.get_text_config().vocab_size
-    finally:
-        model.train(training)
-        model.config._attn_implementation = attention
-
-
-def divides_by_num_items(model: Any) -> bool:
-    """Return whether the loss is the cross-entropy of the model's own logits with shift_labels, summed, over
-    num_items_in_batch, apart from a loss that balances experts.
-
-    As transformers' causal LMs have it. A model that ignores the number gives the mean of its own micro-batch:
-    gradients of micro-batches and ranks would not add up to the mean over a step's tokens. One that ignores
-    shift_labels shifts the labels again, and learns to skip a token. Called as training calls it; a forward that does
-    not take these arguments is one more way to be wrong.
-    """
-    with probed(model) as ids:
-        labels = ids.roll(-1).index_fill(-1, torch.tensor([NUM_IDS - 1]), -100)
-        try:
-            output = model(input_ids=ids, labels=labels, shift_labels=labels, num_items_in_batch=torch.tensor(2.0))
-        except TypeError:
-            return False
-    expected = torch.nn.functional.cross_entropy(output.logits[0].float(), labels[0], reduction="sum") / 2
-    added = balancing_loss(model, output)
-    if added is not None:
-        expected = expected + added
-    return bool((output.loss - expected).abs() <= 1e-4 * expected)
-
-
-class KeepEnds(TrainerCallback):
-    """Keeps the ids that end a generation: Trainer adds the tokenizer's eos, which may be a new token that no text
-    has."""
-
-    def __init__(self, model: Any):
-        self.holders = [c for c in (model.config.get_text_config(), model.generation_config) if c is not None]
-        self.ends = [getattr(holder, "eos_token_id", None) for holder in self.holders]
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        for holder, ends in zip(self.holders, self.ends, strict=True):
-            holder.eos_token_id = ends
+from pipeline.training.meters import StepMeter
+from pipeline.training.model_checks import KeepEnds, check_foreign, refuse_quantized
+from pipeline.training.optimizer import OPTIMIZERS, cache_lomo_check, parameter_groups, product_dtype
+from pipeline.training.trainer import Evaluation, TandemTrainer, TrainerSettings
 
 
 class OneDeviceArguments(TrainingArguments):
@@ -160,10 +107,9 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         raise RecipeError(f"{recipe.path}: {error}") from error
     _check_planned(recipe, model, tokenizer)
     if not isinstance(model, TandemForCausalLM):
-        _check_foreign(recipe, model, tokenizer)
-        from pipeline.model.load import rope_notes
-
-        on_rank_0(lambda: [print(line) for line in rope_notes(model.config, recipe.data.row_tokens)])
+        isolated_rows = micro_batch(recipe) if isolates_documents(recipe) else 1
+        eval_rows = recipe.evals.bpb.batch_rows or recipe.train["per_device_eval_batch_size"]  # always isolated
+        check_foreign(model, tokenizer, where=recipe.where, isolated_rows=max(isolated_rows, eval_rows))
     if recipe.stage == "sft":
         _stop_at(end_of_turn(tokenizer), "the end of a turn", model, tokenizer)
     elif recipe.model.start_from:
@@ -175,12 +121,12 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
             kind = f"{type(model).__name__} with {'a tied' if model.config.tie_word_embeddings else 'an untied'} head"
             raise RecipeError(
                 f"{recipe.where('model.embedding_dtype')}: is {recipe.model.embedding_dtype}, and model.start_from "
-                f"gives a {kind}: only a Tandem's embeddings can be stored so, and only beside a head of their own. "
+                f"gives a {kind}: only the embeddings of a Tandem with an untied head can be stored so. "
                 "Remove the key: float32 is used."
             )
         store_embeddings(model, getattr(torch, recipe.model.embedding_dtype))
     if recipe.train.get("fp8"):
-        from pipeline.training.sharding import refuse_without_fp8
+        from pipeline.training.fp8 import refuse_without_fp8
 
         refuse_without_fp8(model, recipe.where("train.fp8"))
     return model
@@ -201,54 +147,6 @@ def _check_planned(recipe: Recipe, model: Any, tokenizer: Any) -> None:
             f"{recipe.where('model.type')}: {recipe.model.type} is planned with {planned:,} parameters and was built "
             f"with {built:,}, so horizon, memory and MFU would be those of another model. Give the sizes that its "
             "config calls otherwise in model.options."
-        )
-
-
-def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
-    """Check what another model class may do differently, and nobody would notice."""
-    where, kind = recipe.where("model.type"), type(model).__name__
-    try:
-        summed = divides_by_num_items(model)
-    except Exception as error:  # whatever a model without its pictures ends in
-        raise RecipeError(
-            f"{where}: {kind} computes nothing from text alone ({first_line(error)}), so it cannot be trained here. "
-            "Save its text part as a model of its own and start from that."
-        ) from error
-    if not summed:
-        raise RecipeError(
-            f"{where}: {kind} does not give the summed loss of shift_labels over num_items_in_batch, so the loss "
-            "would depend on micro-batch and processes, or be that of other tokens. Let forward take **kwargs and "
-            "hand them to self.loss_function, as transformers' own models do."
-        )
-    rows = max(
-        recipe.evals.bpb.batch_rows or recipe.train["per_device_eval_batch_size"],  # of evaluations, always isolated
-        micro_batch(recipe) if isolates_documents(recipe) else 1,
-    )
-    if rows > 1 and is_flash_attention_requested(model.config):
-        raise RecipeError(
-            f"{recipe.where('model.attn_implementation')}: the flash kernels of transformers keep packed documents "
-            f"apart in batches of one row only, and a {kind} would see through them in its batches of {rows}. Write "
-            "sdpa."
-        )
-    if not comes_back_beside(model.config, tokenizer):
-        raise RecipeError(
-            f"{where}: beside a {kind}, transformers loads a tokenizer class of its own instead of the saved one, so "
-            "the model could not be used with the ids that it was trained on. Take another model.type, or start from "
-            "a model of this type with its own tokenizer."
-        )
-
-
-def _refuse_quantized(model: Any, where: str) -> None:
-    """Raise DataError where transformers keeps weights of the model quantized.
-
-    Floats that it quantizes in each step (BitNet's) can be trained.
-    """
-    quantizer = getattr(model, "hf_quantizer", None)
-    if getattr(model, "is_quantized", False) and not getattr(quantizer, "is_qat_trainable", False):
-        method = getattr(model.config.quantization_config, "quant_method", "unknown method")
-        raise DataError(
-            f"{where}: its weights are quantized ({getattr(method, 'value', method)}), which no step can change. "
-            "Start from the same model in bf16 or fp32."
         )
 
 
@@ -276,7 +174,7 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         on_rank_0(lambda: [print(line) for line in model.notes])  # one call: ranks may have other notes
         check_sizes(recipe, model.config)
         where = f"{recipe.where('model.start_from')}: {start}"
-        _refuse_quantized(model, where)
+        refuse_quantized(model, where)
         refuse_nonfinite(model.state_dict(), where=where, instead="Start from other weights.")
         return _with_rows_for(tokenizer, model, seed)
     fields = model_fields(
@@ -306,7 +204,7 @@ def _begun_type(recipe: Recipe) -> str | None:
 
 
 def _stop_at(end: int | None, what: str, model: Any, tokenizer: Any) -> None:
-    """Add to the generation config what ends an answer or a text, where it is not there: `generate` would go on."""
+    """Add the token that ends an answer or a text to the generation config, or `generate` would continue."""
     config = model.generation_config
     known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     if end is None or end in known:
@@ -336,6 +234,25 @@ def _with_rows_for(tokenizer: Any, model: Any, seed: int) -> torch.nn.Module:
     return model
 
 
+def build_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """Return the optimizer of `optimizer.type`: adamw, muon_adamw, or module:attr called with (model, recipe).
+
+    Raises RecipeError for a model that it cannot update.
+    """
+    kind = recipe.optimizer.type
+    if ":" in kind:
+        where = recipe.where("optimizer.type")
+        factory = import_attribute(kind, recipe.code, where=where)
+        with guarded(f"{where}: {kind}"):
+            optimizer = factory(model, recipe)
+        for i, group in enumerate(optimizer.param_groups):
+            group.setdefault("initial_lr", group["lr"])
+            group.setdefault("name", f"group_{i}")
+        return optimizer
+    dtype = product_dtype(bf16=decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16"))))
+    return OPTIMIZERS[kind](parameter_groups(model, recipe.optimizer, product_dtype=dtype))
+
+
 def build_trainer(
     recipe: Recipe,
     run: RunDirectory,
@@ -344,16 +261,17 @@ def build_trainer(
     tokenizer: Any,
     rows: Any,
     validation: Any,
-    watched: Callable[..., Iterable] = iter,
+    interruptible: Callable[..., Iterable] = iter,
     eval_on_start: bool = False,
 ) -> TandemTrainer:
     """Return the Trainer of both stages. rows, validation: as the data room opens them; recipe.train holds max_steps
     by now.
 
-    watched: what the batches of evaluations go through, so that a signal can end them.
+    interruptible: wraps the batches of evaluations, so that a signal can end them.
     """
     bf16 = decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16")))
     compiled = decide_compile(recipe.train.get("torch_compile"))
+    fp8 = bool(recipe.train.get("fp8"))
     args = build_arguments(
         recipe,
         run,
@@ -368,62 +286,133 @@ def build_trainer(
         max_steps=args.max_steps,
         world_size=args.world_size,
         sizes=sizes_from_model(model, recipe.data.row_tokens),
-        peak=peaks.get(
-            compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32), fp8=bool(recipe.train.get("fp8")))
-        ),
+        peak=peaks.get(compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32), fp8=fp8)),
         bf16_peak=peaks.get("bfloat16"),
     )
     lengths_V = byte_lengths(tokenizer) if is_byte_level(tokenizer) else None
-    score = partial(
-        score_validation,
-        validation=validation,
-        byte_lengths_V=lengths_V,
-        stage=recipe.stage,
-        rows=recipe.evals.bpb.batch_rows or args.per_device_eval_batch_size,
-        rank=batch_rank(args.process_index),
-        world_size=batch_ranks(args.world_size),
-        device=args.device,
-        autocast_dtype=torch.bfloat16 if bf16 else torch.float16 if args.fp16 else None,
-        nll=compiled_nll(model, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
-        if args.torch_compile
-        else None,
-    )
-
+    eval_rows = recipe.evals.bpb.batch_rows or args.per_device_eval_batch_size
+    autocast_dtype = None
+    if bf16:
+        autocast_dtype = torch.bfloat16
+    elif args.fp16:
+        autocast_dtype = torch.float16
+    nll = None
+    if args.torch_compile:
+        nll = compiled_nll(model, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
     tasks = {}
     if recipe.evals.tasks:
-        where = f"{recipe.path}: evals.tasks"
         from pipeline.evals.tasks import load_tasks
 
-        tasks = load_tasks(recipe.evals.tasks, folder=recipe.code, where=where)
-
-    def evaluate(model: torch.nn.Module, watched: Callable) -> dict[str, float]:
-        numbers = score(model, watched=watched)
-        if tasks:
-            from pipeline.evals.tasks import score_tasks
-
-            numbers |= score_tasks(tasks, model, tokenizer, watched=watched)
-        return numbers
-
-    look_for_lomo_once()
+        tasks = load_tasks(recipe.evals.tasks, folder=recipe.code, where=f"{recipe.path}: evals.tasks")
+    evaluation = Evaluation(
+        validation=validation,
+        tasks=tasks,
+        tokenizer=tokenizer,
+        options={
+            "byte_lengths_V": lengths_V,
+            "stage": recipe.stage,
+            "rows": eval_rows,
+            "rank": batch_rank(args.process_index),
+            "world_size": batch_ranks(args.world_size),
+            "device": args.device,
+            "autocast_dtype": autocast_dtype,
+            "nll": nll,
+        },
+    )
+    cache_lomo_check()
     if shards_model():
-        options = {name: recipe.train.get(f"torch_compile_{name}") for name in ("backend", "mode")}
-        given = {k: v for k, v in options.items() if v} if compiled else None
+        compile_options = None
+        if compiled:
+            options = {name: recipe.train.get(f"torch_compile_{name}") for name in ("backend", "mode")}
+            compile_options = {name: value for name, value in options.items() if value}
         from pipeline.training.sharding import shard_model
 
-        shard_model(model, compile_options=given)
+        shard_model(model, compile_options=compile_options)
         args.torch_compile = compiled
+    settings = TrainerSettings(
+        path=recipe.path,
+        where=recipe.where,
+        stage=recipe.stage,
+        monitor=recipe.monitor,
+        hub=recipe.hub,
+        keep_every_steps=recipe.run.keep_every_steps,
+        keep_best=recipe.run.keep_best,
+        make_optimizer=None if recipe.optimizer.type == "trainer" else partial(build_optimizer, recipe=recipe),
+        schedule=recipe.optimizer.schedule,
+        fp8=fp8,
+        eval_rows=eval_rows,
+        sets_accumulation="gradient_accumulation_steps" in recipe.train,
+    )
     trainer = TandemTrainer(
         model=model,
         args=args,
-        recipe=recipe,
+        settings=settings,
         run=run,
         tokenizer=tokenizer,
         rows=rows,
-        evaluate_model=evaluate,
-        watched=watched,
+        evaluation=evaluation,
+        interruptible=interruptible,
         meter=meter,
         byte_lengths_V=lengths_V,
     )
     if recipe.stage == "pretrain" and recipe.model.start_from:
         trainer.add_callback(KeepEnds(model))
     return trainer
+
+
+def resolve_rows(recipe: Recipe, model: Any, *, step: int = 0) -> Recipe:
+    """Return the recipe, with rows of one text each where texts of a row would see each other. Every rank calls it.
+
+    step: of a run that continues, which keeps the rows that it began with. Raises RecipeError for a model that sees the
+    token that it predicts.
+    """
+    if recipe.model.start_from is None and recipe.model.type in PLAIN_HEADS:
+        return recipe  # held by tests/contracts; these would be copied, as their blocks write nothing yet
+    from pipeline.training.isolation import try_isolation
+
+    model.config.get_text_config().use_cache = False  # Trainer leaves it on in the text part of a larger config
+    found = on_rank_0(lambda: try_isolation(model, row_tokens=recipe.data.row_tokens))
+    begun = step > 0 and "inputs" in RunDirectory.of(recipe.run).read_manifest()
+    kind = f"a {type(model).__name__}"
+    if found == "looks_ahead" and not begun:
+        where = recipe.where("model.start_from" if recipe.model.start_from else "model.type")
+        raise RecipeError(
+            f"{where}: {kind} sees the tokens behind the one that it is to predict, so it would learn to copy them. "
+            "Take a causal language model; BERT and its kin are one with is_decoder: true."
+        )
+    if found != "leaks":
+        return recipe
+    if begun and not recipe.data.one_text_rows:
+        line = (
+            f"note: texts that share a row see each other in {kind}; this run continues as it began, a new one has "
+            "rows of one text each"
+        )
+    else:
+        recipe = with_values(recipe, {"data.one_text_rows": True})
+        rows = "row" if recipe.stage == "sft" or recipe.data.isolate_documents else f"row of {VAL_BPB_DOCUMENTS}"
+        text = "conversation" if recipe.stage == "sft" else "document"
+        line = (
+            f"rows: texts that share one see each other in {kind} (tried on two), so each {rows} holds one {text}, "
+            "padded"
+        )
+    on_rank_0(lambda: print(line, flush=True))
+    return recipe
+
+
+def rows_of_recipe(recipe: Recipe, tokenizer: Any) -> Recipe:
+    """Return resolve_rows of the recipe for a preparation without a training: its model is built for that, or its run
+    has begun."""
+    model, run = recipe.model, RunDirectory.of(recipe.run)
+    kind = (model.start_config or {}).get("model_type") if model.start_from else model.type
+    if kind in PLAIN_HEADS:
+        return recipe
+    if run.has_trained():
+        recorded = run.read_manifest().get("inputs", {}).get("one_text_rows", False)
+        return with_values(recipe, {"data.one_text_rows": recorded})
+    try:
+        return resolve_rows(recipe, build_from_recipe(recipe, tokenizer))
+    except InputMissingError:
+        print(
+            "note: the model is not here, so rows are made as for one that keeps the texts of a row apart", flush=True
+        )
+        return recipe

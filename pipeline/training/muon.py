@@ -3,7 +3,7 @@
 The parts and where they were published: Muon (Jordan et al. 2024); Polar Express, the polynomial that orthogonalises
 (arXiv 2505.16932); MuonEq, equal row norms before it (arXiv 2603.28254); Muon+, the exact norm after it (2602.21545);
 NorMuon, the running variance per neuron (2510.05491). Their order and constants are nanochat's, so that its rates
-hold. Off by default: the floors of an update's norm (modded-nanogpt's optimization track).
+hold.
 
 Shapes: M stacked matrices of R rows and C columns, as they are stored. `output_dim` says which axis counts the
 outputs: -2 for nn.Linear's (out, in), -1 for GPT-2's Conv1D (in, out). float32 stacks are changed in place where a
@@ -12,16 +12,16 @@ name ends in _: on a CPU, new memory costs more than the arithmetic.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from pipeline.training.distributed import num_ranks
+from pipeline.training.norms import local
 
 # Five steps for singular values in [0.001, 1] with cushion 2, whose result is shrunk by 2 % for safety: Polar Express,
 # Algorithm 1. Each triple (a, b, c) maps a singular value s to a s + b s^3 + c s^5.
@@ -98,7 +98,9 @@ def scale_neurons_(x_MRC: Tensor, variance_MN: Tensor, *, output_dim: int, beta2
     variance_MN: running mean square of each of the N neurons, which are the long side, or a square matrix's outputs.
     """
     rows, columns = x_MRC.shape[-2:]
-    neuron_dim = output_dim if rows == columns else -2 if rows > columns else -1
+    neuron_dim = -2 if rows > columns else -1
+    if rows == columns:
+        neuron_dim = output_dim
     reduced_dim, reduced = -3 - neuron_dim, min(rows, columns)
     square = x_MRC.square().mean(dim=reduced_dim, keepdim=True)  # (M, R, 1) or (M, 1, C)
     # The polynomial leaves singular values of 0.85 to 1.15; an orthogonal matrix has the norm sqrt(short) exactly.
@@ -121,9 +123,6 @@ def cautious_update_(parameter: Tensor, direction: Tensor, *, rate: float, weigh
     parameter.sub_(direction, alpha=rate)
 
 
-# Muon's step for all matrices of a group: those of one shape are stacked, and the ranks share the
-# orthogonalisation.
-
 VARIANCE_BETA = 0.9  # NorMuon's average per neuron; nanochat's value
 SHARED_FROM = 1 << 18  # elements of a stack: less work than this is made by every rank sooner than it is gathered
 
@@ -139,15 +138,12 @@ def muon_step(
 
     norms: to which each one is appended with the norm of its change.
     """
-    stacks: dict[tuple, list[Tensor]] = defaultdict(list)
+    stacks: dict[tuple, list[Any]] = defaultdict(list)
     for p in parameters:
         stacks[tuple(p.shape), p.placements if isinstance(p, DTensor) else ()].append(p)
     before: _Stack | None = None
-    first_owner = 0
     for (_, placements), members in stacks.items():
-        kind: Callable[..., _Stack] = partial(_SharedStack, first_owner=first_owner) if placements else _Stack
-        stack = kind(group, members, state)
-        first_owner += len(members)
+        stack = (_ShardedStack if placements else _Stack)(group, members, state)
         if before is not None:
             before.update(norms)
         before = stack
@@ -156,7 +152,7 @@ def muon_step(
 
 
 class _Stack:
-    """The matrices of one shape; made, their directions are on the way from all ranks."""
+    """The matrices of one shape. Once made, their directions are being gathered from all ranks."""
 
     def __init__(self, group: dict[str, Any], members: list[Any], state: Mapping[Tensor, dict[str, Tensor]]):
         self.group, self.members = group, members
@@ -166,8 +162,7 @@ class _Stack:
         self._begin(self._momenta([state[p]["momentum"] for p in members]))
 
     def _momenta(self, momenta: list[Tensor]) -> Tensor:
-        """Return the averages one step on, looked ahead of as Nesterov does, float32; of sharded matrices this rank's
-        rows."""
+        """Return the averages after this step with Nesterov's look ahead, float32."""
         gradients = [local(p.grad) for p in self.members]
         momenta = [local(momentum) for momentum in momenta]
         torch._foreach_lerp_(momenta, gradients, 1 - self.group["momentum"])
@@ -197,36 +192,15 @@ class _Stack:
         return scale_neurons_(x_MRC.float(), variance_MN, output_dim=output_dim, beta2=VARIANCE_BETA)
 
     def _ended(self) -> tuple[Tensor, Tensor]:
-        """Return the directions, of sharded matrices this rank's rows, and the variances one step on."""
+        """Return the directions, of sharded matrices this rank's part, and the variances after this step."""
         variance_MN = torch.stack(self.variances).float()
         return self._scaled(self.directions_MRC[: len(self.members)], variance_MN, self.output_dim), variance_MN
-
-    def _apply_floor_(self, x_MRC: Tensor, floor: float, dim: tuple[int, ...]) -> None:
-        """Scale directions up whose update at a rate of 1 has a norm over `dim` below `floor` times that of the
-        weights.
-
-        Over both dimensions: the u/w-floor of Skylight-001 (modded-nanogpt, PR 274); over a row's inputs: its RowFloor
-        (PR 328). Matrices and rows of zeros, as an output begins, have no floor.
-        """
-        factor = rate_factor(self.members[0].shape, output_dim=self.output_dim)
-        of_weights = torch.stack([local(p).float().square().sum(dim, keepdim=True) for p in self.members])
-        squares = torch.stack([x_MRC.square().sum(dim, keepdim=True), of_weights])
-        of_updates, of_weights = self._of_all_ranks(squares, dim)
-        x_MRC.mul_((of_weights / of_updates.clamp_min(TINY)).sqrt().mul_(floor / factor).clamp_min_(1))
-
-    def _of_all_ranks(self, sums: Tensor, dim: tuple[int, ...]) -> Tensor:
-        """Return sums over `dim` of all ranks' parts. sums: of this rank's."""
-        return sums
 
     def update(self, norms: list[tuple[Tensor, Tensor]] | None) -> None:
         if self.work is not None:
             self.work.wait()
         x_MRC, variance_MN = self._ended()
         torch._foreach_copy_(self.variances, list(variance_MN))
-        if floor := self.group.get("update_floor"):
-            self._apply_floor_(x_MRC, floor, (-2, -1))
-        if floor := self.group.get("row_floor"):
-            self._apply_floor_(x_MRC, floor, (-3 - self.output_dim,))
         rate = self.group["lr"] * rate_factor(self.members[0].shape, output_dim=self.output_dim)
         for p, x_RC in zip(self.members, x_MRC, strict=True):
             own = local(p)
@@ -236,89 +210,28 @@ class _Stack:
                 norms.append((p, torch.linalg.vector_norm(before.sub_(own), dtype=torch.float32)))
 
 
-class _SharedStack(_Stack):
-    """Matrices whose rows are cut among the ranks (FSDP2), or among those of each copy (HSDP), which all make the
-    same; under tensor parallelism their rows or their columns. Each is made whole by one rank alone, its owner, which
-    sends the others their rows of the direction: a rank holds its share of the stack whole, and never the stack.
+class _ShardedStack(_Stack):
+    """Matrices whose rows or columns are cut among the ranks (FSDP2, tensor parallelism), or among those of each copy
+    (HSDP). Their momenta are gathered: every rank orthogonalises its share of whole matrices, and keeps its part of
+    the directions."""
 
-    first_owner: of the first matrix; the next rank owns the next one. So stacks of few matrices fall on different
-    ranks. cut_dim: -2 where rows are cut, -1 where columns are: then everything between is done with the transposed
-    matrices.
-    """
-
-    def __init__(self, *stack: Any, first_owner: int):
-        self.first_owner = first_owner
-        super().__init__(*stack)
-
-    def _begin(self, x_MRC: Tensor) -> None:
+    def _momenta(self, momenta: list[Tensor]) -> Tensor:
         mesh, placements = self.members[0].device_mesh, self.members[0].placements
-        dim = len(placements) - 1
-        if placements not in ((Shard(0),), (Shard(1),), (Replicate(), Shard(0))):
-            raise NotImplementedError(
-                f"Muon's matrices are cut by rows, in HSDP's copies or in one, or by columns, not {placements}"
-            )
-        self.process_group, rank, ranks = mesh.get_group(dim), mesh.get_local_rank(dim), mesh.size(dim)
-        (rows, columns), self.cut_dim, output_dim = self.members[0].shape, -2, self.output_dim
-        if placements == (Shard(1),):
-            x_MRC, (rows, columns), self.cut_dim, output_dim = x_MRC.mT, (columns, rows), -1, -3 - output_dim
-        self.heights = chunk_sizes(rows, ranks)
-        owners = [(self.first_owner + n) % ranks for n in range(len(self.members))]
-        self.owned = [[n for n, owner in enumerate(owners) if owner == r] for r in range(ranks)]
-        own = self.owned[rank]
-        parts, _ = self._exchange(
-            [x_MRC[numbers] for numbers in self.owned], [len(own) * height * columns for height in self.heights]
-        )
-        whole_MRC = torch.cat(
-            [part.view(len(own), height, columns) for part, height in zip(parts, self.heights, strict=True)], dim=1
-        )
-        variance_MN = torch.stack(self.variances).float()[own]
-        if own:
-            whole_MRC = self._scaled(self._orthogonalised(whole_MRC, output_dim), variance_MN, output_dim)
-        # Beside its rows each rank gets the variances, which all of them keep.
-        sent = [torch.cat([x.flatten(1), variance_MN], dim=1) for x in whole_MRC.split(self.heights, dim=1)]
-        width = self.heights[rank] * columns + variance_MN.shape[1]
-        self.parts, self.work = self._exchange(sent, [len(numbers) * width for numbers in self.owned], async_op=True)
-
-    def _exchange(
-        self, sent: Sequence[Tensor], sizes: list[int], *, async_op: bool = False
-    ) -> tuple[Sequence[Tensor], dist.Work | None]:
-        """Return what comes from each rank, flat and of these sizes, and the work to wait for. sent: to each rank."""
-        flat = torch.cat([tensor.flatten() for tensor in sent])
-        received = flat.new_empty(sum(sizes))
-        work = dist.all_to_all_single(
-            received, flat, sizes, [tensor.numel() for tensor in sent], group=self.process_group, async_op=async_op
-        )
-        return received.split(sizes), work
-
-    def _of_all_ranks(self, sums: Tensor, dim: tuple[int, ...]) -> Tensor:
-        if self.cut_dim in dim:
-            dist.all_reduce(sums, group=self.process_group)
-        return sums
+        self.cut_dim = placements[-1].dim + 1
+        self.parts, self.part = mesh.size(-1), mesh.get_local_rank(-1)
+        of_stack = [Shard(self.cut_dim) if isinstance(placement, Shard) else placement for placement in placements]
+        shape = torch.Size([len(self.members), *self.members[0].shape])
+        stride = (shape[1] * shape[2], shape[2], 1)
+        own = super()._momenta(momenta)
+        return DTensor.from_local(own, mesh, of_stack, run_check=False, shape=shape, stride=stride).full_tensor()
 
     def _ended(self) -> tuple[Tensor, Tensor]:
-        rows = [part.view(len(numbers), -1) for part, numbers in zip(self.parts, self.owned, strict=True) if numbers]
-        in_order = torch.tensor([n for numbers in self.owned for n in numbers], device=rows[0].device).argsort()
-        x_MX = torch.cat(rows)[in_order]
-        longest = self.variances[0].numel()
-        x_MK, variance_MN = x_MX[:, :-longest], x_MX[:, -longest:]
-        x_MRC = x_MK.unflatten(1, (-1, self.members[0].shape[-3 - self.cut_dim]))
-        return (x_MRC if self.cut_dim == -2 else x_MRC.mT), variance_MN
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, sharing its memory; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        x_MRC, variance_MN = super()._ended()
+        sizes = chunk_sizes(x_MRC.shape[self.cut_dim], self.parts)
+        return x_MRC.split(sizes, dim=self.cut_dim)[self.part], variance_MN
 
 
 def chunk_sizes(rows: int, ranks: int) -> list[int]:
     """Return the rows of each rank, as torch.chunk cuts them, and FSDP2."""
     most = -(-rows // ranks)
     return [min(max(rows - r * most, 0), most) for r in range(ranks)]
-
-
-def alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the sharded tensors and the others, which torch does not take in one list, as far as there are any.
-    Tensor parallelism has both: what it does not split is whole on every rank."""
-    sharded: list[Tensor] = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
-    whole = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
-    return [some for some in (sharded, whole) if some]

@@ -12,27 +12,26 @@ FIRST_MOMENTUM = 0.85
 LAST_MOMENTUM = 0.90
 
 
-def decay_progress(schedule: Schedule, step: int, max_steps: int, *, fraction: float | None = None) -> float:
-    """Return how far the fall of the rates is: 0 up to its first step, 1 at `max_steps`, which is after the last step.
-
-    fraction: of a group with a fall of its own, instead of the schedule's.
-    """
-    decay_steps = round((schedule.decay_fraction if fraction is None else fraction) * max_steps)
+def decay_progress(schedule: Schedule, step: int, max_steps: int) -> float:
+    """Return how far the fall of the rates is: 0 up to its first step, 1 at `max_steps`, which is after the last
+    step."""
+    decay_steps = round(schedule.decay_fraction * max_steps)
     if decay_steps == 0:
         return 0.0
     return min(1.0, max(0.0, (step - (max_steps - decay_steps)) / decay_steps))
 
 
-def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int, *, fraction: float | None = None) -> float:
+def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int) -> float:
     """Return lrm(step): linear warm-up, 1, then the fall to final_fraction; the lower of the two where they overlap.
     Smaller batches at the beginning make it smaller.
-
-    fraction: as of decay_progress.
     """
-    p = decay_progress(schedule, step, max_steps, fraction=fraction)
-    falling = {"linear": 1 - p, "cosine": 0.5 * (1 + math.cos(math.pi * p)), "1-sqrt": 1 - math.sqrt(p)}[
-        schedule.decay
-    ]
+    p = decay_progress(schedule, step, max_steps)
+    if schedule.decay == "linear":
+        falling = 1 - p
+    elif schedule.decay == "cosine":
+        falling = 0.5 * (1 + math.cos(math.pi * p))
+    else:
+        falling = 1 - math.sqrt(p)
     multiplier = falling + (1 - falling) * schedule.final_fraction
     if step < schedule.warmup_steps:
         multiplier = min(multiplier, (step + 1) / schedule.warmup_steps)
@@ -42,11 +41,9 @@ def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int, *, f
     return multiplier
 
 
-def muon_momentum(
-    schedule: Schedule, step: int, max_steps: int, *, peak: float, fraction: float | None = None
-) -> float:
+def muon_momentum(schedule: Schedule, step: int, max_steps: int, *, peak: float) -> float:
     """Return 0.85 rising to `peak` over momentum_warmup_steps, falling to 0.90 with the rates; never above `peak`."""
-    p = decay_progress(schedule, step, max_steps, fraction=fraction)
+    p = decay_progress(schedule, step, max_steps)
     momentum = (1 - p) * peak + p * min(LAST_MOMENTUM, peak)
     if step < schedule.momentum_warmup_steps:
         p = step / schedule.momentum_warmup_steps
@@ -61,32 +58,20 @@ def weight_decay_multiplier(schedule: Schedule, step: int, max_steps: int) -> fl
     return 0.5 * (1 + math.cos(math.pi * min(1.0, step / max_steps)))
 
 
-def lookahead(group: dict[str, Any], schedule: Schedule, step: int, max_steps: int) -> float:
-    """Return EMA-Nesterov's factor: in the group's span of the run peak_lookahead, falling with its rate, outside of
-    it 0."""
-    first, end = (round(share * max_steps) for share in group["lookahead_span"])
-    if not first <= step < end:
-        return 0.0
-    lrm = learning_rate_multiplier(schedule, step, max_steps, fraction=group.get("decay_fraction"))
-    return group["peak_lookahead"] * lrm
-
-
 def apply_schedule(optimizer: Any, schedule: Schedule, step: int, max_steps: int) -> None:
     """Set lr, and for Muon's groups momentum and weight_decay, to what the update of `step` (zero-based) uses.
 
-    Reads only what no schedule changes: initial_lr, decay_fraction and peak_lookahead of every group, peak_momentum
-    and initial_weight_decay of Muon's.
+    Reads only settings that no schedule changes: initial_lr of every group, peak_momentum and initial_weight_decay of
+    Muon's.
     """
+    multiplier = learning_rate_multiplier(schedule, step, max_steps)
     for group in optimizer.param_groups:
-        fraction = group.get("decay_fraction")
-        group["lr"] = group["initial_lr"] * learning_rate_multiplier(schedule, step, max_steps, fraction=fraction)
+        group["lr"] = group["initial_lr"] * multiplier
         if group.get("kind") == "muon":
             peak = group["peak_momentum"]
-            group["momentum"] = muon_momentum(schedule, step, max_steps, peak=peak, fraction=fraction)
+            group["momentum"] = muon_momentum(schedule, step, max_steps, peak=peak)
             decay = weight_decay_multiplier(schedule, step, max_steps)
             group["weight_decay"] = group["initial_weight_decay"] * decay
-        if "lookahead" in group:
-            group["lookahead"] = lookahead(group, schedule, step + 1, max_steps)  # where the next gradient is taken
 
 
 class StepSchedule:
@@ -106,9 +91,9 @@ class StepSchedule:
         self.next_step += 1
         apply_schedule(self.optimizer, self.schedule, self.next_step, self.max_steps)
 
-    def multiplier(self, step: int, *, fraction: float | None = None) -> float:
-        """Return lrm of the update of `step` (zero-based); fraction: as of decay_progress."""
-        return learning_rate_multiplier(self.schedule, step, self.max_steps, fraction=fraction)
+    def multiplier(self, step: int) -> float:
+        """Return lrm of the update of `step` (zero-based)."""
+        return learning_rate_multiplier(self.schedule, step, self.max_steps)
 
     def get_last_lr(self) -> list[float]:
         """Return the rate of every group for the coming update."""
@@ -130,10 +115,7 @@ def logged_rates(scheduler: Any, *, trainer_rate: float, peak: float, skipped: b
     if not isinstance(scheduler, StepSchedule):
         return {"optim/lr": trainer_rate, "optim/lrm": trainer_rate / peak if peak else 0.0}
     # The schedule counts updates: fewer than steps once the fp16 scaler has skipped some.
-    step = scheduler.next_step - (0 if skipped else 1)
-    rates = {
-        f"optim/lr/{group['name']}": group["initial_lr"]
-        * scheduler.multiplier(step, fraction=group.get("decay_fraction"))
-        for group in scheduler.optimizer.param_groups
-    }
-    return {"optim/lr": next(iter(rates.values())), "optim/lrm": scheduler.multiplier(step), **rates}
+    multiplier = scheduler.multiplier(scheduler.next_step - (0 if skipped else 1))
+    groups = scheduler.optimizer.param_groups
+    rates = {f"optim/lr/{group['name']}": group["initial_lr"] * multiplier for group in groups}
+    return {"optim/lr": next(iter(rates.values())), "optim/lrm": multiplier, **rates}

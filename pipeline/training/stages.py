@@ -20,7 +20,7 @@ STAGES = {
 }
 
 
-ORDER = ["step", *dict.fromkeys(STAGES.values())]  # step: whatever else, as the update and callbacks
+ORDER = ["step", *dict.fromkeys(STAGES.values())]  # step: all else, as the update and callbacks
 
 
 COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/c10d_logger.py")

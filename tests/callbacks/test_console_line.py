@@ -3,7 +3,7 @@
 import re
 from types import SimpleNamespace
 
-from pipeline.callbacks.log import Console, step_line
+from pipeline.callbacks.console import Console, step_line
 
 ROW = {
     "train/loss_ema": 2.3369164,

@@ -27,7 +27,7 @@ def machine(tmp_path, monkeypatch, *, world_size=1, local_ranks=1):
         meter=SimpleNamespace(total_s=0.0, tokens_at=lambda step: 1000 * step),
         state=SimpleNamespace(global_step=0),
     )
-    made = Machine(trainer, RunDirectory(tmp_path), attempt=1, gpu_hz=0)
+    made = Machine(RunDirectory(tmp_path), attempt=1, gpu_hz=0, meter=trainer.meter, world_size=world_size)
     made.on_train_begin(trainer.args, trainer.state, None)
     return made, trainer
 
@@ -49,9 +49,9 @@ def test_energy_per_token_is_power_times_the_time_of_a_step_over_its_tokens(tmp_
     assert first["perf/energy_kwh"] == 1
     assert "perf/energy_j_per_token" not in first  # its interval is open: it holds the start
     after(trainer, steps=2, seconds=3.0)
-    assert "perf/energy_kwh" not in callback.numbers()  # no sample since
+    assert "perf/energy_kwh" not in callback.numbers(trainer.state.global_step)  # no sample since
     after(trainer, steps=2, seconds=1.0)
-    row = callback.numbers()
+    row = callback.numbers(trainer.state.global_step)
     assert row["perf/energy_kwh"] == 2
     assert row["perf/energy_j_per_token"] == pytest.approx(2 * 300 * 1.0 / 1000)
     assert not {"energy_j", "gpus"} & row.keys()
@@ -60,22 +60,24 @@ def test_energy_per_token_is_power_times_the_time_of_a_step_over_its_tokens(tmp_
 def test_a_run_on_several_hosts_has_the_gpus_of_this_one_and_no_energy(tmp_path, monkeypatch):
     callback, trainer = machine(tmp_path, monkeypatch, world_size=16, local_ranks=8)
     callback.gpus = Readings(reading(3.6e6), reading(7.2e6))
-    callback.numbers()
+    callback.numbers(trainer.state.global_step)
     after(trainer, steps=2, seconds=3.0)
-    row = callback.numbers()
+    row = callback.numbers(trainer.state.global_step)
     assert row["gpu/power_w"] == 300
     assert not any(name.startswith("perf/") for name in row)
 
 
 def test_energy_that_is_not_known_is_left_out(tmp_path, monkeypatch):
-    callback, _ = machine(tmp_path, monkeypatch)
+    callback, trainer = machine(tmp_path, monkeypatch)
     callback.gpus = Readings({"gpu/temp_c": 60.0, "gpus": 2})
-    assert {name for name in callback.numbers() if name.startswith(("gpu", "perf", "energy"))} == {"gpu/temp_c"}
+    assert {
+        name for name in callback.numbers(trainer.state.global_step) if name.startswith(("gpu", "perf", "energy"))
+    } == {"gpu/temp_c"}
 
 
 def test_the_hosts_numbers_stand_in_the_first_row_and_then_once_a_second(tmp_path, monkeypatch):
-    callback, _ = machine(tmp_path, monkeypatch)
-    assert set(callback.numbers()) >= HOST | {"host/cpu_pct"}
-    assert callback.numbers() == {}
+    callback, trainer = machine(tmp_path, monkeypatch)
+    assert set(callback.numbers(trainer.state.global_step)) >= HOST | {"host/cpu_pct"}
+    assert callback.numbers(trainer.state.global_step) == {}
     callback.host_due_s = 0.0
-    assert set(callback.numbers()) >= HOST
+    assert set(callback.numbers(trainer.state.global_step)) >= HOST

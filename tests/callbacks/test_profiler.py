@@ -8,7 +8,7 @@ import torch
 
 from pipeline.callbacks.profiler import ProfileSteps
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.metrics import StepMeter
+from pipeline.training.meters import StepMeter
 
 
 def meter():
@@ -71,7 +71,7 @@ def test_starting_the_profiler_and_writing_the_trace_are_no_time_of_steps(tmp_pa
     watched = meter()
     callback = ProfileSteps(RunDirectory(tmp_path), 0, 0, meter=watched)
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("pipeline.training.metrics.time.perf_counter", lambda: clock.now)
+    monkeypatch.setattr("pipeline.training.meters.time.perf_counter", lambda: clock.now)
 
     class Slow(torch.profiler.profile):
         def start(self):

@@ -1,4 +1,4 @@
-"""TensorBoard and W&B hold what they are given, and what fails in them is one sentence and no end of a run."""
+"""Trackers hold the rows that they get; one that fails is reported once and ends no run."""
 
 import shutil
 import sys
@@ -11,9 +11,9 @@ import numpy as np
 
 from pipeline.callbacks.trackers import TensorBoard, WandbRun, trackers_of
 from pipeline.metrics import METRICS
-from pipeline.recipe.schema import Monitor, Recipe
+from pipeline.recipe.schema import Monitor
 from pipeline.run_dir.run_directory import RunDirectory
-from tests.callbacks.tracker_files import tensorboard_descriptions, tensorboard_scalars, tensorboard_table
+from tests.callbacks.tracker_files import tensorboard_descriptions, tensorboard_scalars, tensorboard_texts
 
 
 def state(step=0):
@@ -26,19 +26,17 @@ def log(tracker, steps):
 
 
 def wandb_run(folder):
-    return WandbRun(RunDirectory(folder), Recipe(), attempt=1, tokens_at=lambda step: 512 * step)
+    settings = {"project": "p", "config": {}, "note": None, "tags": [], "attempt": 1}
+    return WandbRun(RunDirectory(folder), **settings, tokens_at=lambda step: 512 * step)
 
 
 def test_each_tracker_that_a_recipe_may_name_is_made(tmp_path):
     (names,) = get_args(get_type_hints(Monitor)["trackers"])
     for name in get_args(names):
-        recipe = Recipe(monitor=Monitor(trackers=[name]))
-        assert (
-            len(
-                trackers_of(recipe, RunDirectory(tmp_path), attempt=1, start_step=0, tokens_at=lambda step: 512 * step)
-            )
-            == 1
-        ), name
+        settings = {"config": {}, "note": None, "tags": [], "attempt": 1, "start_step": 0}
+        monitor = Monitor(trackers=[name])
+        made = trackers_of(monitor, RunDirectory(tmp_path), **settings, tokens_at=lambda step: 512 * step)
+        assert len(made) == 1, name
 
 
 def test_tensorboard_holds_each_step_once_after_a_restart_as_float32(tmp_path):
@@ -51,7 +49,7 @@ def test_tensorboard_holds_each_step_once_after_a_restart_as_float32(tmp_path):
     tags = tensorboard_scalars(tmp_path)
     assert tags["train/loss"] == [(step, np.float32(1 / (step + 1))) for step in range(1, 10)]
     assert tags["data/tokens"] == [(step, np.float32(2**24 + step)) for step in range(1, 10)]
-    assert tensorboard_table(tmp_path, "samples")[9][1] == ["<pre>A</pre>", "<pre>after 9</pre>"]
+    assert tensorboard_texts(tmp_path, "samples/text_summary")[9] == "<pre>A</pre>\n\n<pre>after 9</pre>"
 
 
 def test_tensorboard_shows_what_a_metric_is_in_which_unit_and_which_direction_is_better(tmp_path):
@@ -68,16 +66,15 @@ def test_tensorboard_shows_what_a_metric_is_in_which_unit_and_which_direction_is
     assert tensorboard_scalars(tmp_path)["train/loss"] == [(1, 0.5), (2, np.float32(1 / 3))]
 
 
-def test_tensorboard_shows_samples_as_a_table_in_which_markdown_and_html_do_nothing(tmp_path):
+def test_tensorboard_shows_samples_as_texts_in_which_markdown_and_html_do_nothing(tmp_path):
     from tensorboard.plugins.text.text_plugin import text_array_to_html
 
     tracker = TensorBoard(tmp_path, start_step=0)
     tracker.on_train_begin(None, state(), None)
     tracker.add_samples(3, ["# A <b>", "B"], ["| a | *b* |\n\n\n- <script>alert(1)</script></pre>*c*", "ünder & co"])
     tracker.on_train_end(None, state(), None)
-    table = tensorboard_table(tmp_path, "samples")[3]
-    assert table[0] == ["prompt", "text"]
-    shown = text_array_to_html(np.array(table, dtype=object), True)
+    text = tensorboard_texts(tmp_path, "samples/text_summary")[3]
+    shown = text_array_to_html(np.array(text, dtype=object), True)
     assert "<pre># A &lt;b&gt;</pre>" in shown
     assert "| a | *b* |\n\n\n- &lt;script&gt;alert(1)&lt;/script&gt;&lt;/pre&gt;*c*</pre>" in shown
     assert "<pre>ünder &amp; co</pre>" in shown

@@ -28,15 +28,9 @@ def tensorboard_descriptions(folder: Path) -> dict[str, str]:
     return {tag: accumulator.SummaryMetadata(tag).summary_description for tag in tags}
 
 
-def tensorboard_table(folder: Path, tag: str) -> dict[int, list[list[str]]]:
-    """The cells of a table of texts by step."""
-    tables = {}
-    for event in _accumulator(folder).Tensors(tag):
-        rows, columns = (dim.size for dim in event.tensor_proto.tensor_shape.dim)
-        cells = [cell.decode() for cell in event.tensor_proto.string_val]
-        assert len(cells) == rows * columns
-        tables[event.step] = [cells[i : i + columns] for i in range(0, len(cells), columns)]
-    return tables
+def tensorboard_texts(folder: Path, tag: str) -> dict[int, str]:
+    """The text of a tag by step."""
+    return {event.step: event.tensor_proto.string_val[0].decode() for event in _accumulator(folder).Tensors(tag)}
 
 
 def _accumulator(folder: Path):

@@ -1,8 +1,7 @@
-"""The page, driven as a visitor drives it, on a tiny model that has learnt its answers by heart."""
+"""The page on a tiny model that has learnt its answers by heart: its answers, and the server as a program sees it."""
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from known_answers import MARKUP
+from known_answers import ALONE, DIALOG, SUM
 
 pytest.importorskip("gradio")
 
+from pipeline.chat.conversation import open_chat_model
+from pipeline.chat.page import Answers, chat_interface
+from pipeline.process.errors import DataError
+
 ROOT = Path(__file__).parents[2]
-HOSTILE = (
-    "  <script>document.title = 'ran'</script> <img src=x onerror=\"document.title = 'ran'\"> ![x](https://example.com/x.png) **b**\n"
-    "\t[l](javascript:alert(1)) $$x^2$$ <|bos|><|assistant_end|> &lt; <think>t</think></span></div><style>*{display:none}</style>"
-)
 # Put on the path of the page's process: names every address beyond loopback that is asked for.
 WATCH = """
 import socket, sys
@@ -33,15 +32,15 @@ sys.addaudithook(hook)
 
 
 @contextmanager
-def page(*models, arguments=(), log: Path, command=("-m", "pipeline.chat"), cwd=ROOT, environment=None):
-    """(address, process) of `python -m pipeline.chat MODELS --web`, which ends by SIGTERM with status 0."""
+def page(model, *, arguments=(), log: Path):
+    """(address, process) of `python -m pipeline.chat MODEL --web`, which ends by SIGTERM with status 0."""
     (log.parent / "sitecustomize.py").write_text(WATCH)
     own = {k: v for k, v in os.environ.items() if not k.startswith("GRADIO_")}
-    path = os.pathsep.join([str(log.parent), *([] if cwd != ROOT else [str(ROOT)])])
-    own |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "http_proxy": "http://192.0.2.1:9"} | (environment or {})
-    asked = [*map(str, models), "--web", *arguments] if models else []
+    path = os.pathsep.join(filter(None, [str(log.parent), str(ROOT), os.environ.get("PYTHONPATH")]))
+    own |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "http_proxy": "http://192.0.2.1:9"}
+    command = [sys.executable, "-m", "pipeline.chat", str(model), "--web", *arguments]
     with open(log, "w") as out:
-        process = subprocess.Popen([sys.executable, *command, *asked], stdout=out, stderr=out, cwd=cwd, env=own)
+        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=own)
         try:
             until = time.monotonic() + 240
             while not (found := re.search(r"(http://\S+) shows ", log.read_text())):
@@ -60,258 +59,83 @@ def page(*models, arguments=(), log: Path, command=("-m", "pipeline.chat"), cwd=
     assert "Traceback" not in log.read_text(), log.read_text()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome") or pytest.skip("no Chromium is installed")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+@pytest.fixture
+def answers(run):
+    return Answers(open_chat_model(str(run)))
 
 
-class Visitor:
-    """A tab, with what it asked for and what its console complained of. beside: another tab of the same browser."""
-
-    def __init__(self, browser, address: str, *, width=1280, height=800, beside=None, **context):
-        size = {"width": width, "height": height}
-        self.context = beside.context if beside else browser.new_context(viewport=size, **context)
-        self.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        self.tab = self.context.new_page()
-        self.tab.set_default_timeout(60_000)
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
-        self.tab.on("request", lambda request: self.asked.append(request.url))
-        self.tab.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
-        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.tab.goto(address)
-        self.box = self.tab.get_by_placeholder("Message")
-        self.box.wait_for()
-
-    def send(self, text: str) -> None:
-        before = self.tab.locator(".message-content").count()
-        self.box.fill(text)
-        self.box.press("Enter")
-        self.tab.wait_for_function(f"document.querySelectorAll('.message-content').length > {before}")
-
-    def say(self, text: str) -> list[str]:
-        """All messages, when the answer is there."""
-        self.send(text)
-        return self.settled()
-
-    def settled(self) -> list[str]:
-        """All messages, when no answer grows any more: each has its copy button then."""
-        self.tab.wait_for_function(
-            "document.querySelector('.submit-button') && "
-            "[...document.querySelectorAll('.message-content')].every(one => one.querySelector('.copy'))"
-        )
-        return self.messages()
-
-    def messages(self) -> list[str]:
-        """What was written, as the copy buttons give it; of an answer that grows, what is shown."""
-        return self.tab.locator(".message-content").evaluate_all(
-            "found => found.map(one => (one.querySelector('.source') ?? one.querySelector('.plain, .prose')).textContent)"
-        )
-
-    def set(self, label: str, value) -> None:
-        if not self.tab.get_by_label("seed").is_visible():
-            self.tab.get_by_role("button", name="Settings").click()
-        field = self.tab.get_by_label(label).first
-        field.fill(str(value))
-        field.press("Tab")
-
-    def press(self, name: str) -> None:
-        self.tab.get_by_role("button", name=name).click()
-
-    def box_of(self, selector: str, place: int = 0) -> dict[str, float]:
-        return self.tab.locator(selector).nth(place).bounding_box()
+def said(answers: Answers, *texts: str) -> list[dict]:
+    """Return the history that Gradio has after these messages."""
+    history: list[dict] = []
+    for text in texts:
+        *_, answer = answers.answer(text, history, temperature=0.0)
+        turn = (("user", text), ("assistant", answer))
+        history += [{"role": role, "content": [{"type": "text", "text": shown}]} for role, shown in turn]
+    return history
 
 
-GREEDY = ("--greedy", "--max-new-tokens", "100")
+def shown(history: list[dict]) -> list[str]:
+    return [turn["content"][0]["text"] for turn in history]
 
 
-@pytest.fixture(scope="module")
-def address(run, base, tmp_path_factory):
-    """A page of both models."""
-    with page(run, base, arguments=GREEDY, log=tmp_path_factory.mktemp("both") / "log") as (address, _):
-        assert address.startswith("http://127.0.0.1:")
-        yield address
+def test_an_answer_grows_and_depends_on_the_conversation(answers):
+    assert shown(said(answers, "ping", "again")) == [message["content"] for message in DIALOG]
+    assert shown(said(answers, "again")) == [message["content"] for message in ALONE]
+    *_, answer = answers.answer("ping", [], system=" Be a pirate ", temperature=0.0)
+    assert answer == "arr"
 
 
-@pytest.fixture(scope="module")
-def alone(run, tmp_path_factory):
-    """A page of the chat model."""
-    with page(run, arguments=GREEDY, log=tmp_path_factory.mktemp("alone") / "log") as (address, _):
-        yield address
+def test_a_tool_call_is_shown_and_remembered_as_the_model_wrote_it(answers):
+    history = said(answers, "sum", "again")
+    assert shown(history)[1::2] == ["It's [7*8][= 56] so 56.", "still 56"]
+    assert answers._messages(history) == SUM
 
 
-def test_a_conversation_of_turns_ends_at_the_end_token_and_a_users_hostile_text_stays_text(address, browser):
-    visitor = Visitor(browser, address)
-    said = visitor.say("ping")
-    assert said[:2] == ["ping", "pong \u4e2d\u00e9!"]
-    assert len(said) == 4  # the base model continues the same text beside it
-    assert said[2] == "ping"
-    said = visitor.say("again")
-    assert said[:4] == ["ping", "pong \u4e2d\u00e9!", "again", "and pong it is"]
-    said = visitor.say(HOSTILE)
-    assert said[4] == HOSTILE.strip()
-    shown = visitor.tab.locator(".message-content .plain").evaluate_all("found => found.map(one => one.textContent)")
-    assert HOSTILE.strip() in shown
-    assert visitor.tab.title() != "ran"
-    wrong = "img, script, style, a, think, iframe"
-    assert visitor.tab.locator(", ".join(f".message-content .plain {tag}" for tag in wrong.split(", "))).count() == 0
-
-    other = Visitor(browser, address, width=360)  # knows nothing of the first one
-    assert other.say("again")[:2] == ["again", "what?"]
-    assert other.tab.evaluate("document.documentElement.scrollWidth") <= 360
-    other.press("New conversation")
-    other.tab.locator(".message-content").first.wait_for(state="hidden")
-    other.set("System message", "Be a pirate")
-    assert other.say("ping")[:2] == ["ping", "arr"]
-    for one in (visitor, other):
-        assert {url.split("/")[2] for url in one.asked if url.startswith("http")} == {address.split("/")[2]}
-        assert one.complaints == []
+def test_what_was_shown_of_a_stopped_answer_is_in_the_conversation(babbler):
+    answers = Answers(open_chat_model(str(babbler)))
+    growing = answers.answer("xyz", [], temperature=0.0, max_new_tokens=4000)
+    first = next(growing)
+    growing.close()
+    assert [message["content"] for message in answers.written[first]]
 
 
-def test_a_models_markdown_is_shown_its_html_stays_text_and_the_copy_button_gives_what_it_wrote(alone, browser):
-    visitor = Visitor(browser, alone)
-    assert visitor.say("markup") == [message["content"] for message in MARKUP]
-    answer = visitor.tab.locator(".message-content .prose")
-    assert answer.locator("strong").inner_text() == "b"
-    assert answer.locator("code").inner_text() == "1<2"
-    assert answer.locator("li").inner_text() == "<script>document.title=1</script>"
-    assert answer.locator("script").count() == 0
-    assert visitor.tab.title() == "parrot - Tandem"
-    visitor.tab.get_by_title("Copy the message").last.click()
-    assert visitor.tab.evaluate("navigator.clipboard.readText()") == MARKUP[1]["content"]
-    assert visitor.complaints == []
+def test_a_repeated_question_is_drawn_anew(answers):
+    found = {list(answers.answer("ping", [], temperature=2.0, top_k=0))[-1] for _ in range(4)}
+    assert len(found) > 1
 
 
-def test_another_tab_begins_a_conversation_of_its_own(alone, browser):
-    visitor = Visitor(browser, alone)
-    visitor.set("System message", "")
-    first = visitor.say("ping")
-    assert visitor.say("again") == [*first, "again", "and pong it is"]  # the model read it too
-    other = Visitor(browser, alone, beside=visitor)
-    assert other.say("again") == ["again", "what?"]
-    other.press("New conversation")
-    other.tab.locator(".message-content").first.wait_for(state="hidden")
-    assert other.messages() == []
+def test_a_refused_message_is_an_error_of_the_page(answers):
+    import gradio
+
+    answers.chat_model.tokenizer.chat_template = "{{ raise_exception('no') }}"
+    with pytest.raises(gradio.Error) as caught:
+        said(answers, "ping")
+    assert isinstance(caught.value.__cause__, DataError | None)
 
 
-def test_an_answer_is_given_again_and_an_example_is_asked(address, browser):
-    visitor = Visitor(browser, address)
-    visitor.tab.locator(".example").first.click()  # the prompt of the run's samples
-    visitor.tab.locator(".message-content").nth(3).wait_for()
-    first = visitor.settled()
-    assert first[:2] == ["ping", "pong \u4e2d\u00e9!"]
-    visitor.set("temperature", "2")
-    visitor.set("top_k", "0")
-    visitor.press("Regenerate")
-    visitor.tab.wait_for_function(f"!document.querySelector('.conversation').innerText.includes({first[1]!r})")
-    again = visitor.settled()
-    assert len(again) == 4
-    assert (again[0], again[2]) == ("ping", "ping")
-    assert again[1] != first[1]
-    visitor.set("temperature", "0")
-    visitor.press("Regenerate")
-    visitor.tab.wait_for_function(f"document.querySelector('.conversation').innerText.includes({first[1]!r})")
-    assert visitor.say("again")[:4] == [*first[:2], "again", "and pong it is"]
+def test_no_more_tokens_are_offered_than_the_model_has_positions(run):
+    from pipeline.chat.conversation import Sampling
+
+    chat_model = open_chat_model(str(run))
+    interface = chat_interface(chat_model, system=None, sampling=Sampling(max_new_tokens=512))
+    (tokens,) = [one for one in interface.additional_inputs if getattr(one, "label", None) == "max_new_tokens"]
+    assert (tokens.maximum, tokens.value) == (128, 128)
 
 
-def test_the_card_says_what_a_model_is_and_no_more_tokens_are_offered_than_it_has_positions(address, browser, run):
-    visitor = Visitor(browser, address)
-    chat, base = visitor.tab.locator(".model").all_inner_texts()
-    assert chat.split("\n")[0].split() == ["parrot", "chat", "model"]
-    assert "gpt2, " in chat
-    assert "k parameters, 128 positions" in chat
-    assert "trained on dialogs (6.4k tokens)" in chat
-    assert str(run / "model") in chat
-    assert "base model" in base
-    visitor.set("seed", "1")
-    slider = visitor.tab.locator("input[type=range][aria-label*=max_new_tokens]")
-    assert slider.get_attribute("max") == "128"
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fills_1400_and_390_pixels_in_light_and_dark(alone, address, browser, scheme):
-    for place, models, width, height, least in (
-        (alone, 1, 1400, 900, 800), (address, 2, 1400, 900, 600), (alone, 1, 390, 844, 340), (address, 2, 390, 844, 340)
-    ):  # fmt: skip
-        visitor = Visitor(browser, place, width=width, height=height, color_scheme=scheme)
-        visitor.say("ping")
-        talks = [visitor.box_of(".conversation", number) for number in range(models)]
-        assert all(talk["width"] >= least and talk["height"] >= 180 for talk in talks), talks
-        if models == 2:
-            beside = talks[0]["y"] == talks[1]["y"]
-            assert beside == (width == 1400)
-        cut = "[...document.querySelectorAll('.gradio-container *')].filter(e => e.checkVisibility() && e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.source')).map(e => e.className)"
-        assert visitor.tab.evaluate(cut) == []
-        assert visitor.tab.evaluate("document.documentElement.scrollHeight") <= height
-        assert visitor.box_of("textarea[placeholder^=Message]")["y"] < height - 60
-        ground, ink = (
-            visitor.tab.evaluate(f"getComputedStyle(document.querySelector({selector!r})).{what}")
-            for selector, what in (("body", "backgroundColor"), (".message-content .plain", "color"))
-        )
-        bright = [sum(map(int, re.findall(r"\d+", colour)[:3])) > 382 for colour in (ground, ink)]
-        assert bright == ([True, False] if scheme == "light" else [False, True]), (ground, ink)
-
-
-def whole_answer(model, prompt, arguments):
-    command = [sys.executable, "-m", "pipeline.chat", model, "-p", prompt, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def test_an_answer_streams_and_the_stop_button_ends_it_where_it_is(babbler, browser, tmp_path):
-    arguments = ["--greedy", "--max-new-tokens", "4000"]
-    with page(babbler, arguments=arguments, log=tmp_path / "log") as (address, _):
-        visitor = Visitor(browser, address)
-        lengths = []
-        visitor.send("xyz")
-        visitor.tab.locator(".stop-button").wait_for()
-        while len(set(lengths)) < 3:  # it grows before it ends
-            lengths.append(len("".join(visitor.messages()[1:])))
-            assert visitor.tab.locator(".stop-button").is_visible()
-        visitor.tab.locator(".stop-button").click()
-        visitor.settled()
-        time.sleep(1)  # for pieces that were on their way
-        stopped = visitor.messages()
-        assert len(stopped) == 2
-        # Else the test would pass without the click, once the answer came to its own end.
-        assert 0 < len(stopped[1]) < 0.9 * len(whole_answer(babbler, "xyz", arguments))
-        time.sleep(1)
-        assert visitor.messages() == stopped
-        visitor.send("and")  # the conversation goes on
-        visitor.tab.locator(".message-content").nth(3).wait_for()
-        visitor.tab.locator(".stop-button").click()
-        assert visitor.settled()[:3] == [*stopped, "and"]
-        assert visitor.complaints == []
-
-
-def test_the_page_answers_its_own_address_only_and_takes_no_files_and_no_flood(run, tmp_path):
+@pytest.mark.full  # starts the command
+def test_the_page_answers_its_own_address_only(run, tmp_path):
     import httpx
+    from gradio_client import Client
 
-    with page(run, log=tmp_path / "log") as (address, _):
+    with page(run, arguments=["--greedy"], log=tmp_path / "log") as (address, _):
+        client = Client(address, verbose=False)
+        assert client.predict("ping", api_name="/answer") == "pong \u4e2d\u00e9!"
+        assert client.predict("again", api_name="/answer") == "and pong it is"  # of one conversation
+        assert httpx.get(address).status_code == 200
         port = address.rstrip("/").rsplit(":", 1)[1]
-        opened = httpx.get(address)
-        assert opened.status_code == 200
-        assert "frame-ancestors 'self'" in opened.headers["content-security-policy"]
-        assert httpx.get(
-            address, headers={"Host": f"localhost:{port}", "Origin": f"http://localhost:{port}"}
-        ).is_success
-        for headers in (
-            {"Host": f"evil.example:{port}"},
-            {"Origin": "http://evil.example"},
-            {"Host": "127.0.0.1.evil.example"},
-        ):
-            refused = httpx.get(f"{address}config", headers=headers)
-            assert refused.status_code == 403
-            assert "access-control-allow-origin" not in refused.headers
-        for path in ("gradio_api/upload", "upload", "gradio_api/upload/"):
-            assert httpx.post(f"{address}{path}", files={"files": b"x" * 1000}).status_code == 404
-        flood = b"x" * 20_000_000
-        assert httpx.post(f"{address}gradio_api/queue/join", content=flood).status_code == 413
-        assert httpx.post(f"{address}gradio_api/queue/join", content=iter([flood])).status_code == 413
+        assert httpx.get(address, headers={"Host": f"localhost:{port}"}).status_code == 200
+        for host in (f"evil.example:{port}", "127.0.0.1.evil.example"):
+            assert httpx.get(address, headers={"Host": host}).status_code == 400
 
 
 def test_a_port_that_is_taken_is_reported(run, tmp_path):

@@ -67,7 +67,8 @@ DIALOG = [
 @pytest.fixture(scope="module")
 def own_code(run, tokenizer, tmp_path_factory):
     """A run whose model needs its own code, and knows nothing."""
-    from pipeline.model.build import build_model, save_model
+    from pipeline.model.build import build_model
+    from pipeline.model.saved import save_model
     from pipeline.recipe.sizes import MODERN
 
     path = tmp_path_factory.mktemp("runs") / "modern"

@@ -104,7 +104,7 @@ def test_a_failing_benchmark_is_reported_and_the_run_goes_on(runner, ranks):
     recipe = recipe_of(runner, "broken")
     run = runner.train(recipe, "run.callbacks=[breaks:Breaks]", ranks=ranks)
     assert sorted(run.values("core_partial/v1")) == [8, 10]
-    assert "step 00004 | core was not scored (MemoryError: no room for this); the training goes on" in run.output
+    assert "step 00004 | core was not scored (MemoryError: no room for this); the training continues" in run.output
     assert {(row["step"], row["name"]) for row in events(run, "evaluation_failed")} == {(4, "core")}
     assert (run.directory / "model" / "config.json").exists()
 

@@ -50,7 +50,7 @@ def test_a_run_that_began_with_packed_rows_ends_with_them(runner, tmp_path):
     path.write_text(json.dumps(manifest))
     ended = runner.train(recipe, *overrides, "run.name=cut", stage="sft")
     assert (
-        "note: texts that share a row see each other in a BloomForCausalLM; this run goes on as it began"
+        "note: texts that share a row see each other in a BloomForCausalLM; this run continues as it began"
         in ended.output
     )
     shares = json.loads(path.read_text())["shares"]

@@ -4,14 +4,13 @@ import json
 
 import pytest
 
-from pipeline.model.build import read_tensors
+from pipeline.model.saved import read_tensors
 from pipeline.run_dir.checkpoints import by_step, step_of
-from pipeline.training.checkpoint import layout_of
-from pipeline.training.sharding import part_file
+from pipeline.training.checkpoint_parts import part_file
+from pipeline.training.staging_buffer import layout_of
 from tests.contracts.test_benchmarks_in_training import events, recipe_of
 from tests.contracts.test_exact_resume import (
     CANDIDATES,
-    ONLY_AVERAGE,
     assert_ends_as_its_average,
     assert_same_end,
     positions,
@@ -100,8 +99,8 @@ def test_blocks_that_are_compiled_one_by_one_give_the_losses_of_one_process_in_f
     ("model", "more"),
     [
         ("gpt2", []),
-        ("modern", [*ONLY_AVERAGE, *CANDIDATES]),
-        ("modern", [*ONLY_AVERAGE, "train.torch_compile=true", "train.gradient_checkpointing=true"]),
+        ("modern", [*CANDIDATES]),
+        ("modern", ["train.torch_compile=true", "train.gradient_checkpointing=true"]),
     ],
 )
 def test_a_sharded_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner, model, more):

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from pipeline.data.decontamination import Watchlist, items_digest
 
 from pipeline.contrib.contaminated_items import (
     contamination_line,
@@ -13,6 +12,7 @@ from pipeline.contrib.contaminated_items import (
     texts_of_bundle,
     texts_of_chat_tasks,
 )
+from pipeline.contrib.decontamination import Watchlist, items_digest
 from pipeline.contrib.humaneval import humaneval_item
 from pipeline.data.__main__ import main as prepare
 from pipeline.evals.__main__ import main as evaluate

@@ -12,7 +12,8 @@ from tokenizers import AddedToken
 
 from pipeline.contrib.export import export
 from pipeline.contrib.gguf import ARCHITECTURES, gguf_names, model_sizes, rotated_heads, why_not_cut
-from pipeline.model.build import build_model, read_tensors, save_model
+from pipeline.model.build import build_model
+from pipeline.model.saved import read_tensors, save_model
 from pipeline.process.errors import CannotWriteError, RecipeError
 from pipeline.process.storage import read_json
 from pipeline.tokenizer.train import train_bpe

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.data.preparation import start_preparation
 from pipeline.data.prepare import prepare_now
+from pipeline.data.row_plan import plan_rows
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer.train import train_bpe
@@ -60,8 +62,18 @@ class Bench:
     def sources(self, recipe):
         return open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
 
-    def prepared(self, recipe):
-        return prepare_now(recipe, self.tokenizer, sources=self.sources(recipe))
+    def plan(self, recipe, *, sources=None, watchlist=None):
+        return plan_rows(recipe, self.tokenizer, sources=sources or self.sources(recipe), watchlist=watchlist)
+
+    def prepared(self, recipe, *, sources=None, watchlist=None, verify=False):
+        sources = sources or self.sources(recipe)
+        plan = self.plan(recipe, sources=sources, watchlist=watchlist)
+        return prepare_now(plan, self.tokenizer, sources=sources, verify=verify)
+
+    def started(self, recipe, *, sources=None, watchlist=None, run=None):
+        sources = sources or self.sources(recipe)
+        plan = self.plan(recipe, sources=sources, watchlist=watchlist)
+        return start_preparation(plan, self.tokenizer, sources=sources, run=run)
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pipeline.data.preparation import sequence_folder
+from pipeline.data.row_plan import sequence_folder
 from pipeline.data.rows import TrainingRows, bits
-from pipeline.data.stream import seal_path
+from pipeline.data.shards import seal_path
 from pipeline.process.storage import read_json, write_json
 from pipeline.recipe.schema import Source
 
@@ -48,7 +48,7 @@ def test_epochs_of_conversations_are_counted_and_their_padding_begins_none(bench
     sources = [Source(files=str(f), name=n) for f, n in zip(bench.chat_files[:2], ("many", "few"), strict=True)]
     recipe = bench.recipe(stage="sft", sources=sources, train={"max_steps": 40, "seed": 7})
     rows = TrainingRows.open(preparation=bench.prepared(recipe))
-    few = rows.stream.sequences[1]
+    few = rows.stream.datasets[1]
     assert rows.consumed(40)["few"].samples > 2 * few.rows  # into a third epoch
     for step in (1, 13, 40):
         assert as_counts(rows.consumed(step)) == counted_row_by_row(rows, step)
@@ -57,7 +57,7 @@ def test_epochs_of_conversations_are_counted_and_their_padding_begins_none(bench
 def test_every_conversation_of_an_epoch_is_one_document(bench):
     recipe = bench.recipe(stage="sft", sources=[Source(files=str(bench.chat_files[0]))], train={"num_train_epochs": 2})
     rows = TrainingRows.open(preparation=bench.prepared(recipe))
-    counter, sealed = rows.counter, rows.stream.sequences[0].rows
+    counter, sealed = rows.counter, rows.stream.datasets[0].rows
     assert counter.consumed(sealed)[0].documents == 300
     assert counter.consumed(2 * sealed)[0].documents == 600
 
@@ -70,7 +70,7 @@ def test_unreadable_rows_are_counted_once_however_many_epochs_pass_them(bench, t
     path.write_text("\n".join(lines) + "\n")
     recipe = bench.recipe(sources=[Source(files=str(path))], max_bad_rows=5, train={"num_train_epochs": 2})
     rows = TrainingRows.open(preparation=bench.prepared(recipe))
-    sealed = rows.stream.sequences[0].rows
+    sealed = rows.stream.datasets[0].rows
     told = [rows.counter.consumed(k)[0].bad_rows for k in (0, 1, sealed, 2 * sealed)]
     assert told == [0, 2, 2, 2]  # they were read before the first shard was sealed
 

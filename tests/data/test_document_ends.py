@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from pipeline.data.preparation import make_plan
-from pipeline.data.rows import TrainingRows, ValidationRows
+from pipeline.data.row_plan import plan_rows
+from pipeline.data.rows import TrainingRows
+from pipeline.data.validation import ValidationRows
 from pipeline.recipe.schema import Source
 from pipeline.tokenizer import load_or_train
 from pipeline.tokenizer.encode import document_end, encode_documents
@@ -55,7 +56,7 @@ def test_every_document_of_continued_pretraining_has_its_end_and_all_its_text(pa
     bos, end = (bench.tokenizer.convert_tokens_to_ids(f"<|{name}_of_text|>") for name in ("begin", "end"))
     plan = rows.plan
     assert (plan["bos"], plan["end"]) == (bos, end)
-    shard = rows.stream.sequences[0].shard(0)
+    shard = rows.stream.datasets[0].shard(0)
     shared = packing == "concat"  # the last token of a row is the first one of the next
     ids = np.concatenate([row[: used - shared] for row, used in zip(shard.input_ids, shard.used, strict=True)])
     whole = {
@@ -90,7 +91,7 @@ def test_rows_are_as_before_from_scratch_and_in_a_run_that_has_begun(going_on, b
     recipe.run.name = "begun"
 
     def plan():
-        return make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe))
+        return plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
 
     assert "end" in plan()
     run = tmp_path / "runs" / "begun"
@@ -119,4 +120,4 @@ def test_a_model_that_ends_at_the_next_beginning_goes_on_so(going_on, bench, tmp
     bos = bench.tokenizer.bos_token_id
     file = tmp_path / "model" / "generation_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [bench.tokenizer.eos_token_id, bos]}))
-    assert "end" not in make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    assert "end" not in plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))

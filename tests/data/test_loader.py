@@ -2,7 +2,7 @@
 
 import torch
 
-from pipeline.data.rows import StepLoader, on_device
+from pipeline.data.loader import StepLoader, on_device
 
 
 class Rows:

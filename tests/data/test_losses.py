@@ -6,24 +6,14 @@ import sys
 
 import numpy as np
 import pytest
-from pipeline.data.stream import Fit, Loss, losses_of
 
-from pipeline.data.losses import (
-    loss_warnings,
-    sampled_fit,
-    size_warnings,
-    table,
-    untrained_lines,
-    warning_lines,
-    with_samples,
-)
-from pipeline.data.preparation import make_plan
-from pipeline.data.prepare import Workshop
-from pipeline.data.rows import TrainingRows, ValidationRows
+from pipeline.data.losses import ENOUGH_BYTES, conversation_facts, loss_warnings, new_counts, table, warning_lines
+from pipeline.data.prepare import ShardBuilder
+from pipeline.data.rows import TrainingRows
+from pipeline.data.validation import ValidationRows
 from pipeline.plan.__main__ import prepared_notes
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
-from pipeline.process.storage import read_sealed_json
 from pipeline.recipe.schema import Source
 from pipeline.sources.formats import ROLES
 from pipeline.tokenizer.chat import render
@@ -32,8 +22,6 @@ from tests.conftest import ROOT, docstrings, shared_data
 from tests.families import FAMILIES, tokenizer_of
 
 pytestmark = pytest.mark.full
-
-OLD_KEYS = ("longer", "cut_tokens", "too_long_tokens")  # of a seal's counts, which earlier versions did not write
 
 
 def talk(question, answer, turns=1):
@@ -51,7 +39,7 @@ def said(bench, recipe):
     preparation = bench.prepared(recipe)
     rows = TrainingRows.open(preparation=preparation)
     validation = ValidationRows.open(preparation)
-    return warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=bench.tokenizer), rows
+    return warning_lines(rows.plan, validation, sources=sources, tokenizer=bench.tokenizer), rows
 
 
 @pytest.fixture
@@ -75,11 +63,8 @@ def test_rows_of_the_advised_length_hold_99_of_100_conversations_whole_and_short
     assert min(facts["too_long"], facts["cut"]) > 0
     assert f"{facts['too_long']} of {len(lengths)} conversations" in warning
     assert f"{facts['cut']} ({100 * facts['cut'] / len(lengths):.2f} %) lose their last turns" in warning
-    assert (
-        f"Rows of {advised} would hold 99 % whole (counted in all of them). Set data.row_tokens to {advised}"
-        in warning
-    )
-    kept = rows.stream.sequences[0].totals()["text_tokens"]
+    assert f"rows of {advised} would hold 99 %. Set data.row_tokens" in warning
+    kept = rows.stream.datasets[0].totals()["text_tokens"]
     assert facts["tokens_lost"] == pytest.approx(1 - kept / sum(length + 1 for length in lengths))
     fits = bench.recipe(stage="sft", sources=recipe.data.sources, train=recipe.train, row_tokens=advised, batch_tokens=8 * advised)  # fmt: skip
     warnings, rows = said(bench, fits)
@@ -89,73 +74,16 @@ def test_rows_of_the_advised_length_hold_99_of_100_conversations_whole_and_short
 
 def test_the_counts_are_the_same_after_an_interruption_behind_any_shard(bench, uneven):
     recipe = bench.recipe(stage="sft", sources=[Source(files=str(uneven))], train={"num_train_epochs": 1}, shard_rows=8, packing_documents=16)  # fmt: skip
-    whole = TrainingRows.open(preparation=bench.prepared(recipe)).stream.sequences[0]
+    whole = TrainingRows.open(preparation=bench.prepared(recipe)).stream.datasets[0]
     again = bench.recipe(stage="sft", sources=[Source(files=str(uneven))], train={"num_train_epochs": 1}, shard_rows=8, packing_documents=16, cache="other")  # fmt: skip
     sources = bench.sources(again)
-    plan = make_plan(again, bench.tokenizer, sources=sources)
-    while any(not sequence.end for sequence in Workshop(plan, bench.tokenizer, sources=sources).streams["train"].sequences):  # fmt: skip
-        Workshop(plan, bench.tokenizer, sources=sources).extend("train", 0)
-    cut = Workshop(plan, bench.tokenizer, sources=sources).streams["train"].sequences[0]
+    plan = bench.plan(again, sources=sources)
+    while any(not dataset.end for dataset in ShardBuilder(plan, bench.tokenizer, sources=sources).streams["train"].datasets):  # fmt: skip
+        ShardBuilder(plan, bench.tokenizer, sources=sources).extend("train", 0)
+    cut = ShardBuilder(plan, bench.tokenizer, sources=sources).streams["train"].datasets[0]
     assert len(cut.seals) > 5
     assert cut.totals() == whole.totals()
     assert [seal["read"] for seal in cut.seals] == [seal["read"] for seal in whole.seals]
-
-
-def without_lengths(folder):
-    """The seals as an earlier version wrote them."""
-    for path in [*folder.glob("shard-*.json"), *folder.glob("end.json")]:
-        seal = read_sealed_json(path)  # without the checksum, which came later still
-        for counts in (seal["read"], seal.get("cursor", {}).get("read", {})):
-            for key in OLD_KEYS:
-                counts.pop(key, None)
-        path.write_text(json.dumps(seal))
-
-
-def test_shards_sealed_without_lengths_get_the_advice_from_a_sample_that_is_kept(bench, uneven, monkeypatch):
-    recipe = bench.recipe(stage="sft", sources=[Source(files=str(uneven))], train={"num_train_epochs": 1})
-    _, rows = said(bench, recipe)
-    counted = rows.shares()["uneven"]["conversations"]
-    without_lengths(rows.stream.sequences[0].folder)
-    (warning, *_), rows = said(bench, recipe)
-    found = rows.shares()["uneven"]["conversations"]
-    assert found == counted | {"sampled": 300}
-    assert "(by a sample of 300)" in warning
-    monkeypatch.setattr("pipeline.data.losses.sampled_counts", None)  # A second start renders nothing.
-    assert said(bench, recipe)[0][0] == warning
-
-
-def test_a_source_that_an_earlier_version_half_prepared_goes_on(bench, uneven):
-    recipe = bench.recipe(stage="sft", sources=[Source(files=str(uneven))], train={"max_steps": 1}, shard_rows=8, packing_documents=16)  # fmt: skip
-    rows = TrainingRows.open(preparation=bench.prepared(recipe))
-    without_lengths(rows.stream.sequences[0].folder)
-    recipe.train = {"num_train_epochs": 1}
-    _, rows = said(bench, recipe)
-    assert rows.stream.sequences[0].end is not None
-    assert rows.shares()["uneven"]["conversations"]["sampled"] == 300
-
-
-def test_before_anything_is_prepared_a_sample_from_all_over_the_files_says_the_same(bench, tmp_path):
-    short, long = talk("Why?", "Because."), talk("Why?", "because " * 200)
-    for n in range(12):
-        write(tmp_path / f"{n:02d}.jsonl", [{"messages": long if n < 3 else short}] * 400)
-    recipe = bench.recipe(stage="sft", sources=[Source(files=str(tmp_path / "*.jsonl"))])
-    (source,), _ = bench.sources(recipe)
-    fit = sampled_fit(source, bench.tokenizer, row_tokens=64, overflow="cut")
-    assert fit.read == fit.sampled == 2000
-    assert 0.2 < fit.too_long / fit.read < 0.4
-    sources = bench.sources(recipe)
-    rows = TrainingRows.open(preparation=bench.prepared(recipe))
-    assert rows.stream.sequences[0].end is None  # some steps need little of it: what is read is too few to tell
-    ((_, _, first),) = with_samples(rows.plan, rows.stream, sources=sources[0], tokenizer=bench.tokenizer)
-    assert first.sampled == 2000
-
-
-def test_a_model_that_is_there_is_not_advised_rows_that_it_cannot_hold():
-    fit = Fit(read=1000, too_long=300, cut=0, no_target=0, row_tokens=256, tokens_lost=0.5, longer={320: 100, 512: 150, 1024: 50}, of=1000)  # fmt: skip
-    free, held = (loss_warnings(Loss("a", {}, fit), longest_row=longest)[0] for longest in (None, 512))
-    assert "Set data.row_tokens to 1024" in free
-    assert "The model holds 512 positions: with data.row_tokens 512 still 5.0 % are longer." in held
-    assert fit.row_tokens_for(0.9) == 512
 
 
 @pytest.mark.parametrize(("bad", "said_of"), [(3, 0), (8, 1)])
@@ -164,7 +92,8 @@ def test_empty_and_unreadable_rows_are_counted_and_said_above_one_in_a_hundred(b
     chat = write(tmp_path / "chat.jsonl", [good] * 100 + [{"messages": 7}] * bad + [good] * (300 - bad))
     talks = write(tmp_path / "talks.jsonl", [good] * 100 + [alone] * bad + [good] * (300 - bad))
     text = write(tmp_path / "text.jsonl", [{"text": "Some text."}] * 100 + [{"text": " "}] * bad + [{"text": "More."}] * (300 - bad))  # fmt: skip
-    said_as = {chat: "are unreadable", talks: "have nothing to learn from (no answer", text: "are empty and left out"}
+    empty = "are empty, or have nothing to learn from and are left out"
+    said_as = {chat: "are unreadable and are left out", talks: empty, text: empty}
     for stage, path, what in (("sft", chat, "bad"), ("sft", talks, "empty"), ("pretrain", text, "empty")):
         recipe = bench.recipe(stage=stage, sources=[Source(files=str(path))], train={"num_train_epochs": 1}, max_bad_rows=9)  # fmt: skip
         warnings, rows = said(bench, recipe)
@@ -177,13 +106,6 @@ def test_empty_and_unreadable_rows_are_counted_and_said_above_one_in_a_hundred(b
             assert f"8 of 400 rows (2.00 %) {said_as[path]}" in mine[0]
 
 
-def test_conversations_without_a_trained_token_are_said_above_one_in_a_hundred():
-    fits = [Fit(read=400, too_long=0, cut=0, no_target=n, row_tokens=64) for n in (4, 5)]
-    few, many = (loss_warnings(Loss("a", {}, fit)) for fit in fits)
-    assert few == []
-    assert "a: 5 of 400 conversations (1.25 %) have no answer of the assistant and are left out" in many[0]
-
-
 @pytest.mark.parametrize("train", [{"max_steps": 5}, {"num_train_epochs": 1}])
 @pytest.mark.parametrize("at_end", ["repeat", "drop"])
 def test_where_no_conversation_fits_the_run_is_refused_with_numbers_and_the_rows_to_set(
@@ -191,7 +113,7 @@ def test_where_no_conversation_fits_the_run_is_refused_with_numbers_and_the_rows
 ):
     path = write(tmp_path / "long.jsonl", [{"messages": talk("Why?", "because " * 200)}] * 20)
     recipe = bench.recipe(stage="sft", sources=[Source(files=str(path), at_end=at_end)], train=train)
-    with pytest.raises(DataError, match=r"long.*nothing is left to train on. long: 20 conversations, 20 too long for a row of 64 tokens. Set data.row_tokens to \d+"):  # fmt: skip
+    with pytest.raises(DataError, match=r"nothing is left to train on. long: 20 rows, 20 too long for a row of 64 tokens. Set data.row_tokens to \d+"):  # fmt: skip
         TrainingRows.open(preparation=bench.prepared(recipe))
 
 
@@ -211,7 +133,7 @@ def test_where_the_template_refuses_every_conversation_the_run_is_refused_with_t
 def test_where_no_conversation_of_the_validation_fits_it_is_said_before_the_first_step(bench, tmp_path):
     path = write(tmp_path / "held.jsonl", [{"messages": talk("Why?", "because " * 200)}] * 20)
     recipe = bench.recipe(stage="sft", validation=[Source(files=str(path))])
-    with pytest.raises(DataError, match=r"held.*no row to score. held: 20 conversations, 20 too long"):
+    with pytest.raises(DataError, match=r"no row to score. held: 20 rows, 20 too long"):
         said(bench, recipe)
 
 
@@ -249,20 +171,17 @@ def test_the_scored_bytes_are_those_of_the_labels(bench, stage):
     if stage == "pretrain":
         expected["val/bpb_documents"] = of(rows.document_batches(rows=3))
     assert rows.scored_bytes(bench.tokenizer) == expected
-    (warning,) = size_warnings(rows, bench.tokenizer)
+    warning = said(bench, bench.recipe(stage=stage))[0][-1]
     name, count = max(expected.items(), key=lambda pair: pair[1])
-    assert f"{name} is over {count:,} bytes, fewer than 100,000" in warning
-    assert "evals.bpb.tokens asks for no more" in warning
+    assert f"data.validation: {name} is over {count:,} bytes, fewer than 100,000" in warning
 
 
 def test_a_large_validation_is_not_mentioned(bench, text_files):
     recipe = bench.recipe(sources=[Source(files=str(text_files[1]))])
     recipe.data.validation = [Source(files=str(text_files[0]))]
     recipe.evals.bpb.tokens, recipe.evals.bpb.document_bytes = 10_000_000, 4_000_000
-    rows = ValidationRows.open(bench.prepared(recipe))
-    assert min(rows.scored_bytes(bench.tokenizer).values()) < 100_000  # rows of best_fit_crop lose the tails
-    assert max(rows.scored_bytes(bench.tokenizer).values()) > 100_000
-    assert size_warnings(rows, bench.tokenizer) == []
+    assert max(ValidationRows.open(bench.prepared(recipe)).scored_bytes(bench.tokenizer).values()) > ENOUGH_BYTES
+    assert said(bench, recipe)[0] == []
 
 
 @pytest.mark.parametrize("program", ["pandas", "datasets"])
@@ -285,8 +204,9 @@ def test_files_of_other_programs_with_published_questions_are_counted_as_they_ar
     dropped = sum(length > 257 for length in lengths)
     assert opened.shares()["dolly"]["conversations"]["too_long"] == dropped
     assert f"dolly: {dropped} of {len(rows)} conversations" in warning
-    ((_, _, fit),) = losses_of(opened.plan, "train", opened.stream)
-    assert fit.row_tokens_for() == 64 * int(np.ceil((sorted(lengths)[int(np.ceil(0.99 * len(rows))) - 1] - 1) / 64))
+    assert opened.shares()["dolly"]["conversations"]["row_tokens_99"] == 64 * int(
+        np.ceil((sorted(lengths)[int(np.ceil(0.99 * len(rows))) - 1] - 1) / 64)
+    )
 
 
 @pytest.mark.parametrize(
@@ -327,8 +247,9 @@ def test_answers_of_which_most_is_not_trained_are_refused_but_not_to_a_run_that_
     with pytest.raises(DataError, match=r"data.sources: all: 6\d\.\d % of the answers' characters are not trained: the chat template takes <think>"):  # fmt: skip
         said(stripping, recipe)
     rows = TrainingRows.open(preparation=stripping.prepared(recipe))
-    losses = with_samples(rows.plan, rows.stream, sources=stripping.sources(recipe)[0], tokenizer=stripping.tokenizer)
-    assert len(untrained_lines(recipe, losses, stripping.tokenizer, refuse=False)) == 1
+    sources = stripping.sources(recipe)
+    validation = ValidationRows.open(rows.preparation)
+    warning_lines(rows.plan, validation, sources=sources, tokenizer=stripping.tokenizer, has_begun=True)
 
 
 def test_the_plan_of_a_run_refuses_what_the_run_would_refuse(stripping, tmp_path):
@@ -341,34 +262,16 @@ def test_the_plan_of_a_run_refuses_what_the_run_would_refuse(stripping, tmp_path
     assert [note for note in prepared_notes(recipe) if "few: " in note and "are not trained" in note]
 
 
-def test_a_few_answers_that_are_not_trained_are_said_and_kept_for_the_manifest(stripping, tmp_path, monkeypatch):
+def test_a_few_answers_that_are_not_trained_are_said(stripping, tmp_path):
     recipe = stripping.recipe(stage="sft", sources=[thinking(tmp_path / "few.jsonl", thought="I take it.", every=20)])
-    (warning, *_), rows = said(stripping, recipe)
-    share = rows.shares()["few"]["conversations"]["untrained"]
-    assert 0.01 < share < 0.1
-    assert f"warning: recipe: data.sources: few: {100 * share:.1f} % of the answers' characters are not" in warning
-    monkeypatch.setattr("pipeline.data.losses.sampled_counts", None)  # a second start renders nothing
-    assert said(stripping, recipe)[0][0] == warning
+    (warning, *_), _ = said(stripping, recipe)
+    assert "warning: data.sources: few: " in warning
+    assert "% of the answers' characters are not trained" in warning
 
 
-def test_nothing_is_said_of_answers_that_are_trained_whole(bench):
-    lines, rows = said(bench, bench.recipe(stage="sft"))
-    assert not [line for line in lines if "trained" in line]
-    assert [share["conversations"]["untrained"] for share in rows.shares().values()] == [0]
-
-
-def test_answers_of_a_dataset_that_another_process_fetched_are_looked_at(stripping, tmp_path):
-    recipe = stripping.recipe(stage="sft", sources=[thinking(tmp_path / "all.jsonl", thought="I take it.", every=1)])
-    (source,), _ = stripping.sources(recipe)
-    (file,) = source.files
-    file.fetch, file.path = (lambda path=file.path: path), None
-    assert sampled_fit(source, stripping.tokenizer, row_tokens=64, overflow="cut").untrained > 0.5
-
-
-def test_shards_on_a_disk_that_is_only_read_are_sampled_at_each_start(bench, monkeypatch):
-    def refuse(*_):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr("pipeline.data.losses.write_sealed_json", refuse)
-    _, rows = said(bench, bench.recipe(stage="sft"))
-    assert "untrained" not in next(iter(rows.shares().values()))["conversations"]
+def test_counts_of_an_earlier_version_without_lengths_give_no_advice():
+    counts = {**new_counts("chat"), "conversations": 400, "too_long": 40, "no_target": 5}
+    del counts["longer"]
+    assert conversation_facts(counts, row_tokens=64) == {"read": 400, "too_long": 40, "cut": 0, "no_target": 5}
+    lines = loss_warnings("a", counts, kind="chat", row_tokens=64)
+    assert [line.partition(" are ")[0] for line in lines] == ["a: 40 of 400 conversations (10.00 %)", "a: 5 of 400 rows (1.25 %) have no answer of the assistant and"]  # fmt: skip

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.stream import Mixture, Part, apportion, spread
+from pipeline.data.mixture import Mixture, SourceWeight, interleave, largest_remainder
 
 
 def order(mixture, first=0, count=None):
@@ -13,13 +13,13 @@ def order(mixture, first=0, count=None):
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=6), st.integers(1, 5000))
 def test_slots_follow_the_weights_to_less_than_one_slot(weights, slots):
-    counts = apportion(weights, slots)
+    counts = largest_remainder(weights, slots)
     assert sum(counts) == slots
     assert all(abs(n - w * slots / sum(weights)) < 1 for n, w in zip(counts, weights, strict=True))
 
 
 def test_slots_of_a_source_are_evenly_spread():
-    slots = spread([30, 10, 2])
+    slots = interleave([30, 10, 2])
     for source, count in enumerate([30, 10, 2]):
         at = np.flatnonzero(slots == source)
         assert len(at) == count
@@ -27,7 +27,7 @@ def test_slots_of_a_source_are_evenly_spread():
 
 
 parts_of_mixtures = st.lists(
-    st.builds(Part, weight=st.floats(0.1, 3), at_end=st.sampled_from(["repeat", "drop", "stop"])),
+    st.builds(SourceWeight, weight=st.floats(0.1, 3), at_end=st.sampled_from(["repeat", "drop", "stop"])),
     min_size=1,
     max_size=4,
 )
@@ -53,7 +53,7 @@ def test_rows_anywhere_are_the_rows_of_the_whole_order(parts, total, data):
 
 def test_a_source_that_ends_is_dropped_repeated_or_stops_the_run():
     def with_policy(at_end):
-        mixture = Mixture([Part(1.0, at_end=at_end), Part(1.0)], total_rows=1000)
+        mixture = Mixture([SourceWeight(1.0, at_end=at_end), SourceWeight(1.0)], total_rows=1000)
         mixture.learn([100, None])
         return mixture
 
@@ -67,7 +67,9 @@ def test_a_source_that_ends_is_dropped_repeated_or_stops_the_run():
 
 
 def test_what_is_learned_of_a_later_end_does_not_change_earlier_rows():
-    mixture = Mixture([Part(1.0, at_end="drop"), Part(2.0, at_end="drop"), Part(1.0)], total_rows=3000)
+    mixture = Mixture(
+        [SourceWeight(1.0, at_end="drop"), SourceWeight(2.0, at_end="drop"), SourceWeight(1.0)], total_rows=3000
+    )
     before = order(mixture, 0, 300)
     mixture.learn([None, 900, None])
     assert order(mixture, 0, 300) == before
@@ -77,7 +79,7 @@ def test_what_is_learned_of_a_later_end_does_not_change_earlier_rows():
 
 
 def test_epochs_give_a_source_exactly_so_many_rows_of_the_run_and_weights_share_the_rest():
-    mixture = Mixture([Part(None, epochs=2), Part(3.0), Part(1.0)], total_rows=10_000)
+    mixture = Mixture([SourceWeight(None, epochs=2), SourceWeight(3.0), SourceWeight(1.0)], total_rows=10_000)
     assert not mixture.ready
     mixture.learn([7, None, None])
     assert mixture.used(10_000) == [14, 7490, 2496] or mixture.used(10_000) == [14, 7489, 2497]
@@ -87,7 +89,7 @@ def test_epochs_give_a_source_exactly_so_many_rows_of_the_run_and_weights_share_
 
 @pytest.mark.parametrize("epochs", [1.0, 2.0, 0.5])
 def test_a_horizon_in_epochs_is_as_long_as_the_sources(epochs):
-    mixture = Mixture([Part(None, epochs=1.0), Part(None, epochs=3.0)], epochs=epochs)
+    mixture = Mixture([SourceWeight(None, epochs=1.0), SourceWeight(None, epochs=3.0)], epochs=epochs)
     mixture.learn([100, None])
     assert not mixture.ready
     mixture.learn([100, 40])
@@ -96,5 +98,5 @@ def test_a_horizon_in_epochs_is_as_long_as_the_sources(epochs):
 
 
 def test_a_tiny_weight_still_gets_rows():
-    mixture = Mixture([Part(1.0), Part(1e-5)], total_rows=1_000_000)
+    mixture = Mixture([SourceWeight(1.0), SourceWeight(1e-5)], total_rows=1_000_000)
     assert 1 <= mixture.used(1_000_000)[1] <= 20

@@ -5,15 +5,10 @@ import time
 
 import pytest
 
-from pipeline.data.preparation import (
-    Preparation,
-    locks,
-    make_plan,
-    open_stream,
-    sequence_folder,
-    start_preparation,
-)
-from pipeline.data.rows import TrainingRows, ValidationRows
+from pipeline.data.preparation import Preparation
+from pipeline.data.row_plan import locks, open_stream, sequence_folder
+from pipeline.data.rows import TrainingRows
+from pipeline.data.validation import ValidationRows
 from pipeline.process.errors import DataError, HangError
 from pipeline.process.storage import write_json
 from pipeline.recipe.schema import Source, with_values
@@ -22,7 +17,7 @@ STEPS = 40
 
 
 def started(bench, recipe, **how) -> Preparation:
-    return start_preparation(recipe, bench.tokenizer, sources=bench.sources(recipe), **how)
+    return bench.started(recipe, **how)
 
 
 def batches(preparation, steps=STEPS):
@@ -69,7 +64,7 @@ def test_a_killed_preparation_is_told_and_the_next_start_goes_on_with_the_same_b
     recipe = bench.recipe(train={"max_steps": STEPS}, cache="killed")
     preparation = started(bench, recipe)
     stream = open_stream(preparation.plan, "train")
-    while not stream.sequences[0].seals:
+    while not stream.datasets[0].seals:
         time.sleep(0.001)
         stream.refresh()
     os.kill(preparation.child.pid, signal.SIGKILL)
@@ -112,11 +107,11 @@ def test_a_failure_of_the_preparing_process_is_raised_where_rows_are_waited_for(
     recipe = bench.recipe(sources=[Source(files=str(path))])
     sources = bench.sources(recipe)
     path.write_bytes(path.read_bytes() + b'{"text": "one more"}\n')
-    preparation = start_preparation(recipe, bench.tokenizer, sources=sources)
-    with pytest.raises(DataError, match="sources are not what they were"):
+    preparation = bench.started(recipe, sources=sources)
+    with pytest.raises(DataError, match="was changed since it was verified"):
         TrainingRows.open(preparation=preparation)
     attached = Preparation.attach(preparation.description())
-    with pytest.raises(DataError, match="sources are not what they were"):
+    with pytest.raises(DataError, match="was changed since it was verified"):
         TrainingRows.open(preparation=attached)
 
 
@@ -157,7 +152,7 @@ def test_rows_of_one_text_each_have_keys_of_their_own_and_packed_ones_keep_their
     sources = bench.sources(recipe)
     plans = []
     for one in (False, True):
-        plans.append(make_plan(with_values(recipe, {"data.one_text_rows": one}), bench.tokenizer, sources=sources))
+        plans.append(bench.plan(with_values(recipe, {"data.one_text_rows": one}), sources=sources))
     packed, alone = (plan["train"]["sequences"][0] for plan in plans)
     assert "packing" not in packed["settings"]
     assert alone["settings"] == packed["settings"] | {"packing": "one_text"}
@@ -168,8 +163,8 @@ def test_rows_of_one_text_each_have_keys_of_their_own_and_packed_ones_keep_their
 def test_plain_pretraining_of_a_model_that_leaks_changes_only_whole_documents(bench):
     recipe = bench.recipe()
     sources = bench.sources(recipe)
-    packed = make_plan(recipe, bench.tokenizer, sources=sources)
-    alone = make_plan(with_values(recipe, {"data.one_text_rows": True}), bench.tokenizer, sources=sources)
+    packed = bench.plan(recipe, sources=sources)
+    alone = bench.plan(with_values(recipe, {"data.one_text_rows": True}), sources=sources)
     assert alone["train"] == packed["train"]
     assert alone["validation"] == packed["validation"]
     assert alone["documents"]["sequences"][0]["settings"]["packing"] == "one_text"

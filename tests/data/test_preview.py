@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 import datasets
 import pandas as pd
 import pytest
+import yaml
 
-from pipeline.data import preview
+from pipeline.data import estimate
 from pipeline.data.__main__ import main
-from pipeline.data.preview import about_steps, about_tokens, is_recipe
+from pipeline.data.estimate import about_steps, about_tokens
+from pipeline.data.preview import is_recipe
 from pipeline.data.rows import TrainingRows
 from pipeline.process.errors import DataError
 from pipeline.recipe import read_recipe
@@ -58,8 +61,8 @@ def test_instructions_are_shown_as_trained_with_the_lines_for_a_recipe_in_80_col
     done = run("alpaca.jsonl", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("alpaca.jsonl: Alpaca instructions (columns instruction, input, output)\n40 rows, ")
-    assert "input        text     50%    context" in done.stdout
-    assert "topic        number  100%    -" in done.stdout
+    assert re.search(r"input +text +context", done.stdout)
+    assert re.search(r"topic +number +-", done.stdout)
     assert "<|bos|><|user|>Count to 2.\n\n  aloud<|end|><|assistant|>[[one two one two <|end|>]]" in done.stdout
     assert done.stdout.count("\nrow ") == 3
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -72,7 +75,7 @@ def test_tools_are_shown_as_the_template_of_the_named_tokenizer_writes_them(fold
     Path("tools.jsonl").write_text(json.dumps(row) + "\n")
     main(["tools.jsonl", "--tokenizer", "own"])
     out = capsys.readouterr().out
-    assert "row 0 (2 messages, tools: 1)" in out
+    assert "row 0 of tools.jsonl (2 messages, tools: 1)" in out
     assert '"name": "add"' in "".join(out.splitlines())
 
 
@@ -98,7 +101,7 @@ def test_a_column_of_tools_is_shown_as_read(folder, capsys):
     assert main(["tools.jsonl"]) in (None, 0)
     out = capsys.readouterr().out
     assert out.startswith("tools.jsonl: chat messages (columns messages, tools)\n")
-    assert "tools     tools          100%    tools" in out
+    assert re.search(r"tools +tools +tools", out)
 
 
 def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench):
@@ -106,9 +109,8 @@ def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench
     done = run("sharegpt.parquet", "--tokenizer", "tokenizer", "--show", "1", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "sharegpt.parquet: ShareGPT conversations (column conversations)\n40 rows" in done.stdout
-    assert "In the first 39 conversations:" in done.stdout
+    assert "39 conversations of " in done.stdout
     assert "sharegpt.parquet row 7: no assistant" in done.stdout
-    assert "longer than rows  of 512: 0.0%, 1,024: 0.0%, 2,048: 0.0%" in done.stdout
     assert done.stdout.count("\nrow ") == 1
 
 
@@ -117,7 +119,6 @@ def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench
     [
         (["pairs.jsonl"], 65, "holds preference pairs (columns chosen, rejected)"),
         (["essays.parquet"], 65, "Set text_column: essay to pretrain on it; for SFT name the columns"),
-        (["essays.parquet"], 65, "behind the data: text_column=essay."),
         (["nowhere.jsonl"], 66, "nowhere.jsonl: there is no such file or folder"),
         (["data/train.parquet"], 66, "data/train.parquet: there is no such file or folder"),
         (["alpaca.jsonl", "colums={}"], 64, "colums"),
@@ -125,7 +126,7 @@ def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench
         (
             ["alpaca.jsonl", "columns={prompt:instruction}"],
             64,
-            "columns: names 'prompt:instruction', which is none of",
+            "columns.prompt:instruction: is null; it must be text",
         ),
         (["alpaca.jsonl", "format=alpaca"], 64, "format: is 'alpaca'. Write text, messages"),
     ],
@@ -152,7 +153,7 @@ def test_text_files_have_no_columns_and_rows_name_their_file(folder, capsys):
         Path(f"notes/note {n}.txt").write_text(f"The text of note {n}.")
     assert main(["notes"]) == 0
     out = capsys.readouterr().out
-    assert "filled" not in out
+    assert "text        " not in out
     assert "row 0 of note 1.txt (19 characters)\n  The text of note 1." in out
 
 
@@ -161,7 +162,8 @@ def test_a_path_that_yaml_would_read_otherwise_is_quoted_for_yaml_and_the_shell(
     Path("texts/a.jsonl").rename("my texts: new/it's.jsonl")
     assert main(["my texts: new/it's.jsonl"]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
-    assert shlex.split(line) == ['data.sources=[{files: "my texts: new/it\'s.jsonl"}]']
+    (setting,) = shlex.split(line)
+    assert yaml.safe_load(setting.partition("=")[2]) == [{"files": "my texts: new/it's.jsonl"}]
 
 
 def test_conversations_that_are_left_out_are_named_by_line_wherever_the_file_lies(folder, capsys):
@@ -184,19 +186,22 @@ def test_conversations_that_the_template_refuses_are_named_and_the_rest_is_count
     datasets.Dataset.from_list([{"messages": turn * (2 if n == 0 else 1)} for n in range(20)]).to_json("talks.jsonl")
     assert main(["talks.jsonl", "--tokenizer", "strict"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "row 0 (4 messages) left out: the chat template refuses the conversation: one question alone" in out
+    assert (
+        "row 0 of talks.jsonl (4 messages, tools: 0) left out: the chat template refuses the conversation: one question alone"
+        in out
+    )
     assert "1 bad rows for this tokenizer" in out
 
 
 def test_the_share_of_the_answers_that_a_tokenizer_trains_is_shown_and_too_little_refused(folder, bench, capsys):
     bench.tokenizer.save_pretrained("tokenizer")
     assert main(["sharegpt.parquet", "--tokenizer", "tokenizer"]) == 0
-    assert "  trained           100.00 % of the answers' characters\n" in capsys.readouterr().out
+    assert "not trained" not in capsys.readouterr().out
     template = bench.tokenizer.chat_template.replace("{{- text -}}", "{{- text | replace('Hello', '') -}}")
     Path("tokenizer/chat_template.jinja").write_text(template)
     with pytest.raises(DataError, match=r"sharegpt: 83\.3 % of the answers' characters are not trained: the chat template leaves out text"):  # fmt: skip
         main(["sharegpt.parquet", "--tokenizer", "tokenizer"])
-    assert "In the first 39 conversations:" in capsys.readouterr().out
+    assert "39 conversations of " in capsys.readouterr().out
 
 
 def test_a_recipe_is_told_from_data_by_its_ending_or_its_name_among_recipes(monkeypatch, tmp_path):
@@ -215,7 +220,7 @@ def test_a_recipe_is_told_from_data_by_its_ending_or_its_name_among_recipes(monk
 def test_the_steps_of_a_run_in_epochs_are_estimated_to_a_tenth_before_its_rows_are_packed(
     bench, stage, is_trained, counted_bytes, monkeypatch
 ):
-    monkeypatch.setattr(preview, "COUNTED_BYTES", counted_bytes)
+    monkeypatch.setattr(estimate, "COUNTED_BYTES", counted_bytes)
     recipe = bench.recipe(stage=stage, train={"num_train_epochs": 20, "seed": 7})
     recipe.tokenizer.vocab_size = 600
     if is_trained:

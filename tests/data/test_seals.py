@@ -4,10 +4,9 @@ import json
 import os
 
 import pytest
-from pipeline.data.stream import end_path, seal_path, shard_path
 
-from pipeline.data.preparation import open_stream, sequence_folder, start_preparation
-from pipeline.data.prepare import prepare_now
+from pipeline.data.row_plan import open_stream, sequence_folder
+from pipeline.data.shards import end_path, seal_path, shard_path
 from pipeline.process.errors import DamagedFileError
 from pipeline.process.storage import read_sealed_json, write_json
 from tests.process.test_storage import HOSTILE
@@ -49,11 +48,11 @@ def test_a_damaged_seal_is_named_and_made_again_to_the_same_bytes(bench, capsys,
         open_stream(plan, "train")
     capsys.readouterr()
     if which == "end":  # by the process that runs ahead, as a training does
-        preparation = start_preparation(recipe, bench.tokenizer, sources=bench.sources(recipe))
+        preparation = bench.started(recipe)
         preparation.wait_until(lambda: end_path(folder).exists(), what="the end")
         preparation.close()
     else:
-        prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe))
+        bench.prepared(recipe)
     assert f"data: {path}: is not as it was written; made again" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in folder.glob("*.json")} == before
     assert {path.name: path.read_bytes() for path in folder.glob("shard-*.safetensors")} == shards

@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from pipeline.data.packing import SequenceWriter
-from pipeline.data.preparation import make_plan, open_stream, sequence_folder
-from pipeline.data.prepare import prepare_now
-from pipeline.data.stream import NUMPY_TYPES, open_shard, shard_path, shares_lost, state_path, tensors_in
-from pipeline.data.workers import safetensors_parts
+from pipeline.data.losses import shares_lost
+from pipeline.data.row_plan import open_stream, plan_rows, sequence_folder
+from pipeline.data.shard_writer import ShardWriter
+from pipeline.data.shards import NUMPY_TYPES, map_tensors, open_shard, shard_path, state_path
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Source
 
@@ -25,7 +24,7 @@ def train_folder(plan, number=0):
 def writer(bench, recipe, plan, role="train"):
     train, validation = bench.sources(recipe)
     about = plan[role]["sequences"][0]
-    return SequenceWriter(
+    return ShardWriter(
         sequence_folder(plan, about),
         source=(train if role == "train" else validation)[0],
         tokenizer=bench.tokenizer,
@@ -34,15 +33,14 @@ def writer(bench, recipe, plan, role="train"):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_files_of_tensors_are_those_of_safetensors(seed):
+def test_the_memory_map_of_a_file_holds_the_tensors_that_were_saved(seed, tmp_path):
     draw = np.random.default_rng(seed)
     tensors = {
         f"{draw.integers(1000)}": draw.integers(0, 200, draw.integers(0, 4, draw.integers(1, 4))).astype(kind)
         for kind in draw.choice([*NUMPY_TYPES.values()], draw.integers(0, 9))
     }
-    content = b"".join(safetensors_parts(tensors))
-    assert content == save(tensors)
-    read = tensors_in(np.frombuffer(content, np.uint8))
+    (tmp_path / "file").write_bytes(save(tensors))
+    read = map_tensors(tmp_path / "file")
     assert {name: (a.dtype, a.tolist()) for name, a in read.items()} == {
         n: (a.dtype, a.tolist()) for n, a in tensors.items()
     }
@@ -51,7 +49,7 @@ def test_files_of_tensors_are_those_of_safetensors(seed):
 @pytest.mark.parametrize("packing", ["cut_and_fit", "best_fit_crop", "concat"])
 def test_interrupted_after_any_shard_preparation_gives_the_same_bytes(bench, packing):
     recipe = bench.recipe(packing=packing, shard_rows=64)
-    plan = make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    plan = plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
     whole = writer(bench, recipe, plan)
     while whole.extend():
         pass
@@ -59,7 +57,7 @@ def test_interrupted_after_any_shard_preparation_gives_the_same_bytes(bench, pac
     assert len(expected) >= 8
 
     recipe = bench.recipe(packing=packing, shard_rows=64, cache="interrupted")
-    plan = make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    plan = plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
     more = True
     while more:  # a new writer for every shard, as if the process had been killed after each seal
         once = writer(bench, recipe, plan)
@@ -78,7 +76,7 @@ def test_conversations_interrupted_after_any_shard_give_the_same_bytes(bench):
     hashes = []
     for cache in ("whole", "interrupted"):
         recipe = bench.recipe(stage="sft", cache=cache, packing_documents=100)
-        plan = make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe))
+        plan = plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
         here = writer(bench, recipe, plan)
         while here.extend():
             here = here if cache == "whole" else writer(bench, recipe, plan)
@@ -100,22 +98,22 @@ def test_a_longer_run_extends_the_shards_and_weights_do_not_change_them(bench):
 
 @pytest.mark.parametrize("change", [{"row_tokens": 32}, {"packing": "concat"}, {"shard_rows": 16}])
 def test_another_packing_is_another_key(bench, change):
-    plans = [make_plan(r, bench.tokenizer, sources=bench.sources(r)) for r in (bench.recipe(), bench.recipe(**change))]
+    plans = [plan_rows(r, bench.tokenizer, sources=bench.sources(r)) for r in (bench.recipe(), bench.recipe(**change))]
     assert train_folder(plans[0]) != train_folder(plans[1])
 
 
 def test_another_tokenizer_is_another_key(bench):
     recipe = bench.recipe()
     other = bench.tokenizer.__class__.from_pretrained(_saved(bench))
-    same = make_plan(recipe, other, sources=bench.sources(recipe))
-    assert train_folder(same) == train_folder(make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe)))
+    same = plan_rows(recipe, other, sources=bench.sources(recipe))
+    assert train_folder(same) == train_folder(plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe)))
     other.add_tokens(["zyxw"])
-    assert train_folder(make_plan(recipe, other, sources=bench.sources(recipe))) != train_folder(same)
+    assert train_folder(plan_rows(recipe, other, sources=bench.sources(recipe))) != train_folder(same)
 
 
 def test_the_state_that_a_killed_process_left_behind_a_newer_one_is_removed_by_the_next(bench):
     recipe = bench.recipe(shard_rows=64)
-    plan = make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    plan = plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
     folder, first = train_folder(plan), writer(bench, recipe, plan)
     for _ in range(2):
         first.extend()
@@ -133,9 +131,7 @@ def _saved(bench):
 
 def test_only_as_much_is_prepared_as_the_run_reads(bench):
     preparation = bench.prepared(bench.recipe(train={"max_steps": 10}))
-    assert (
-        sum(s["rows"] for s in open_stream(preparation.plan, "train").sequences[0].seals) == 96
-    )  # 80 in shards of 32
+    assert sum(s["rows"] for s in open_stream(preparation.plan, "train").datasets[0].seals) == 96  # 80 in shards of 32
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
@@ -152,25 +148,25 @@ def test_a_damaged_shard_is_named_and_made_again_with_the_same_bytes(bench, dama
         path.write_bytes(content[:-9] if damage == "truncate" else content[:-9] + b"123456789")
     with pytest.raises(DataError, match="shard-00005"):
         open_shard(folder, 5)
-    prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe), verify=True)
+    bench.prepared(recipe, verify=True)
     assert path.read_bytes() == content
 
 
 def test_the_seal_counts_what_the_shard_holds(bench):
     preparation = bench.prepared(bench.recipe())
     stream = open_stream(preparation.plan, "train")
-    for number, seal in enumerate(stream.sequences[0].seals):
+    for number, seal in enumerate(stream.datasets[0].seals):
         shard = open_shard(train_folder(preparation.plan), number)
         assert seal["rows"] == len(shard.input_ids)
         assert seal["targets"] == int(shard.targets.sum())
         assert seal["padded"] == int(sum((row == preparation.plan["pad"]).sum() for row in shard.input_ids))
-    seals = stream.sequences[0].seals
+    seals = stream.datasets[0].seals
     padded, positions = (sum(seal[name] for seal in seals) for name in ("padded", "positions"))
     assert (
         positions == sum(seal["rows"] for seal in seals) * preparation.plan["row_tokens"]
     )  # the padding is among them
     assert padded
-    assert shares_lost(stream.sequences[0].totals(), kind="text")["padded"] == padded / positions
+    assert shares_lost(stream.datasets[0].totals(), kind="text")["padded"] == padded / positions
 
 
 def test_the_rows_hold_the_text_of_the_documents_they_name(bench):
@@ -190,10 +186,10 @@ def test_bad_rows_are_named_once_in_the_seals_also_over_interruptions(bench, tmp
     path = tmp_path / "some_bad.jsonl"
     path.write_text("\n".join(lines) + "\n")
     recipe = bench.recipe(sources=[Source(files=str(path))], max_bad_rows=5)
-    plan = make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    plan = plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
     while writer(bench, recipe, plan).extend():
         pass
-    sequence = open_stream(plan, "train").sequences[0]
+    sequence = open_stream(plan, "train").datasets[0]
     named = Counter(line for seal in sequence.seals for line in seal["bad_rows"]) + Counter(sequence.end["bad_rows"])
     assert sorted(named.values()) == [1, 1]
     assert {line.partition(":")[0] for line in named} == {

@@ -11,7 +11,7 @@ from pipeline.data.preparation import Preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Optimizer, Schedule, Source
-from pipeline.training.causes import rows_of
+from pipeline.training.nonfinite import RowOrigins
 
 
 def steps_as_dealt(rows, steps, *, world_size, micro_batch):
@@ -73,9 +73,8 @@ def test_smaller_batches_at_the_beginning_deal_each_row_once_to_any_processes(be
     # Tried for its memory, a micro-batch is as large as in the steps to come.
     assert rows.micro_batch(0, 0, rank=0, world_size=1, rows=8)["input_ids"].shape[0] == 8
     # The guard names the rows that a rank read in a micro-step: here the second of the two.
-    args, run = types.SimpleNamespace(per_device_train_batch_size=2), types.SimpleNamespace(read_manifest=dict)
-    trainer = types.SimpleNamespace(rows=rows, args=args, batch_ranks=2, run=run)
-    assert [row[1:] for row in rows_of(trainer, 0, [1])] == [
+    origins = RowOrigins(rows, types.SimpleNamespace(read_manifest=dict), micro_batch=2, batch_ranks=2)
+    assert [row[1:] for row in origins.of_micro_step(0, 0, [1])] == [
         [f"file {rows.origins(0)[1][1]}", *rows.origins(0)[1][2:]]
     ]
     assert rows.position(4)["rows"] == 10
@@ -92,7 +91,7 @@ def test_a_batch_past_the_last_row_is_all_fillers(bench):
 
 def test_over_an_epoch_every_row_comes_once_and_the_next_epoch_in_another_order(bench):
     rows = TrainingRows.open(preparation=bench.prepared(bench.recipe(stage="sft", train={"num_train_epochs": 2})))
-    sealed = rows.stream.sequences[0].rows
+    sealed = rows.stream.datasets[0].rows
     places = rows.stream.places(0, 2 * sealed)
     first, second = ([(p.shard, p.row) for p in part] for part in (places[:sealed], places[sealed:]))
     assert sorted(first) == sorted(second)
@@ -182,7 +181,7 @@ def test_too_little_text_for_one_step_is_refused_with_numbers(bench, tmp_path):
     path = tmp_path / "few.jsonl"
     path.write_text('{"text": "one two three"}\n{"text": "four"}\n')
     recipe = bench.recipe(sources=[Source(files=str(path), at_end="stop")])
-    with pytest.raises(DataError, match=r"few.*1 rows of 64 tokens.*fewer than the 8"):
+    with pytest.raises(DataError, match=r"data.sources: 1 rows of 64 tokens.*fewer than the 8"):
         TrainingRows.open(preparation=bench.prepared(recipe))
 
 
@@ -214,7 +213,7 @@ def test_bad_rows_of_a_file_that_two_sources_read_count_once_and_all(bench, tmp_
     recipe = bench.recipe(sources=sources, max_bad_rows=1, train={"max_steps": 700}, shard_rows=64)
     rows = TrainingRows.open(preparation=bench.prepared(recipe))
     needed = [rows.stream.shards_needed(source) for source in (0, 1)]
-    named = [len(rows.stream.sequences[source].bad_rows(needed[source])) for source in (0, 1)]
+    named = [len(rows.stream.datasets[source].bad_rows(needed[source])) for source in (0, 1)]
     assert sorted(named) == [0, 2]
     with pytest.raises(DataError, match=r"data\.sources: 2 rows are unreadable"):
         rows.raise_if_too_bad()
@@ -232,7 +231,7 @@ def test_a_conversation_too_long_is_cut_at_a_whole_turn_or_dropped_and_counted(b
     for overflow, cut, dropped in (("cut", 2, 1), ("drop", 0, 3)):
         recipe = bench.recipe(stage="sft", sources=[Source(files=str(path))], max_row_overflow=overflow)
         rows = TrainingRows.open(preparation=bench.prepared(recipe))
-        totals = rows.stream.sequences[0].totals()
+        totals = rows.stream.datasets[0].totals()
         assert (totals["cut"], totals["too_long"]) == (cut, dropped)
         for step in range(3):
             labels = rows.micro_batch(step, 0, rank=0, world_size=1, rows=8)["labels"]

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pipeline.data.rows import ValidationRows, held_out_coverage
+from pipeline.data.validation import ValidationRows, held_out_coverage
 from pipeline.evals.bpb import score_validation
 from pipeline.recipe.schema import Source
 from pipeline.tokenizer.encode import byte_lengths

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import pickle
 import random
 import re
 import signal
@@ -11,10 +10,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import time
-from collections import deque
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,23 +22,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
-from pipeline.data.decontamination import Watchlist
-from pipeline.data.stream import shard_path
 
+from pipeline.contrib.parts import prepare_part
 from pipeline.data import workers
-from pipeline.data.packing import AHEAD
-from pipeline.data.preparation import locks, make_plan, start_preparation, streams_of
-from pipeline.data.prepare import Workshop, prepare_now, prepare_part
+from pipeline.data.encoding import EncodedBlock, read_encoded
+from pipeline.data.prepare import ShardBuilder, prepare_now
+from pipeline.data.row_plan import locks, streams_of
 from pipeline.data.rows import TrainingRows
-from pipeline.data.workers import (
-    EncodedBlock,
-    EncodedReader,
-    Runs,
-    WorkerPool,
-    processes_for,
-    read_encoded,
-)
-from pipeline.process.errors import DataError, RecipeError
+from pipeline.data.workers import BlockRanges, EncodedReader, EncodeJob, WorkerPool, processes_for
+from pipeline.process.errors import DataError
 from pipeline.recipe.identity import resume_keys
 from pipeline.recipe.schema import Source
 from pipeline.sources.raw_rows import BLOCK_ROWS
@@ -77,7 +66,7 @@ def everything(cache: Path) -> dict[str, bytes]:
 
 def prepared(bench, **how) -> dict[str, bytes]:
     recipe = bench.recipe(**{"max_bad_rows": 5, "train": {"num_train_epochs": 1}, "shard_rows": 128, **how})
-    prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    bench.prepared(recipe)
     return everything(Path(recipe.data.cache_dir))
 
 
@@ -127,80 +116,42 @@ def test_each_pass_of_a_source_reads_all_of_it_in_another_order_by_any_number_of
         sources=thrice, max_bad_rows=9, train={"max_steps": steps // 2}, shard_rows=128, cache="short"
     )
     half = TrainingRows.open(preparation=bench.prepared(recipe))
-    assert half.stream.sequences[0].end is None
+    assert half.stream.datasets[0].end is None
     assert [half.position(step)["epoch"] for step in (1, steps // 2)] == [1, 2]
 
 
 @pytest.mark.full
-def test_processes_find_the_items_of_a_watchlist_that_one_process_finds(bench, files, tmp_path):
-    watchlist = Watchlist.of({"task": [texts(3000)[n] for n in (20, 1700, 2900)]}).save(tmp_path)
-    found = {}
-    for processes in (1, 2):
-        recipe = bench.recipe(
-            sources=[Source(files=str(files[0]))],
-            max_bad_rows=5,
-            train={"num_train_epochs": 1},
-            shard_rows=256,
-            cache=f"by-{processes}",
-            num_proc=processes,
-        )
-        prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe), watchlist=watchlist)
-        found[processes] = everything(Path(recipe.data.cache_dir))
-    assert found[1] == found[2]
-    seen = [len(content) for name, content in found[1].items() if Path(name).name.startswith("seen-")]
-    assert len(seen) > 3
-    assert len(set(seen)) > 1  # some shards hold an item
-
-
-@pytest.mark.full
-def test_an_encoded_block_that_is_damaged_anywhere_is_none(tmp_path):
+def test_a_part_of_an_encoded_block_is_none(tmp_path):
     block = EncodedBlock(0, 1, 0, [], np.arange(9, dtype=np.uint16), np.array([4, 5]), np.zeros((2, 2), np.int32))
     (tmp_path / "block").write_bytes(block.content())
     whole = (tmp_path / "block").read_bytes()
     assert read_encoded(tmp_path / "block").ids.tolist() == [*range(9)]
     for at in range(len(whole)):
-        for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
-            (tmp_path / "block").write_bytes(damaged)
-            assert read_encoded(tmp_path / "block") is None
+        (tmp_path / "block").write_bytes(whole[:at])
+        assert read_encoded(tmp_path / "block") is None
     assert read_encoded(tmp_path / "nothing") is None
 
 
-def in_this_process(pool: WorkerPool, *run) -> Future:
-    future: Future = Future()
-    future.set_result(pickle.loads(pool.content).encode(*run))
-    return future
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("file", [0, 1])  # the groups of the second one tell where it ends
-def test_what_the_parts_have_encoded_is_not_encoded_again(bench, files, monkeypatch, file):
-    how = {"sources": [Source(files=str(files[file]))], "train": {"num_train_epochs": 1}, "shard_rows": 128}
-    how |= {"num_proc": 1, "max_bad_rows": 5}
+def test_what_the_parts_have_encoded_is_not_encoded_again(bench, files, monkeypatch):
+    how = {"sources": [Source(files=[str(path) for path in files[:2]])], "train": {"num_train_epochs": 1}}
+    how |= {"num_proc": 1, "max_bad_rows": 5, "shard_rows": 128}
     expected = prepared(bench, **how, cache="alone")
     recipe = bench.recipe(**how, cache="parts")
-    assert prepare_part(recipe, bench.tokenizer, sources=bench.sources(recipe), part=(2, 2)) == [1]
-    recipe.data.num_proc = 2  # hosts may differ
-    assert prepare_part(recipe, bench.tokenizer, sources=bench.sources(recipe), part=(1, 2)) == []
-    recipe.data.num_proc = 1  # of four blocks the last two are begun as a run of 16
-    monkeypatch.setattr(WorkerPool, "submit", in_this_process)
+    sources = bench.sources(recipe)
+    plan = bench.plan(recipe, sources=sources)
+    assert prepare_part(plan, bench.tokenizer, sources=sources, part=(2, 2)) == [1]
+    other = {**plan, "num_proc": 2}  # hosts may differ
+    assert prepare_part(other, bench.tokenizer, sources=sources, part=(1, 2)) == []
     monkeypatch.setattr(workers, "encode_block", None)
-    prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    monkeypatch.setattr(WorkerPool, "submit", lambda pool, *block_range: in_this_process(pool, *block_range))
+    prepare_now(plan, bench.tokenizer, sources=sources)
     assert everything(Path(recipe.data.cache_dir)) == expected
 
 
-@pytest.mark.full
-def test_a_short_run_leaves_what_the_parts_of_a_longer_one_have_encoded(bench, files):
-    how = {"sources": [Source(files=str(files[1]))], "num_proc": 1}
-    recipe = bench.recipe(**how, train={"num_train_epochs": 1})
-    prepare_part(recipe, bench.tokenizer, sources=bench.sources(recipe), part=(1, 2))
-    short = bench.recipe(**how, train={"max_steps": 5})
-    sources = bench.sources(short)
-    plan = make_plan(short, bench.tokenizer, sources=sources)
-    with locks(plan), Workshop(plan, bench.tokenizer, sources=sources) as workshop:
-        assert len(list(workshop.prepare())) > 1
-    assert list(Path(recipe.data.cache_dir).glob("shards/*/encoded*/00000-0000002*"))
-    prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe))
-    assert not list(Path(recipe.data.cache_dir).glob("shards/*/encoded*"))
+def in_this_process(pool: WorkerPool, *block_range) -> Future:
+    future: Future = Future()
+    future.set_result(pool.job.encode(*block_range))
+    return future
 
 
 @pytest.mark.full
@@ -208,7 +159,7 @@ def test_training_reads_the_first_shards_while_processes_encode_the_rest(bench, 
     how = {"sources": [Source(files=str(path)) for path in files[:2]], "max_bad_rows": 5, "train": {"max_steps": 200}}
     expected = prepared(bench, **how, cache="before", num_proc=1)
     recipe = bench.recipe(**{"shard_rows": 128, **how}, cache="ahead", num_proc=2)
-    preparation = start_preparation(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    preparation = bench.started(recipe)
     stream = streams_of(preparation.plan)["train"]
     while stream.refresh() or stream.missing(8) is not None:  # it runs for 20 ms between two looks
         preparation.child.send_signal(signal.SIGCONT)
@@ -235,36 +186,11 @@ def test_a_file_that_breaks_off_stops_any_number_of_processes_at_the_same_shard(
         file, status = sources[0][0].files[0], path.stat()  # as if it had been like this when it was verified
         file.bytes, file.mtime_ns, file.ctime_ns = status.st_size, status.st_mtime_ns, status.st_ctime_ns
         with pytest.raises(DataError, match="probably cut off") as raised:
-            prepare_now(recipe, bench.tokenizer, sources=sources)
+            bench.prepared(recipe, sources=sources)
         content = everything(Path(recipe.data.cache_dir))
         found[processes] = str(raised.value), {k: v for k, v in content.items() if "encoded" not in k}
     assert found[1] == found[2]
     assert len(found[1][1]) > 100
-
-
-@pytest.mark.full
-def test_the_next_shards_are_packed_while_one_is_sealed_and_those_not_asked_for_leave_nothing(bench, files):
-    how = {
-        "sources": [Source(files=[str(path) for path in files])],
-        "train": {"num_train_epochs": 1},
-        "shard_rows": 64,
-    }
-    recipe = bench.recipe(**how, max_bad_rows=5, num_proc=2)
-    sources = bench.sources(recipe)
-    plan = make_plan(recipe, bench.tokenizer, sources=sources)
-    with locks(plan), Workshop(plan, bench.tokenizer, sources=sources) as workshop:
-        workshop.extend("train", 0)
-        (writer,) = workshop.writers.values()
-        until = time.monotonic() + 60
-        while writer.num_packed < 1 + AHEAD or not shard_path(writer.folder, AHEAD).exists():
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        assert writer.number == 1
-        assert writer.num_packed == 1 + AHEAD
-    left = [path.name for path in writer.folder.iterdir() if path.suffix == ".safetensors"]
-    assert sorted(left) == ["shard-00000.safetensors", "state-00000.safetensors"]
-    content = prepared(bench, **how, num_proc=2)
-    assert content == prepared(bench, **how, cache="alone", num_proc=1)
 
 
 @pytest.mark.full
@@ -283,92 +209,18 @@ def test_a_preparation_that_is_stopped_at_any_block_of_its_only_file_goes_on_wit
     for stop in (15, 27):  # behind other blocks than the first of sixteen
         recipe = bench.recipe(**how, max_bad_rows=5, cache=f"stopped-{stop}", num_proc=2)
         sources = bench.sources(recipe)
-        plan = make_plan(recipe, bench.tokenizer, sources=sources)
-        with locks(plan), Workshop(plan, bench.tokenizer, sources=sources) as workshop:
+        plan = bench.plan(recipe, sources=sources)
+        with locks(plan), ShardBuilder(plan, bench.tokenizer, sources=sources) as builder:
             for _ in range(stop):
-                workshop.extend("train", 0)
-            blocks.add(workshop.streams["train"].sequences[0].seals[-1]["cursor"]["block"])
-        prepare_now(recipe, bench.tokenizer, sources=sources)
+                builder.extend("train", 0)
+            blocks.add(builder.streams["train"].datasets[0].seals[-1]["cursor"]["block"])
+        bench.prepared(recipe, sources=sources)
         assert everything(Path(recipe.data.cache_dir)) == expected
     assert len(blocks - {0}) == 2
 
 
-@pytest.mark.full
-def test_an_answer_that_comes_in_between_two_looks_ends_nothing(tmp_path):
-    class Late(Future):
-        def __init__(self, looks: int):
-            super().__init__()
-            self.looks = looks
-
-        def done(self) -> bool:
-            self.looks, was = self.looks - 1, super().done()
-            if self.looks == 0 and not was:
-                self.set_result([5])
-            return was
-
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts(9)}), tmp_path / "a.parquet")
-    source = SimpleNamespace(
-        files=[SimpleNamespace(path=tmp_path / "a.parquet")], path_of=lambda _: tmp_path / "a.parquet"
-    )
-    work = SimpleNamespace(sequences={tmp_path: (source, {})}, path=lambda *_: tmp_path / "none")
-    for looks in (1, 2, 3):
-        reader = EncodedReader(SimpleNamespace(count=1, submit=lambda *_, looks=looks: Late(looks)), work, tmp_path)
-        assert [run[:3] for run in reader.results(Runs(source, file=0, block=0))] == [(0, 0, 1)]
-
-
-@pytest.mark.full
-def test_what_packs_ahead_ends_with_the_preparation_whatever_it_waits_for(bench, files, monkeypatch):
-    recipe = bench.recipe(sources=[Source(files=str(files[0]))], max_bad_rows=5, shard_rows=64, num_proc=2)
-    sources = bench.sources(recipe)
-    plan = make_plan(recipe, bench.tokenizer, sources=sources)
-    monkeypatch.setattr(WorkerPool, "submit", lambda *_: Future())  # no process ever answers
-    before = set(threading.enumerate())
-    with locks(plan), Workshop(plan, bench.tokenizer, sources=sources) as workshop:
-        writer = workshop.writers[Path("waits")] = workshop.writer("train", 0)
-        asked = writer.packing.submit(next, writer.shards, None)
-        time.sleep(0.2)
-        assert not asked.done()
-    assert isinstance(asked.exception(), CancelledError)
-    assert not {thread for thread in threading.enumerate() if thread.is_alive()} - before
-
-
-@pytest.mark.full
-def test_ray_is_asked_for_in_a_sentence_where_it_is_missing(bench, files, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RecipeError, match=r'pip install "tandem-llm\[ray\]"'):
-        prepared(bench, engine="ray")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [False, True])
-def test_two_nodes_of_ray_make_the_bytes_of_one_process_also_when_one_is_lost(bench, files, monkeypatch, lost):
-    pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    how = {"sources": [Source(files=[str(path) for path in files])]}
-    expected = prepared(bench, **how, cache="one", num_proc=1)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        second = cluster.add_node(num_cpus=1)
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        gone = threading.Event()
-
-        def lose() -> None:
-            while not any((bench.folder / "ray").glob("shards/*/encoded*/*")):
-                time.sleep(0.01)
-            cluster.remove_node(second, allow_graceful=False)
-            gone.set()
-
-        if lost:
-            threading.Thread(target=lose, daemon=True).start()
-        assert prepared(bench, **how, cache="ray", engine="ray") == expected
-        assert gone.is_set() == lost  # while blocks were still to be made
-    finally:
-        cluster.shutdown()
-
-
 class Everywhere:
-    """A source of local files as `Runs` sees it."""
+    """A source of local files as BlockRanges sees it."""
 
     def __init__(self, paths):
         self.files = paths
@@ -377,56 +229,44 @@ class Everywhere:
         return self.files[number]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 @pytest.mark.parametrize("start", [(0, 0), (1, 2)])
 def test_the_parts_share_every_block_of_every_file_out_once(files, parts, start):
-    blocks = {0: 4, 1: 3, 2: 3, 3: 1}
+    num_blocks = {0: 4, 1: 3, 2: 3, 3: 1}
     given = []
     for part in range(parts):
-        runs = Runs(Everywhere(files), file=start[0], block=start[1], part=(part, parts))
-        while not runs.is_over:
-            file = runs.file
-            run = runs.next()
-            if run is not None:
-                given += [(run[0], block) for block in range(run[1], run[1] + run[2])]
-            if runs.block >= blocks[file]:
-                runs.note_end_of_file(file)  # as where an answer is short
-    assert len(given) == len(set(given))
-    wanted = {(file, block) for file, count in blocks.items() for block in range(count) if (file, block) >= start}
-    assert wanted <= set(given)
-    assert blocks[0] == -(-3300 // BLOCK_ROWS)
+        ranges = BlockRanges(Everywhere(files), file=start[0], block=start[1], ramp=2, part=(part, parts))
+        while (found := ranges.next()) is not None:
+            file, first, count = found
+            given += [(file, block) for block in range(first, min(first + count, num_blocks[file]))]
+            if first + count >= num_blocks[file]:
+                ranges.end_file(file)  # as where an answer is short
+    wanted = {(file, block) for file, count in num_blocks.items() for block in range(count) if (file, block) >= start}
+    assert sorted(given) == sorted(wanted)
+    assert num_blocks[0] == -(-3300 // BLOCK_ROWS)
 
 
 class OneByOne:
-    """An engine of four processes that makes a run whenever it is waited for. blocks: of each file."""
+    """A pool of four processes that encodes a range when it is asked for. blocks: of each file."""
 
     count = 4
 
     def __init__(self, blocks: int):
-        self.blocks, self.queue, self.made = blocks, deque(), []
+        self.blocks = blocks
 
-    def submit(self, folder, *run) -> Future:
-        self.queue.append((run, Future()))
-        return self.queue[-1][1]
-
-    def work(self, *_, **__):
-        run, future = self.queue.popleft()
-        if future.set_running_or_notify_cancel():
-            self.made.append(run)
-            future.set_result([1] * max(0, min(run[2], self.blocks - run[1])))
+    def submit(self, folder, file, first, count) -> Future:
+        future: Future = Future()
+        future.set_result([1] * max(0, min(count, self.blocks - first)))
+        return future
 
 
-@pytest.mark.full
-def test_files_of_unknown_length_are_read_once_a_run_and_not_behind_their_end(monkeypatch):
-    engine = OneByOne(blocks=40)
-    monkeypatch.setattr(workers, "wait", engine.work)
+def test_files_of_unknown_length_are_read_in_order_to_their_end():
     names = [Path(f"{n}.jsonl") for n in range(3)]
-    source = SimpleNamespace(files=[SimpleNamespace(path=name) for name in names], path_of=lambda n: names[n])
-    reader = EncodedReader(engine, SimpleNamespace(sequences={Path("shards"): (source, {})}), Path("shards"))
-    results = list(reader.results(Runs(source, file=0, block=0, ramp=8)))
+    source = SimpleNamespace(files=names, path_of=lambda n: names[n])
+    job = EncodeJob({Path("shards"): (source, {})}, None, None)
+    reader = EncodedReader(OneByOne(blocks=40), job, Path("shards"))
+    results = list(reader.encode(BlockRanges(source, file=0, block=0, ramp=8)))
     assert [sum(answer.result()) for *_, answer in results] == [1] * 8 + [16, 16, 0] + [16, 16, 8] * 2
-    assert engine.made == [run[:3] for run in results]
 
 
 @pytest.mark.full
@@ -447,7 +287,7 @@ def test_workers_end_with_the_process_that_started_them_in_the_middle_of_their_w
         from pipeline.data.workers import WorkerPool
         class Slow:
             retries = None
-            def encode(self, *run):
+            def encode(self, *block_range):
                 pathlib.Path(__file__).with_name("begun").touch()
                 time.sleep(600)
         def lead():
@@ -535,7 +375,7 @@ DATATROVE = ("datatrove==0.10.1", "humanize==4.17.0", "loguru==0.7.3")  # the re
 LOCAL = """
 from datatrove.executor import LocalPipelineExecutor
 
-from pipeline.data.datatrove_step import PreparePart
+from pipeline.contrib.datatrove_step import PreparePart
 
 if __name__ == "__main__":
     step = PreparePart("recipes/fineweb_d24.yaml", "data.cache_dir=/shared/cache")

@@ -16,7 +16,7 @@ from pipeline.process.user_code import import_attribute
 from pipeline.recipe import read_recipe
 from pipeline.recipe.model_sizes import model_fields
 from pipeline.sources.open import open_sources
-from pipeline.training.optimizer import build_optimizer
+from pipeline.training.build import build_optimizer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
 EXAMPLES = dict(re.findall(r"```python\n# (\w+)\.py: [^\n]*\n(.*?)```", PAGE, re.S))

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.model.build import build_model, save_model
+from pipeline.model.build import build_model
+from pipeline.model.saved import save_model
 from pipeline.tokenizer.train import train_bpe
 from tests.model.tiny_models import GPT2, MODERN, NANOCHAT, stirred
 

@@ -14,7 +14,8 @@ from forms import CHATS, TEXTS, greedy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.contrib.export import export
-from pipeline.model.build import build_model, save_model
+from pipeline.model.build import build_model
+from pipeline.model.saved import save_model
 from pipeline.tokenizer.train import train_bpe
 
 LLAMA_CPP = ("xllamacpp==2026.10.11549", "httpx")

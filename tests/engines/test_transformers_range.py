@@ -9,7 +9,8 @@ import pytest
 import torch
 from environments import folder_with, run_there, slow_unless_installed
 
-from pipeline.model.build import build_model, save_model
+from pipeline.model.build import build_model
+from pipeline.model.saved import save_model
 from tests.model.tiny_models import GPT2, MODERN, random_ids, stirred
 
 PROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text()

@@ -1,8 +1,8 @@
-"""The files of CORE: from folders and zips, from mirrors that give wrong things, and what is wrong with them reported."""
+"""The files of CORE: from folders, from mirrors that give wrong things, and what is wrong with them reported."""
 
 import dataclasses
 import json
-import zipfile
+import shutil
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
@@ -23,19 +23,11 @@ def folder(tmp_path):
     return write_bundle(tmp_path / "bundle", 4)
 
 
-def zipped(folder, path):
-    with zipfile.ZipFile(path, "w") as archive:
-        for file in folder.rglob("*.jsonl"):
-            archive.write(file, f"eval_bundle/{file.relative_to(folder)}")
-    return path
-
-
-def test_folder_its_parent_and_zip_are_one_bundle(folder, tmp_path):
-    from_zip = open_bundle(str(zipped(folder, tmp_path / "bundle.zip")))
+def test_folder_and_its_parent_are_one_bundle(folder, tmp_path):
     folder.rename(tmp_path / "eval_bundle")
     one, other = open_bundle(str(tmp_path)), open_bundle(str(tmp_path / "eval_bundle"))
-    assert one.id == other.id == from_zip.id == dataclasses.replace(one, sha256=dict([*one.sha256.items()][::-1])).id
-    assert one.items == from_zip.items
+    assert one.id == other.id == dataclasses.replace(one, sha256=dict([*one.sha256.items()][::-1])).id
+    assert one.items == other.items
     assert not one.missing
     assert not any(one.published(task) for task in TASKS)
 
@@ -101,40 +93,6 @@ def test_tasks_that_were_not_asked_for_are_missing_beside_those_that_are_not_the
     assert set(some.missing) == {task.name for task in TASKS} - {"piqa", "squad"}
 
 
-def test_a_damaged_member_of_a_compressed_zip_is_reported(folder, tmp_path):
-    path = tmp_path / "bundle.zip"
-    for damaged in (False, True):
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in sorted(folder.rglob("*.jsonl")):
-                archive.write(file, f"eval_bundle/{file.relative_to(folder)}")
-            first = archive.infolist()[0]
-        if not damaged:
-            assert not open_bundle(str(path)).missing
-    content = bytearray(path.read_bytes())
-    begins = 30 + len(first.filename)
-    content[begins : begins + first.compress_size] = b"\xff" * first.compress_size
-    path.write_bytes(content)
-    with pytest.raises(DataError, match="is no whole zip archive"):
-        open_bundle(str(path))
-
-
-def test_a_zip_of_something_else_or_an_encrypted_one_is_reported(folder, tmp_path):
-    path = tmp_path / "other.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("notes.txt", "nothing")
-    with pytest.raises(InputMissingError, match="holds no file of a CORE task"):
-        open_bundle(str(path))
-    content = bytearray(zipped(folder, path).read_bytes())
-    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        at = content.find(mark)
-        while at >= 0:
-            content[at + flags] |= 1  # the bit that says "encrypted"
-            at = content.find(mark, at + 4)
-    path.write_bytes(content)
-    with pytest.raises(DataError, match="is no whole zip archive"):
-        open_bundle(str(path))
-
-
 def test_half_a_character_in_a_row_is_reported_by_its_row(folder):
     path = folder / "eval_data" / COPA.file
     lines = path.read_text().splitlines()
@@ -154,32 +112,16 @@ def test_an_error_page_in_the_place_of_a_file_is_reported_as_what_it_is(folder, 
         open_bundle(str(folder))
 
 
-def test_an_error_page_or_half_a_zip_in_the_place_of_the_bundle_is_refused(folder, tmp_path):
-    page = tmp_path / "page.zip"
-    page.write_bytes(ERROR_PAGE)
-    with pytest.raises(DataError, match=r"page.zip looks like an XML error page \(AccessDenied\)"):
-        open_bundle(str(page))
-    whole = zipped(folder, tmp_path / "whole.zip").read_bytes()
-    page.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match="is no whole zip archive"):
-        open_bundle(str(page))
-    with pytest.raises(InputMissingError, match="holds no file of a CORE task"):
-        open_bundle(str(tmp_path / "bundle" / "eval_data" / "world_knowledge"))
-    with pytest.raises(InputMissingError, match="there is no such bundle"):
-        open_bundle(str(tmp_path / "nothing"))
-
-
 @pytest.fixture
 def mirrors(folder, tmp_path, monkeypatch):
-    """A server with a mirror of error pages, one of other content, a zip, and one of files; and what was asked of it."""
+    """A server with a mirror of error pages, one of other content, and one of files; and what was asked of it."""
     asked = []
-    archive = zipped(folder, tmp_path / "mirror.zip").read_bytes()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             asked.append(self.path)
             _, kind, file = self.path.split("/", 2)
-            content = {"page": ERROR_PAGE, "other": b"{}\n", "zip": archive, "cut": b"{"}.get(kind)
+            content = {"page": ERROR_PAGE, "other": b"{}\n", "cut": b"{"}.get(kind)
             if kind == "files":
                 content = (folder / "eval_data" / file).read_bytes()
             self.send_response(200 if content is not None else 404)
@@ -234,15 +176,6 @@ def test_nothing_is_asked_of_a_mirror_offline(mirrors, tmp_path):
     assert not asked
 
 
-def test_a_zip_mirror_is_fetched_once_for_all_files(mirrors, folder, tmp_path):
-    root, asked, monkeypatch = mirrors
-    monkeypatch.setenv("TANDEM_CORE_MIRRORS", f"{root}/zip/eval_bundle.zip")
-    for task in TASKS[:3]:
-        content = (folder / "eval_data" / task.file).read_bytes()
-        assert fetch.fetch_file(task.file, git_blob(content), folder=tmp_path / "cache") == content
-    assert len(asked) == 1
-
-
 def test_what_each_mirror_gave_is_reported_when_none_has_the_file(mirrors, tmp_path):
     root, _, monkeypatch = mirrors
     monkeypatch.setenv("TANDEM_CORE_MIRRORS", f"{root}/gone/{{file}} {root}/page/{{file}} {root}/other/{{file}}")
@@ -258,8 +191,9 @@ def test_the_hash_of_a_file_is_the_one_by_which_git_names_it():
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared evaluation bundle")
-def test_the_published_files_are_known_by_their_hashes():
-    bundle = open_bundle(str(SHARED / "core_eval" / "eval_bundle.zip"))
+def test_the_published_files_are_known_by_their_hashes(tmp_path):
+    shutil.unpack_archive(SHARED / "core_eval" / "eval_bundle.zip", tmp_path)
+    bundle = open_bundle(str(tmp_path))
     assert {task.name for task in TASKS if not bundle.published(task)} == {
         "hellaswag",
         "hellaswag_zeroshot",

@@ -27,7 +27,7 @@ def test_a_run_is_scored_on_the_files_that_it_held_out_and_goes_on_with_them(tmp
 
     from pipeline.recipe import read_recipe
     from pipeline.run.checks import reading_findings
-    from pipeline.run.data import keep_inputs
+    from pipeline.run.inputs import keep_inputs
     from pipeline.sources.open import open_sources
 
     folder = tmp_path / "books"

@@ -217,7 +217,7 @@ def test_a_skipped_step_makes_no_update_and_uses_up_its_rows_while_step_and_rate
     run, output = runs.train(
         "modern", "skip", "monitor.on_nonfinite=skip", "train.save_steps=1", ranks=2, FAULT="loss nan 3,5 1"
     )
-    assert "nonfinite: step 3 is left out: the loss is nan on rank 1 in micro-step 1 (rows: " in output
+    assert "nonfinite: step 3 is skipped: the loss is nan on rank 1 in micro-step 1 (rows: " in output
     saved = {int(path.name.split("-")[1]): path for path in by_step(run / "checkpoints")}
     for file in ("model.safetensors", "optimizer.safetensors"):
         before, after = ((saved[step] / file).read_bytes() for step in (5, 6))
@@ -238,22 +238,10 @@ def test_a_skipped_step_makes_no_update_and_uses_up_its_rows_while_step_and_rate
     ]
 
 
-@pytest.mark.full
-def test_an_average_of_the_weights_begins_with_the_first_update_that_is_made(runs):
-    average = ["optimizer.average_steps=3", "optimizer.average_weight=1"]
-    run, _ = runs.train("gpt2", "late", "monitor.on_nonfinite=skip", *average, FAULT="loss nan 0,1")
-    saved = run / "checkpoints" / "checkpoint-6"
-    averages = {n: t for n, t in load_file(saved / "optimizer.safetensors").items() if n.endswith("/average")}
-    weights = load_file(saved / "model.safetensors")
-    assert averages.keys() == {f"{name}/average" for name in weights}
-    assert all(torch.equal(weights[name], averages[f"{name}/average"]) for name in weights)
-    assert values(run, "optim/skipped_steps")[6] == 2
-
-
 def test_more_skipped_steps_than_the_recipe_allows_stop_the_run(runs):
     few = ["monitor.on_nonfinite=skip", "monitor.max_skips=2"]
     run, output = runs.train("gpt2", "few", *few, status=76, FAULT="gradient inf 1,3,4,5")
-    assert "after 2 steps left out of the last 1000, and monitor.max_skips is 2" in output
+    assert "after 2 skipped steps of the last 1000 (monitor.max_skips is 2)" in output
     assert json.loads((run / "failure.json").read_text())["facts"]["step"] == 4
     assert [e["action"] for e in events(run, "nonfinite")] == ["skip", "skip", "stop"]
     assert assert_finite_on_disk(run) == ["checkpoint-2", "checkpoint-4"]
@@ -273,7 +261,7 @@ def test_a_run_cut_between_skipped_steps_ends_bitwise_as_the_uncut_one(runs, mod
     # Forty times the loss of one micro-step is far above what twenty steps have made usual.
     how = {"ranks": ranks, "FAULT": "loss 40 22,27; loss nan 5,25"}
     whole, output = runs.train(model, f"skips-{model}", *skip, **how)
-    assert "spike: step 22 is left out: " in output
+    assert "spike: step 22 is skipped: " in output
     cut, _ = runs.train(model, f"cut-{model}", *skip, status=-9, CUT="26", **how)
     take_lock(cut / "checkpoints", wait_s=60).release()  # the writer outlives the run
     assert by_step(cut / "checkpoints")[-1].name == "checkpoint-24"

@@ -38,7 +38,7 @@ import json
 import sys
 from pathlib import Path
 from pipeline.process.network import retries
-from pipeline.sources.open import _blocks
+from pipeline.sources.source import _blocks
 texts, before = [], []
 for number, rows in _blocks(Path(sys.argv[1]), 0, None):
     texts += [value["text"] for _, _, value in rows]

@@ -271,7 +271,6 @@ WANDB = """
 import glob, json, os, sys, time
 import psutil
 import pipeline.callbacks.trackers as w
-from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.process.secrets import redact_output
 from types import SimpleNamespace
@@ -287,7 +286,7 @@ def follow(kind, url, folder):
     os.environ |= {"WANDB_BASE_URL": url, "WANDB_MODE": "offline" if kind in ("killed", "talkative") else "online"}
     redact_output()
     w.INIT_S, w.FINISH_S = 2, 40.0
-    tracker = w.WandbRun(RunDirectory(folder), Recipe(), attempt=1, tokens_at=lambda step: 512 * step)
+    tracker = w.WandbRun(RunDirectory(folder), project="p", config={}, note=None, tags=[], attempt=1, tokens_at=lambda step: 512 * step)
     state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=10)
     tracker.on_train_begin(None, state, None)
     for state.global_step in range(1, 11):

@@ -117,7 +117,7 @@ def test_the_death_of_the_launcher_ends_a_long_call(tmp_path):
 def test_a_compilation_in_training_is_not_waited_for_and_one_that_has_ended_is_no_reason_to_leave(tmp_path):
     body = """
 import torch
-from pipeline.callbacks.stopping import StopSignals
+from pipeline.callbacks.stop_signals import StopSignals
 module.COMPILATION_S = 0.5
 StopSignals(signals)
 signals.training = True

@@ -27,9 +27,9 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 
-from pipeline.data.packing import SequenceWriter
 from pipeline.data.preview import preview
-from pipeline.data.stream import end_path, read_seal
+from pipeline.data.shard_writer import ShardWriter
+from pipeline.data.shards import end_path, read_seal
 from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
@@ -209,7 +209,7 @@ def packed(source: Any, tokenizer: Any, folder: Path, stage: str) -> dict[str, A
     """What the shards count, all of them made."""
     common = {"kind": source.kind, "bos": tokenizer.bos_token_id, "pad": 0, "dtype": "uint16", "row_tokens": ROW_TOKENS, "packing_documents": 8, "shard_rows": 4}  # fmt: skip
     packing = {"max_row_overflow": "cut"} if stage == "sft" else {"packing": "best_fit_crop"}
-    writer = SequenceWriter(folder, source=source, tokenizer=tokenizer, settings=common | packing)
+    writer = ShardWriter(folder, source=source, tokenizer=tokenizer, settings=common | packing)
     while writer.extend():
         pass
     end = json.loads(end_path(folder).read_text())

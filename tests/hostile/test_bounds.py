@@ -8,7 +8,7 @@ from pipeline.data.preview import preview
 from pipeline.monitor.samples_file import COLUMNS, read_gpus
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe import Recipe
-from pipeline.run.data import _weights
+from pipeline.run.inputs import _weights
 from pipeline.sources.patterns import local_files
 from pipeline.training.checkpoint import read_state
 

@@ -141,7 +141,8 @@ CASES |= {
 
 
 def of_tandem(case: Case) -> str:
-    from pipeline.model.build import build_model, save_model
+    from pipeline.model.build import build_model
+    from pipeline.model.saved import save_model
 
     fields = {"vocab_size": 258, "n_positions": 64, "n_layer": 4, "n_embd": 32, "n_head": 2, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}  # fmt: skip
     from pipeline.recipe.sizes import MODERN
@@ -340,7 +341,7 @@ def test_an_entry_point_of_ours_needs_no_trust(tmp_path, monkeypatch):
 @pytest.mark.full
 def test_a_push_loads_no_model_with_code_that_is_not_this_program_s(tmp_path):
     from pipeline.hub.verification import unknown_code
-    from pipeline.model.build import CODE_FILES
+    from pipeline.model.saved import CODE_FILES
 
     for file in CODE_FILES:
         shutil.copy(file, tmp_path)

@@ -361,7 +361,7 @@ def test_every_command_on_the_card_is_one_that_the_program_takes(tmp_path, monke
         assert set(kinds) >= {"python -m pipeline.chat", "python -m pipeline.evals", "python -m pipeline.hub", "accelerate launch pipeline/sft.py"}  # fmt: skip
         for words in commands:
             if words[2] == "pipeline.chat":
-                assert read_chat(words[3:]).models == ["me/a"]
+                assert read_chat(words[3:]).model == "me/a"
             if words[2] == "pipeline.evals":
                 assert read_evals(words[3:]).model == "me/a"
         recipe = read_recipe([str(recipes.parent / kinds["accelerate launch pipeline/sft.py"][3]), *kinds["accelerate launch pipeline/sft.py"][4:]], stage="sft")  # fmt: skip

@@ -246,7 +246,8 @@ def run_the_card(hub, tmp_path, *, before=""):
 @pytest.fixture
 def own_code(run, tiny_model):
     """The run's model as one that transformers does not have: its code lies in the folder."""
-    from pipeline.model.build import build_model, save_model
+    from pipeline.model.build import build_model
+    from pipeline.model.saved import save_model
     from pipeline.recipe.sizes import MODERN
 
     sizes = {"vocab_size": 258, "n_positions": 64, "n_layer": 4, "n_embd": 32, "n_head": 2, "sliding_window": 16}

@@ -87,7 +87,7 @@ def test_the_command_starts_that_many_processes_of_that_kind(name, multi_gpu, fs
 STARTED = """
 import os, sys
 from pipeline.recipe import read_recipe
-from pipeline.run.open_run import start_process
+from pipeline.run.start_process import start_process
 
 start_process(read_recipe(sys.argv[1:]))
 print(os.environ["ACCELERATE_USE_FSDP"])

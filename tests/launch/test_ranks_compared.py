@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run import open_run
+from pipeline.run import start_process
 from tests.runner import Runner
 from tests.warm_commands import free_port
 
@@ -20,7 +20,7 @@ import importlib.metadata, json, os, sys
 from accelerate import PartialState
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
-from pipeline.run import open_run as start
+from pipeline.run import start_process as start
 
 rank, recipe = int(os.environ["RANK"]), sys.argv[1]
 installed = importlib.metadata.version
@@ -100,7 +100,7 @@ def test_ranks_with_another_rate_cadence_or_version_are_refused_with_what_differ
 
 def test_an_editors_lock_among_the_code_is_passed_over(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr(open_run, "__file__", str(tmp_path / "run" / "open_run.py"))
-    without = open_run._software()
+    monkeypatch.setattr(start_process, "__file__", str(tmp_path / "run" / "start_process.py"))
+    without = start_process._software()
     (tmp_path / ".#module.py").symlink_to("user@host.1234")  # Emacs' link to nowhere
-    assert open_run._software() == without
+    assert start_process._software() == without

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_models import random_ids, tiny
 
-from pipeline.model.build import save_model
+from pipeline.model.saved import save_model
 
 CLASSIFY = """
 import sys

@@ -7,10 +7,11 @@ import torch
 from tiny_models import GPT2, MODERN, NANOCHAT, SIZES, TOKENS, random_ids, stirred, tiny
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, NanoChatConfig, NanoChatForCausalLM
 
-from pipeline.model.build import build_model, load_weights, save_model
+from pipeline.model.build import build_model
 from pipeline.model.configuration_tandem import TandemConfig
 from pipeline.model.load import load_model
 from pipeline.model.modeling_tandem import TandemForCausalLM
+from pipeline.model.saved import load_weights, save_model
 
 IDS = random_ids(3, 40)
 

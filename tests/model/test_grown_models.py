@@ -5,8 +5,8 @@ import torch
 from tiny_models import random_ids, tiny
 from torch import nn
 
-from pipeline.model.build import save_model
 from pipeline.model.load import load_model
+from pipeline.model.saved import save_model
 
 
 class Adapted(nn.Module):

@@ -11,10 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
 from pipeline.model import modeling_tandem as loss_tandem
-from pipeline.model.build import PLAIN_HEADS, build_model, save_model
+from pipeline.model.build import PLAIN_HEADS, build_model
 from pipeline.model.load import load_model
 from pipeline.model.modeling_tandem import chunk_rows, summed_cross_entropy, token_nll
-from pipeline.training.build import divides_by_num_items
+from pipeline.model.saved import save_model
+from pipeline.training.model_checks import divides_by_num_items
 
 
 def naive(hidden, weight, labels, softcap, reduction="sum"):

@@ -9,8 +9,9 @@ from torch.distributed import destroy_process_group, init_process_group
 from torch.distributed.fsdp import FSDPModule
 from transformers.distributed import DistributedConfig
 
-from pipeline.model.build import build_model, save_model
+from pipeline.model.build import build_model
 from pipeline.model.modeling_tandem import TandemForCausalLM
+from pipeline.model.saved import save_model
 from tests.ranks import on_ranks
 
 FORMS = {

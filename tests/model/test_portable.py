@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
-from pipeline.model.build import build_model, save_model
+from pipeline.model.build import build_model
 from pipeline.model.groups import parameter_group
+from pipeline.model.saved import save_model
 from pipeline.process.errors import RecipeError
 from pipeline.recipe.model_sizes import model_fields, sizes_of
 from pipeline.recipe.reader import read_recipe

@@ -8,9 +8,11 @@ from safetensors.torch import load_file
 from tiny_models import GPT2, MODERN, NANOCHAT, random_ids, tiny
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 
-from pipeline.model.build import build_model, save_model
+from pipeline.model.build import build_model
 from pipeline.model.load import load_model
-from pipeline.training.checkpoint import FileImage, ModelFiles
+from pipeline.model.saved import save_model
+from pipeline.training.checkpoint import ModelFiles
+from pipeline.training.staging_buffer import StagingBuffer
 
 READ_WITHOUT_US = """
 import json, sys
@@ -94,7 +96,7 @@ def test_weights_that_are_written_apart_are_those_of_save_pretrained(name, tmp_p
     save_model(model, tmp_path / "one")
     (tmp_path / "two").mkdir()
     weights = ModelFiles(NoTokenizer()).write(model, tmp_path / "two")
-    image = FileImage(weights, metadata={"format": "pt"})
+    image = StagingBuffer(weights, metadata={"format": "pt"})
     image.fill(weights)
     (tmp_path / "two" / "model.safetensors").write_bytes(image.memory[:])
     one, two = ({p.name: p.read_bytes() for p in (tmp_path / at).iterdir()} for at in ("one", "two"))

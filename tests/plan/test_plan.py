@@ -10,10 +10,16 @@ from pathlib import Path
 import pytest
 
 from pipeline.hardware.accelerators import device_without_torch, planned_device
-from pipeline.plan.__main__ import main, plan_table, why_unknown
-from pipeline.plan.plan import make_plan
+from pipeline.hardware.rates import ProductRates
+from pipeline.plan import plan as planning
+from pipeline.plan.__main__ import main
+from pipeline.plan.plan import CPU_MFU, make_plan, num_evaluations, plan_of_run
+from pipeline.plan.probe import Probe
+from pipeline.plan.table import plan_table, why_unknown
 from pipeline.process.errors import CannotWriteError
 from pipeline.recipe import read_recipe
+from pipeline.recipe.model_sizes import sizes_of
+from pipeline.run_dir.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 FINEWEB = str(ROOT / "recipes" / "fineweb_d24.yaml")
@@ -73,30 +79,87 @@ def test_an_override_changes_the_plan():
     done = preflight(FINEWEB, "train.max_steps=100", "run.hardware=2xA100", "run.gpu_hour_cost=2.5", torch=False)
     assert line(done.stdout, "steps") == "100 of 1,048,576 tokens"
     assert line(done.stdout, "processes x rows x micro-steps") == "2 x 16 x 16"
-    low, high, value = map(float, re.findall(r"[\d.]+", line(done.stdout, "cost (run.gpu_hour_cost)")))
-    assert 0 < low < value < high
+    assert float(line(done.stdout, "cost (run.gpu_hour_cost)")) > 0
 
 
-def test_time_energy_and_cost_follow_from_the_peak():
+def test_time_energy_and_cost_follow_from_the_peak_and_a_named_mfu():
     plan = plan_of(FINEWEB, "run.gpu_hour_cost=3")
     flops = plan.sizes.flops_per_token("exact_causal") * plan.tokens
-    steps = plan.duration.steps
-    assert [flops / (seconds * 989.5e12 * 8) for seconds in (steps.low, steps.high)] == pytest.approx([0.55, 0.15])
-    assert plan.training_s == steps.value == pytest.approx((steps.low * steps.high) ** 0.5)
-    assert plan.device_hours.value == pytest.approx(8 * plan.duration.total.value / 3600)
-    assert plan.duration.total.value > plan.training_s
-    assert plan.energy_kwh.high == pytest.approx(plan.device_hours.high * 0.7)
-    assert plan.cost.low == pytest.approx(3 * plan.device_hours.low)
+    assert flops / (plan.duration.steps * 989.5e12 * 8) == pytest.approx(plan.duration.mfu)
+    assert f"h, at an assumed MFU of {plan.duration.mfu:.0%}" in plan_table([plan])
+    assert plan.duration.total > plan.duration.steps
+    assert plan.device_hours == pytest.approx(8 * plan.duration.total / 3600)
+    assert plan.energy_kwh == pytest.approx(plan.device_hours * 0.7)
+    assert plan.cost == pytest.approx(3 * plan.device_hours)
     # fp32 without TF32 has a fifteenth of the peak.
     slow = plan_of(FINEWEB, "train.bf16=false")
-    assert slow.training_s == pytest.approx(plan.training_s * 989.5 / 67)
+    assert slow.duration.steps == pytest.approx(plan.duration.steps * 989.5 / 67)
+    narrow = plan_of(FINEWEB, "model.n_embd=256", "model.n_head=2")
+    assert narrow.duration.mfu == pytest.approx(plan.duration.mfu / 3)
+
+
+@pytest.fixture
+def on_cpu(tmp_path, monkeypatch):
+    """Plans of the quickstart on a processor of 4 cores whose products are known."""
+    monkeypatch.setattr(planning, "product_rates", lambda: ProductRates(float32=1e11, bfloat16=2e11, time=0.0))
+    monkeypatch.setattr(planning, "physical_cores", lambda: 4)
+
+    def make(*overrides, scored_bytes=None, processes=1):
+        given = [QUICKSTART, f"data.cache_dir={tmp_path}", "train.bf16=false", "train.torch_compile=false", *overrides]
+        device = replace(device_without_torch(), kind="cpu", name="A processor", peak_flops=None)
+        return make_plan(read_recipe(given), device, processes=processes, scored_bytes=scored_bytes)
+
+    return make
+
+
+def test_on_a_processor_the_peak_is_its_measured_products(on_cpu):
+    plan = on_cpu("train.max_steps=100")
+    flops = plan.sizes.flops_per_token("exact_causal") * plan.tokens
+    assert plan.duration.steps == pytest.approx(flops / (CPU_MFU * 4 * 1e11))
+    halved = on_cpu("train.max_steps=100", "train.per_device_train_batch_size=2", processes=2)
+    assert halved.duration.steps == pytest.approx(plan.duration.steps)  # half the work on half the cores
+
+
+def test_a_probe_of_the_steps_counts_before_arithmetic(on_cpu):
+    plan = replace(on_cpu(), probe=Probe(step_s=0.5, steps=9, first_step_s=7.0, peak_bytes=2**30))
+    assert plan.duration.source == "as probed"
+    assert plan.duration.steps == pytest.approx(0.5 * plan.tokens / plan.batch_tokens)
+    assert line(plan_table([plan]), "memory a process, as probed") == "1.0 GiB"
+
+
+def test_evaluations_and_saves_are_in_the_time(on_cpu):
+    assert num_evaluations(on_cpu().recipe.train, 2400, at_start=True) == 1 + 3
+    assert num_evaluations(on_cpu("train.eval_strategy=no").recipe.train, 1900, at_start=False) == 1
+    few, many = (on_cpu(f"train.eval_steps={n}", scored_bytes=10**6).duration for n in (2400, 100))
+    assert many.evaluations == pytest.approx(few.evaluations * 21 / 2)
+    assert on_cpu("train.save_strategy=no").duration.saves == 0 < few.saves
+    assert few.total == pytest.approx(few.start + few.steps + few.evaluations + few.saves)
+
+
+def test_the_plan_of_a_run_counts_the_vocabulary_that_its_text_gave(on_cpu, tmp_path):
+    recipe, run = on_cpu("tokenizer.vocab_size=4096").recipe, RunDirectory(tmp_path / "run")
+    run.update_manifest(inputs={"tokenizer": {"identity": "x", "size": 3318}})
+    plan = plan_of_run(recipe, run, micro_batch=2, processes=1)
+    assert plan.facts()["parameters"] == sizes_of(recipe, 3318).parameters()["total"]
+    assert plan.facts()["steps"] == recipe.train["max_steps"]
+
+
+def test_a_model_that_one_device_does_not_hold_is_planned_sharded(capsys, monkeypatch):
+    assert main([str(ROOT / "recipes" / "fineweb_d52.yaml")]) == 0
+    assert line(capsys.readouterr().out, "layout") == "FSDP2, a model on 512 devices"
+    whole = plan_of(FINEWEB).memory.weights
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    launched = plan_of(FINEWEB)
+    assert launched.shards == 8
+    assert launched.memory.weights < whole / 3
 
 
 def test_what_is_unknown_is_printed_as_such_and_never_as_zero(tmp_path):
     recipe = read_recipe([QUICKSTART, "run.hardware=null", f"data.cache_dir={tmp_path}"])
     unknown = replace(device_without_torch(), kind="cuda", name="NVIDIA Nonesuch", peak_flops=None)
     plan = make_plan(recipe, unknown, processes=1)
-    assert plan.training_s is None
+    assert plan.duration is None
     for label in ("time, without preparing data and benchmarks", "device hours", "cost (run.gpu_hour_cost)"):
         assert line(plan_table([plan]), label) == "n/a"
     assert any(reason.startswith("time, since the peak of NVIDIA Nonesuch") for reason in why_unknown(plan))
@@ -105,10 +168,10 @@ def test_what_is_unknown_is_printed_as_such_and_never_as_zero(tmp_path):
 def test_a_plan_in_epochs_of_text_that_lies_here_has_about_its_steps_and_time(text_files, tmp_path, capsys):
     sources = f"data.sources=[{{files: {text_files[0]}}}]"
     given = ["own_text", sources, f"data.validation=[{{files: {text_files[2]}}}]", f"data.cache_dir={tmp_path}"]
-    assert main([*given, "--probe", "0"]) == 0
+    assert main(given) == 0
     text = capsys.readouterr().out
     assert re.fullmatch(r"about \d+ of 4,096 tokens", line(text, "steps"))
-    assert ", expected" in line(text, "time, without preparing data and benchmarks")
+    assert "at an assumed MFU of" in line(text, "time, without preparing data and benchmarks")
     assert "the run has" in text  # fewer steps than train.save_steps
 
 
@@ -133,13 +196,13 @@ def test_a_plan_in_epochs_counts_nothing_that_would_be_fetched_or_cannot_be_kept
         [*text, f"data.cache_dir={tmp_path}/file/cache"],
     ):
         with suppress(CannotWriteError):  # what the checks say of a folder that cannot be made
-            main([*given, "--probe", "0"])
+            main(given)
         assert "n/a" in line(capsys.readouterr().out, "steps"), given
 
 
 def test_the_text_of_a_plan_in_epochs_is_counted_once_for_all_depths(text_files, tmp_path, capsys, monkeypatch):
     counted = []
-    monkeypatch.setattr("pipeline.data.preview.about_tokens", lambda recipe: counted.append(recipe) or (1e6, 1000))
+    monkeypatch.setattr("pipeline.data.estimate.about_tokens", lambda recipe: counted.append(recipe) or (1e6, 1000))
     sources = [f"data.sources=[{{files: {text_files[0]}}}]", f"data.validation=[{{files: {text_files[2]}}}]"]
     assert main(["own_text", *sources, f"data.cache_dir={tmp_path}", "--depths", "2,3"]) == 0
     assert len(counted) == 1

@@ -119,8 +119,7 @@ def test_keys_that_came_later_leave_older_runs_their_identity_until_they_are_use
     of_groups = {name.split(".")[2] for name in names if name.startswith("groups.")}
     assert of_groups == {"learning_rate", "betas", "eps", "weight_decay", "momentum"}
     used = {
-        "optimizer.ema_nesterov": 0.5,
-        "optimizer.groups.matrices.row_floor": 0.4,
+        "optimizer.decay_scale": 2.0,
         "optimizer.schedule.batch_halvings": 3,
     }
     changed = read_recipe(

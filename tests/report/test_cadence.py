@@ -1,7 +1,6 @@
 """The verdict on a run does not depend on how often it was logged."""
 
 import json
-import types
 from statistics import fmean
 
 import numpy as np
@@ -15,7 +14,7 @@ from pipeline.report.run_data import read_run
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.guard import StepGuard
-from pipeline.training.metrics import StepMeter
+from pipeline.training.meters import StepMeter
 from tests.report.made_runs import falling, noisy
 
 STEPS = 640
@@ -31,13 +30,10 @@ def logged(folder, every, *, norms, losses):
     for end in [*range(every, STEPS, every), STEPS]:
         begin = (end - 1) // every * every
         guard.norms = norms[begin:end]
-        trainer = types.SimpleNamespace(
-            state=types.SimpleNamespace(global_step=end), is_world_process_zero=lambda: True
-        )
         row = {"step": end, "attempt": 1, "train/loss": fmean(losses[begin:end])}
         row["train/loss_ema"] = meter.read(step=end, losses=losses[begin:end], wait_s=0.0)["train/loss_ema"]
         append_row(run.metrics, row | guard.read(max_norm=1.0))
-        guard.report_spikes(trainer, {"optim/grad_norm": norms[begin:end], "train/loss": losses[begin:end]})
+        guard.report_spikes(end, {"optim/grad_norm": norms[begin:end], "train/loss": losses[begin:end]})
     return read_run(str(folder))
 
 

@@ -17,8 +17,8 @@ from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import Sizes
 from pipeline.run import checks
-from pipeline.run.checks import attention_line, choose_attention, kernel_problems
-from pipeline.run.kernels import TOLERANCE, difference_from_eager
+from pipeline.run.attention import TOLERANCE, attention_line, choose_attention, difference_from_eager
+from pipeline.run.checks import attention_needs, kernel_problems
 from pipeline.training import build
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -35,7 +35,7 @@ SIZES = Sizes(n_layer=2, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_inner
 
 @pytest.fixture(autouse=True)
 def a_compiler(monkeypatch):
-    monkeypatch.setattr("pipeline.run.checks.can_compile", lambda: True)
+    monkeypatch.setattr("pipeline.run.attention.can_compile", lambda: True)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def broken(implementation, sizes, *, isolated, dtype, device):
 
 
 def chosen(plan, device=GPU, trial=close):
-    return choose_attention(plan.recipe, device, plan.sizes, trial=trial)
+    return choose_attention(attention_needs(plan.recipe), device, plan.sizes, trial=trial)
 
 
 def test_full_attention_is_sdpas(quickstart):
@@ -194,5 +194,5 @@ def test_a_flash_kernel_for_a_model_of_another_kind_is_refused_where_documents_w
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
     model = build_model("llama", {"vocab_size": 40, **sizes}, seed=0)
     model.config._attn_implementation = "flash_attention_2"  # which no CPU runs
-    with pytest.raises(RecipeError, match="LlamaForCausalLM would see through them in its batches of"):
+    with pytest.raises(RecipeError, match="batches of one row only, and this run has batches of"):
         build._check_foreign(recipe, model, None)

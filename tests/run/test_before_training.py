@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,7 +16,7 @@ from pipeline.process.errors import CannotWriteError, DataError, InputMissingErr
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
 from pipeline.run.checks import cadence_notes, check_before_training, named_code_problems, reading_findings
-from pipeline.run.data import horizon_lines, resolve_warmup
+from pipeline.run.open_rows import horizon_lines, resolve_warmup
 from pipeline.sources.open import open_sources
 
 pytestmark = pytest.mark.full
@@ -169,7 +168,7 @@ def test_documents_that_are_trained_on_are_looked_for_once_and_not_in_a_run_that
 
 @pytest.mark.parametrize("validation", ["[{files: b.jsonl}]", "null"])
 def test_the_text_read_for_validation_documents_is_bounded(recipe_file, tmp_path, monkeypatch, validation):
-    from pipeline.data import decontamination
+    from pipeline.contrib import decontamination
 
     for name in ("a", "b"):
         lines = [json.dumps({"text": f"{name} {n:05} " + "x" * 992}) + "\n" for n in range(3000)]
@@ -242,7 +241,7 @@ def test_weights_that_are_damaged_or_absent_are_named_before_the_data_are_prepar
 def test_the_weights_that_a_run_starts_from_are_hashed_again_only_when_they_changed(
     recipe_file, trained, tmp_path, monkeypatch
 ):
-    from pipeline.run.data import _weights
+    from pipeline.run.inputs import _weights
 
     start = tmp_path / "start"
     shutil.copytree(trained, start)
@@ -274,7 +273,6 @@ class Needs:
         (["run.callbacks=[mine_code:Absent]"], "has no attribute 'Absent'"),
         (["evals.tasks=[nowhere:task]"], "evals.tasks: nowhere:task cannot be imported"),
         (["optimizer.type=mine_code:Absent"], "optimizer.type: mine_code:Absent cannot be imported"),
-        (["tokenizer.split_pattern='([a-z'"], "command line: tokenizer.split_pattern: is no regular expression ("),
         (["model.type=lama", "model.options={}"], "command line: model.type: lama is no causal language model of transformers. Did you mean llama"),
         (["model.type=llama", "model.options={rope_scale: 2}"], "command line: model.options: LlamaConfig of model.type llama has no field rope_scale"),
     ],
@@ -339,30 +337,12 @@ def test_a_warm_up_longer_than_a_run_given_in_epochs_is_refused_and_the_default_
         resolve_warmup(with_values(long, {"train.max_steps": 31}))
 
 
-class Rows:
-    """Stands where the rows of a run are: 300 rows planned, of which `sealed` lie there with `used` bytes of text, one a token; as
-    many again wait in the packer's buffer."""
-
-    def __init__(self, *, rows, epochs=None, sealed=0, used=0):
-        totals = {"rows": sealed, "text_bytes": 2 * used, "text_tokens": 2 * used}
-        totals |= {"positions": used + 7, "padded": used // 4, "cropped_tokens": used // 4}
-        self.stream = SimpleNamespace(sequences=[SimpleNamespace(totals=lambda: totals, seals=[{"documents": 7}])])
-        self.share = {"rows": rows, **({"epochs": epochs} if epochs is not None else {})}
-
-    def shares(self):
-        return {"text": self.share}
-
-
-def test_the_epochs_planned_are_said_or_estimated_before_all_is_prepared(recipe_file, tmp_path, text_files):
-    recipe = read_recipe([recipe_file(data={"sources": [{"files": str(text_files[0])}]})])
-    sources = open_sources(recipe, kind="text")[0]
-    whole = text_files[0].stat().st_size
-    lines = horizon_lines(recipe, Rows(rows=300, epochs=1.5), sources)
+def test_the_epochs_planned_are_said_where_they_are_known(recipe_file):
+    recipe = read_recipe([recipe_file()])
+    lines = horizon_lines(recipe, {"text": {"epochs": 1.5}})
     assert lines == ["training: 4 steps of 512 tokens, 2.05k in all", "  text: read 1.50 times (epochs)"]
-    half = horizon_lines(recipe, Rows(rows=300, sealed=100, used=whole // 8 * 4), sources)
-    assert half[1] == "  text: read about 1.50 times (epochs)"
-    assert "not known before all of it is prepared" in horizon_lines(recipe, Rows(rows=300), sources)[1]
-    assert "note: text is repeated more than 4 times" in horizon_lines(recipe, Rows(rows=300, epochs=4.5), sources)[2]
+    assert "not known before all of it is prepared" in horizon_lines(recipe, {"text": {}})[1]
+    assert "note: text is repeated more than 4 times" in horizon_lines(recipe, {"text": {"epochs": 4.5}})[2]
     warm = read_recipe([recipe_file(), "train.warmup_steps=3"])
     assert any("3 of the run's 4 steps are warm-up" in note for note in cadence_notes(warm, 4))
 

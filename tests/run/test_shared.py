@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 import torch
 from pipeline.process.errors import CannotWriteError
-from pipeline.training.distributed import refuse_unshared
+from pipeline.training.shared_folder import refuse_unshared
 torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[3]), world_size=2)
 try:
     refuse_unshared(Path(sys.argv[1]))

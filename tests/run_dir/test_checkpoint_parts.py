@@ -21,7 +21,7 @@ from pipeline.run_dir import checkpoints
 from pipeline.run_dir.checkpoints import problems, read_seal, reports, seal
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.checkpoint import ModelFiles
-from pipeline.training.sharding import PartSaver, divided, part_file
+from pipeline.training.checkpoint_parts import PartSaver, divided, part_file
 from tests.conftest import ROOT
 
 POPEN = subprocess.Popen

@@ -14,7 +14,8 @@ import pytest
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.file_facts import FileFacts
-from pipeline.sources.open import is_held_out, open_sources, period_of, with_recorded_inputs
+from pipeline.sources.holdout import is_held_out, period_of
+from pipeline.sources.open import open_sources, with_recorded_inputs
 from pipeline.sources.raw_rows import BLOCK_ROWS
 
 WORDS = ["the", "model", "reads", "a", "row", "and", "learns", "what", "comes", "next", "in", "it"]
@@ -75,7 +76,7 @@ def test_the_seed_alone_decides_the_order_of_the_files(corpus):
 def test_the_order_is_the_same_in_every_version():
     # An order that changes between versions makes every resume and every cached shard another one.
     from pipeline.sources.files import SourceFile
-    from pipeline.sources.open import permuted
+    from pipeline.sources.source import permuted
 
     assert [file.label for file in permuted([SourceFile(label=str(n)) for n in range(8)], key="42 0")] == list(
         "46035721"

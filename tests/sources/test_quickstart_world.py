@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from pipeline.data.decontamination import overlap_of
 
 import benchmarks.quickstart_corpora as quickstart
+from pipeline.data.overlap import overlap_of
 from pipeline.recipe import Recipe, read_recipe
 from pipeline.recipe.schema import Source
 from pipeline.sources.built_in import corpus_folder

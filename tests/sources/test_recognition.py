@@ -378,9 +378,9 @@ import pipeline.sources.hub_files as hub_files
 hub_files.FIRST_WAIT_S = 0.02
 from pipeline.recipe.identity import resume_keys
 from pipeline.recipe.schema import Recipe, Source
-import pipeline.sources.open as opening
+import pipeline.sources.holdout as holdout
 from pipeline.sources.open import open_sources
-opening.COUNTED_BYTES = 0  # as if the files were large
+holdout.COUNTED_BYTES = 0  # as if the files were large
 recipe = Recipe()
 recipe.data.cache_dir = sys.argv[1]
 recipe.data.sources = [Source(id=sys.argv[2])]

@@ -4,36 +4,32 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
-import time
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
 import pytest
-import yaml
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from safetensors.torch import load_file
 
+from pipeline.contrib import mirror as mirroring
+from pipeline.contrib.mirror import (
+    CheckpointUploader,
+    LostOwnership,
+    Mirror,
+    restore_from_mirror,
+)
 from pipeline.hardware.processor import cpu_name
 from pipeline.hardware.rates import bfloat16_is_faster
 from pipeline.process import network
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sum_of
 from pipeline.recipe import read_recipe
-from pipeline.run.mirror import (
-    TAKEN_OVER,
-    Mirror,
-    Mirroring,
-    TakenOverError,
-    follow,
-    restore_base_from_mirror,
-    restore_from_mirror,
-)
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.runner import ROOT, Runner
@@ -66,22 +62,21 @@ def mirror(run, bucket):
     return mirror
 
 
-def recipe_of(address=ADDRESS, resume="auto"):
-    return SimpleNamespace(run=SimpleNamespace(mirror=address, resume=resume), where=lambda key: f"recipe.yaml: {key}")
-
-
 def restored(tmp_path, name="small"):
-    """The run as it comes back to another disk, which is empty at first."""
+    """Return the run as it comes back to another disk, which is empty at first."""
     other = RunDirectory(tmp_path / "other" / name)
-    restore_from_mirror(recipe_of(), other)
+    restore(other)
     return other
 
 
+def restore(run, resume="auto"):
+    restore_from_mirror(ADDRESS, run, resume=resume, where="recipe.yaml: run.mirror")
+
+
 def taking_over(run):
-    """The side of a start's sending process, as it begins."""
+    """Return the mirror of a start that has just taken the run over."""
     mirror = Mirror(run, ADDRESS)
-    mirror.queue.mkdir(exist_ok=True)
-    mirror.begin()
+    mirror.take_over()
     return mirror
 
 
@@ -93,7 +88,7 @@ def test_the_newest_checkpoints_are_sent_seal_last_and_come_back_with_every_byte
         assert mirror.is_behind()
         mirror.send()
         assert not mirror.is_behind()
-        assert names[-1] == f"checkpoints/checkpoint-{step}/{SEAL}"
+        assert names[-1] == f"{mirror.root}/checkpoints/checkpoint-{step}/{SEAL}"
     assert mirror.steps() == [10, 15]
     other = restored(tmp_path)
     assert [folder.name for folder in by_step(other.checkpoints)] == ["checkpoint-15"]
@@ -134,6 +129,7 @@ def test_a_run_that_has_finished_comes_back_as_finished_with_its_model(tmp_path,
     assert "finished" not in restored(tmp_path).read_manifest()
     shutil.rmtree(tmp_path / "other")
     run.update_manifest(finished=1.0)
+    mirror = taking_over(run)
     assert mirror.is_behind()
     mirror.send()
     other = restored(tmp_path)
@@ -188,21 +184,6 @@ def failing_at(monkeypatch, last, error=None):
     monkeypatch.setattr(Mirror, "_put", _put)
 
 
-def test_nothing_stays_in_the_queue_of_a_checkpoint_that_could_not_be_sent(run, mirror, monkeypatch):
-    (mirror.queue / ".tmp-checkpoint-3-killed").mkdir()
-    (mirror.queue / "checkpoint-4").mkdir()
-    saved(run, 10)
-    with monkeypatch.context() as patch:
-        failing_at(patch, "rng-0")
-        with pytest.raises(OSError, match="away"):
-            mirror.send()
-    assert folders(mirror) == []
-    saved(run, 15)
-    mirror.send()
-    assert folders(mirror) == []
-    assert mirror.store.ls(f"{mirror.root}/checkpoints", detail=False) == [f"{mirror.root}/checkpoints/checkpoint-15"]
-
-
 def finish(run):
     with whole_folder(run.model, step=5, run=run.name) as folder:
         (folder / "config.json").write_bytes(b"{}")
@@ -249,33 +230,10 @@ def test_a_checkpoint_appears_only_when_the_records_are_there(tmp_path, run, mir
     other = RunDirectory(tmp_path / "other" / "small")
     assert not by_step(other.checkpoints)
     assert other.read_manifest()["attempts"] == 3
-    Mirror(other, ADDRESS).queue.mkdir()
-    Mirror(other, ADDRESS).take_over()
     other.metrics.write_text('{"step": 7, "loss": 1.0}\n')
     restored(tmp_path)
     assert by_step(other.checkpoints)
     assert '"step": 7' in other.metrics.read_text()  # what was trained here goes further
-
-
-def test_what_came_from_the_store_is_not_sent_to_it_again(tmp_path, run, mirror):
-    finish(run)
-    mirror.send()
-    other = restored(tmp_path)
-    assert not Mirror(other, ADDRESS).is_behind()
-
-
-def test_a_user_who_may_not_delete_sends_a_checkpoint_once(run, mirror, monkeypatch):
-    mirror.send()
-    for step in (10, 15):
-        saved(run, step)
-        with monkeypatch.context() as patch:
-            patch.setattr(type(mirror.store), "rm_file", lambda *_: (_ for _ in ()).throw(PermissionError("no")))
-            if step == 15:
-                with pytest.raises(PermissionError):
-                    mirror.send()
-            else:
-                mirror.send()
-        assert not mirror.is_behind()
 
 
 def test_a_step_that_is_trained_anew_stands_under_no_seal_until_it_is_whole(run, mirror, monkeypatch):
@@ -310,84 +268,6 @@ def test_a_mirror_is_the_address_of_a_bucket(tmp_path, text_files, chat_files, a
         read_recipe([str(recipe), f"run.mirror={address}"], stage="pretrain")
 
 
-def test_the_next_start_of_a_finished_run_sends_what_is_left(run, mirror, monkeypatch):
-    recipe, started = SimpleNamespace(run=SimpleNamespace(mirror=ADDRESS)), []
-    alive = SimpleNamespace(poll=lambda: None)
-    monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command) or alive)
-    finish(run)
-    Mirroring(recipe, run)
-    assert started[0][-1] == str(os.getpid())  # read later, it may be that of another parent
-    mirror.send()
-    Mirroring(recipe, run)
-    assert len(started) == 1
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a thread's own priority")
-def test_what_the_end_of_a_run_waits_for_yields_to_nothing(run, mirror, monkeypatch):
-    niceness, send = [], Mirror.send
-
-    def ending(self):
-        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        send(self)
-        if len(niceness) == 1:
-            saved(run, 10)
-            mirror.waiting.touch()
-        else:
-            monkeypatch.setattr(os, "getppid", lambda: 1)
-
-    monkeypatch.setattr(Mirror, "send", ending)
-    follow(run, ADDRESS, trainer=os.getppid())
-    here = os.getpriority(os.PRIO_PROCESS, 0)
-    assert niceness == [min(here + 5, 19), here]
-    assert mirror.steps() == [5, 10]
-
-
-@pytest.fixture
-def sender(run, s3, mirror, monkeypatch):
-    """The trainer's side with the process that it has started; its pauses are short."""
-    monkeypatch.setattr("pipeline.run.mirror.FIRST_PAUSE_S", 0.1)
-    monkeypatch.setattr("pipeline.run.mirror.LOOK_EVERY_S", 0.1)
-    mirroring = Mirroring(recipe_of(), run)
-    yield mirroring
-    mirroring._stop()
-    mirroring.process.kill()
-    mirroring.process.wait()
-
-
-def wait_until(condition):
-    ends = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-
-
-def test_a_process_that_sends_and_is_killed_is_started_again(run, mirror, sender):
-    wait_until(lambda: mirror.steps() == [5])
-    first = sender.process
-    first.kill()
-    saved(run, 10)
-    sender.drain()
-    assert mirror.steps() == [5, 10]
-    assert sender.process.pid != first.pid
-    assert "ended with status -9; it is started again" in sender.log.read_text()
-    assert not sender.watch.is_alive()
-
-
-def test_the_end_of_a_run_names_who_has_taken_it_over(tmp_path, run, mirror, sender, capsys):
-    wait_until(lambda: mirror.steps() == [5] and mirror.is_own(mirror.owner()))
-    other = taking_over(restored(tmp_path))
-    saved(run, 10)
-    sender.drain()
-    host, at = other.owner()["host"], other.owner()["time"]
-    for said in (capsys.readouterr().out, sender.log.read_text()):
-        assert (
-            f"s3://runs/mine/small: was taken over by a start on {host} at {at}, so this run sends nothing more"
-            in said
-        )
-    assert mirror.steps() == [5]
-    assert sender.process.poll() == TAKEN_OVER
-
-
 def test_a_machine_that_comes_back_sends_and_drops_nothing_of_the_one_that_took_over(
     tmp_path, run, mirror, monkeypatch
 ):
@@ -402,9 +282,9 @@ def test_a_machine_that_comes_back_sends_and_drops_nothing_of_the_one_that_took_
     for action in (
         mirror.send,
         lambda: mirror._drop_others(7),
-        lambda: mirror._put_folder(run.checkpoint(5), "model"),
+        lambda: mirror._send_folder(run.checkpoint(5), run.checkpoint(5)),
     ):
-        with pytest.raises(TakenOverError, match="was taken over by a start on"):
+        with pytest.raises(LostOwnership, match=r"a start on .* took the run over at"):
             action()
     assert mirror.store.find(mirror.root, detail=True) == files
     saved(other, 20)
@@ -423,21 +303,9 @@ def test_a_machine_that_stood_still_while_it_sent_seals_nothing(tmp_path, run, m
             taking_over(restored(tmp_path))
 
     monkeypatch.setattr(Mirror, "_put", _put)
-    with pytest.raises(TakenOverError):
+    with pytest.raises(LostOwnership):
         mirror.send()
     assert mirror.steps() == [5]
-
-
-def test_a_process_that_is_started_again_does_not_take_the_run_back(tmp_path, run, mirror):
-    mirror.takes_over.touch()
-    taking_over(run).send()
-    taking_over(restored(tmp_path))
-    saved(run, 10)
-    with pytest.raises(TakenOverError):
-        taking_over(run).send()
-    restore_from_mirror(recipe_of(), run)  # the next start does
-    taking_over(run).send()
-    assert mirror.steps() == [5, 10]
 
 
 def test_an_old_disk_goes_on_from_what_another_machine_sent_meanwhile(tmp_path, run, mirror, capsys):
@@ -449,13 +317,15 @@ def test_an_old_disk_goes_on_from_what_another_machine_sent_meanwhile(tmp_path, 
     other.update_manifest(name=run.name, attempts=2)
     other.metrics.write_text('{"step": 5, "loss": 1.0}\n{"step": 50, "loss": 0.5}\n')
     taking_over(other).send()
-    restore_from_mirror(recipe_of(), run)
+    restore(run)
     assert "checkpoint-50 was restored" in capsys.readouterr().out
     assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5", "checkpoint-50"]
     assert run.metrics.read_text() == other.metrics.read_text()
     assert run.read_manifest()["attempts"] == 2
-    assert taking_over(run).steps() == [5, 50]
-    assert not mirror.is_behind()
+    again = taking_over(run)
+    again.send()
+    assert again.steps() == [5, 50]
+    assert not again.is_behind()
 
 
 def test_another_run_of_the_same_name_does_not_write_over_the_one_here(tmp_path, run, mirror):
@@ -467,30 +337,30 @@ def test_another_run_of_the_same_name_does_not_write_over_the_one_here(tmp_path,
     with pytest.raises(
         RecipeError, match=r"small: holds another run of this name.*\n  train.learning_rate: 1.0 -> 2.0"
     ):
-        restore_from_mirror(recipe_of(), run)
+        restore(run)
     assert run.read_manifest()["must_match"] == {"train.learning_rate": 1.0}
     assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5"]
 
 
 def test_a_run_that_went_back_goes_on_from_there_until_the_store_has_nothing_beyond_it(run, mirror):
-    restore_from_mirror(recipe_of(), run)
+    restore(run)
     taking_over(run).send()
     saved(run, 10)
     mirror.send()
-    restore_from_mirror(recipe_of(resume=5), run)
+    restore(run, resume=5)
     shutil.rmtree(run.checkpoint(10))  # as open_run sets it aside
-    restore_from_mirror(recipe_of(), run)  # stopped before its next checkpoint
+    restore(run)  # stopped before its next checkpoint
     assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5"]
     saved(run, 7)
     taking_over(run).send()
     assert mirror.steps() == [5, 7]
     shutil.rmtree(run.checkpoint(7))
-    restore_from_mirror(recipe_of(), run)
+    restore(run)
     assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5", "checkpoint-7"]
 
 
 def test_a_disk_from_a_snapshot_goes_on_from_what_was_sent_since(tmp_path, run, mirror):
-    restore_from_mirror(recipe_of(), run)
+    restore(run)
     taking_over(run).send()
     run.metrics.write_text('{"step": 5, "loss": 1.0}\n')
     shutil.copytree(run.path, tmp_path / "snapshot" / run.name)
@@ -499,26 +369,13 @@ def test_a_disk_from_a_snapshot_goes_on_from_what_was_sent_since(tmp_path, run, 
         saved(run, step)
         mirror.send()
     other = RunDirectory(tmp_path / "snapshot" / run.name)
-    restore_from_mirror(recipe_of(), other)
+    restore(other)
     assert [folder.name for folder in by_step(other.checkpoints)] == ["checkpoint-5", "checkpoint-15"]
     assert other.metrics.read_text() == run.metrics.read_text()
 
 
-def test_a_start_that_stood_still_since_it_looked_does_not_take_the_run_from_a_later_one(tmp_path, run, mirror):
-    mirror.send()
-    restore_from_mirror(recipe_of(), run)
-    later = restored(tmp_path)
-    taking_over(later)
-    with pytest.raises(TakenOverError, match="was taken over by a start on"):
-        taking_over(run)
-    saved(run, 10)
-    with pytest.raises(TakenOverError):
-        taking_over(run).send()
-    assert Mirror(later, ADDRESS).is_own(mirror.owner())
-
-
 def test_a_store_that_fails_while_the_newest_checkpoint_here_is_damaged_ends_the_start(run, mirror, monkeypatch):
-    restore_from_mirror(recipe_of(), run)
+    restore(run)
     taking_over(run).send()
     saved(run, 10)
     mirror.send()
@@ -526,8 +383,8 @@ def test_a_store_that_fails_while_the_newest_checkpoint_here_is_damaged_ends_the
     with monkeypatch.context() as patch:
         patch.setattr(Mirror, "_get", lambda *_: (_ for _ in ()).throw(OSError("SlowDown")))
         with pytest.raises(ServiceError, match="has no whole newest checkpoint here"):
-            restore_from_mirror(recipe_of(), run)
-    restore_from_mirror(recipe_of(), run)
+            restore(run)
+    restore(run)
     assert problems(run.checkpoint(10)) == []
 
 
@@ -537,10 +394,6 @@ def test_a_full_disk_is_no_store_that_does_not_answer(tmp_path, run, mirror, mon
     with pytest.raises(OSError, match="No space left") as error:
         restored(tmp_path)
     assert error.value.errno == errno.ENOSPC
-    finish(run)
-    mirror.send()
-    with pytest.raises(OSError, match="No space left"):
-        restore_base_from_mirror(*second_stage(tmp_path, "small"))
 
 
 def test_damaged_records_in_the_store_are_not_taken_over_those_here(tmp_path, run, mirror):
@@ -561,10 +414,10 @@ def test_a_start_that_does_not_take_the_run_over_leaves_it_to_its_owner(tmp_path
     saved(other, 3)
     with monkeypatch.context() as patch:
         patch.setattr(type(mirror.store), "cat_file", lambda *_, **__: (_ for _ in ()).throw(OSError("away")))
-        restore_from_mirror(recipe_of(), other)  # goes on from what is here, and has not seen what lies there
-    with pytest.raises(TakenOverError):
-        taking_over(other).send()
-    restore_from_mirror(recipe_of(), other)
+        restore(other)  # goes on from what is here, and has not seen what lies there
+    with pytest.raises(LostOwnership):
+        Mirror(other, ADDRESS).send()
+    restore(other)
     assert [folder.name for folder in by_step(other.checkpoints)] == ["checkpoint-3", "checkpoint-5"]
 
 
@@ -573,7 +426,7 @@ def test_the_newest_checkpoint_that_is_damaged_here_comes_from_the_store(run, mi
     taking_over(run).send()
     good = (run.checkpoint(10) / "rng-0").read_text()
     (run.checkpoint(10) / "rng-0").write_text("0")
-    restore_from_mirror(recipe_of(), run)
+    restore(run)
     assert "checkpoint-10 was restored" in capsys.readouterr().out
     assert problems(run.checkpoint(10)) == []
     assert (run.checkpoint(10) / "rng-0").read_text() == good
@@ -589,35 +442,32 @@ def test_another_address_gets_what_the_last_one_has(run, mirror, bucket):
     bucket.rm("runs/elsewhere", recursive=True)
 
 
-@pytest.mark.parametrize("lost", ["rng-0", SEAL])
-def test_a_mark_is_compared_with_the_store_when_the_sending_begins(run, mirror, lost):
-    mirror.send()
-    mirror.store.rm_file(f"{mirror.root}/checkpoints/checkpoint-5/{lost}")
-    assert not mirror.is_behind()
-    mirror.begin()
-    assert mirror.is_behind()
-    mirror.send()
-    mirror.begin()
-    assert not mirror.is_behind()
+def test_the_thread_sends_what_is_saved_until_the_end(run, mirror, monkeypatch):
+    monkeypatch.setattr(mirroring, "LOOK_EVERY_S", 0.05)
+    uploader = CheckpointUploader(run, ADDRESS)
+    finish(run)
+    saved(run, 10)
+    uploader.flush()
+    assert 10 in mirror.steps()
+    assert not uploader.mirror.is_behind()
+    assert not uploader.thread.is_alive()
+
+
+def test_the_thread_of_a_run_that_was_taken_over_says_so_and_ends(tmp_path, run, mirror, monkeypatch, capsys):
+    monkeypatch.setattr(mirroring, "LOOK_EVERY_S", 0.05)
+    taking_over(run).send()
+    taking_over(restored(tmp_path))
+    saved(run, 10)
+    CheckpointUploader(run, ADDRESS).flush()
+    assert re.search("a start on .* took the run over at .*, so this one sends nothing more", capsys.readouterr().out)
     assert mirror.steps() == [5]
 
 
 def test_a_checkpoint_that_is_damaged_in_the_store_is_replaced_by_the_one_here(tmp_path, run, mirror):
     mirror.send()
     mirror.store.pipe_file(f"{mirror.root}/checkpoints/checkpoint-5/model.safetensors", b"half")
-    mirror.begin()
-    mirror.send()
+    Mirror(run, ADDRESS).send()
     assert problems(restored(tmp_path).checkpoint(5)) == []
-
-
-def test_a_finished_run_whose_model_the_store_has_lost_sends_it_again(run, mirror, monkeypatch):
-    started, alive = [], SimpleNamespace(poll=lambda: None)
-    monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command) or alive)
-    finish(run)
-    mirror.send()
-    mirror.store.rm(f"{mirror.root}/model", recursive=True)
-    Mirroring(recipe_of(), run)._stop()
-    assert started
 
 
 def test_a_checkpoint_that_the_server_has_no_more_is_dropped_without_an_error(run, mirror, monkeypatch):
@@ -731,53 +581,6 @@ def test_a_store_in_trouble_loses_nothing_and_the_queue_is_drained_afterwards(
     assert not mirror.is_behind()
 
 
-def second_stage(tmp_path, start, begun=None):
-    """A recipe of a second stage on another, empty disk, and its run, which began from `begun`."""
-    home = tmp_path / "other"
-    run = SimpleNamespace(mirror=ADDRESS, directory=str(home), resume="auto")
-    recipe = SimpleNamespace(run=run, model=SimpleNamespace(start_from=start), where=lambda key: f"recipe.yaml: {key}")
-    chat = RunDirectory(home / "chat")
-    if begun is not None:
-        chat.update_manifest(must_match={"model.start_from": begun})
-    return recipe, chat
-
-
-@pytest.mark.parametrize(
-    ("start", "begun"), [("small", None), ("other/small", None), ("latest:small", "other/small/model")]
-)
-def test_the_base_of_a_second_stage_comes_from_the_mirror_too(tmp_path, run, mirror, monkeypatch, start, begun):
-    monkeypatch.chdir(tmp_path)
-    recipe, chat = second_stage(tmp_path, start, begun)
-    assert not restore_base_from_mirror(recipe, chat)  # there is no model of it yet
-    finish(run)
-    mirror.send()
-    assert restore_base_from_mirror(recipe, chat)
-    base = RunDirectory(tmp_path / "other" / "small")
-    assert problems(base.model) == []
-    assert "finished" in base.read_manifest()
-    assert not restore_base_from_mirror(recipe, chat)  # it is here now
-
-
-def test_a_base_whose_fetch_failed_is_fetched_by_the_same_command(tmp_path, run, mirror, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    finish(run)
-    mirror.send()
-    asked = second_stage(tmp_path, "other/small/model")
-    with monkeypatch.context() as patch:
-        patch.setattr(Mirror, "_get", lambda *_: (_ for _ in ()).throw(OSError("SlowDown")))
-        with pytest.raises(ServiceError, match="Run the same command again"):
-            restore_base_from_mirror(*asked)
-    assert restore_base_from_mirror(*asked)
-
-
-@pytest.mark.parametrize("start", [None, "somebody/small", "elsewhere/models/small", "latest:small"])
-def test_what_is_no_run_of_this_folder_is_not_looked_for_in_the_mirror(tmp_path, run, mirror, monkeypatch, start):
-    monkeypatch.chdir(tmp_path)
-    finish(run)
-    mirror.send()
-    assert not restore_base_from_mirror(*second_stage(tmp_path, start))
-
-
 # A rank up to the checks before the training; its arguments: the folder behind the stores' interface, and those of a training.
 RESOLVED = """
 import json, os, sys
@@ -787,7 +590,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pipeline.hardware.device import decide_bf16
 from pipeline.process import network
 from pipeline.recipe import read_recipe
-from pipeline.run import train as life
+from pipeline import train as life
 from pipeline.run_dir.failures import Signals
 
 def print_resolved(recipe, processes):
@@ -868,28 +671,3 @@ def test_the_same_command_on_an_empty_disk_goes_on_from_the_mirror_bitwise(
     finished = runner.train(recipe, "run.name=cut")
     assert "the run has finished" in finished.output
     assert problems(finished.directory / "model") == []
-
-
-@pytest.mark.slow
-def test_a_second_stage_on_an_empty_disk_goes_on_bitwise_though_its_base_is_gone_too(
-    tmp_path, text_files, chat_files, s3
-):
-    runner = Runner(tmp_path, tmp_path / "cache", text_files, chat_files)
-    mirrored = {"mirror": "s3://runs/stages"}
-    base = runner.train(runner.recipe("base", "modern", run=mirrored))
-    recipe = runner.sft_recipe("chat", "modern", run=mirrored)
-    tree = yaml.safe_load(recipe.read_text()) | {"model": {"start_from": "base"}}
-    tree["data"]["row_tokens"] = 64
-    del tree["tokenizer"]
-    recipe.write_text(yaml.safe_dump(tree))
-    uncut = runner.train(recipe, "run.name=uncut", "run.mirror=null", stage="sft")
-    there = Mirror(RunDirectory(runner.folder / "runs" / "cut"), mirrored["mirror"])
-    cut = runner.kill(recipe, name="cut", after_step=12, ready=lambda directory: 10 in there.steps(), stage="sft")
-    for folder in (base.directory, cut):
-        shutil.rmtree(folder)
-    gone_on = runner.train(recipe, "run.name=cut", stage="sft")
-    assert "base: was restored from s3://runs/stages/base" in gone_on.output
-    assert "going on from checkpoint-10 (attempt 2)" in gone_on.output
-    one, other = (load_file(run.directory / "model" / "model.safetensors") for run in (uncut, gone_on))
-    assert all(one[name].equal(other[name]) for name in one)
-    assert uncut.values("train/loss") == gone_on.values("train/loss")

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.contrib.published_shards import LIST, publish
 from pipeline.data import prepare
 from pipeline.data.__main__ import main
-from pipeline.data.packing import SequenceWriter
-from pipeline.data.preparation import start_preparation
-from pipeline.data.prepare import LIST, publish
 from pipeline.data.rows import TrainingRows
+from pipeline.data.shard_writer import ShardWriter
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sha256_file, write_sealed_json
 from pipeline.recipe import read_recipe
@@ -62,7 +61,7 @@ def published(bench, bucket, address):
 
 @pytest.fixture
 def no_writer(monkeypatch):
-    monkeypatch.setattr(prepare, "SequenceWriter", lambda *_, **__: pytest.fail("a shard is made here"))
+    monkeypatch.setattr(prepare, "ShardWriter", lambda *_, **__: pytest.fail("a shard is made here"))
 
 
 @pytest.fixture
@@ -145,7 +144,7 @@ def test_a_publication_that_fails_in_the_middle_can_be_taken_and_sends_only_the_
                 raise OSError("connection reset")
         return opened(store, path, mode, **more)
 
-    monkeypatch.setattr("pipeline.data.prepare.FILES_A_COMMIT", 2)
+    monkeypatch.setattr("pipeline.contrib.published_shards.FILES_A_COMMIT", 2)
     with monkeypatch.context() as patched:
         patched.setattr(type(bucket), "open", failing)
         with pytest.raises(
@@ -167,7 +166,7 @@ def test_the_preparation_beside_a_training_takes_them_too(bench, s3, address):
     made = bench.prepared(bench.recipe())
     publish(made.plan, address)
     recipe = bench.recipe(cache="other", shards_from=address)
-    preparation = start_preparation(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    preparation = bench.started(recipe)
     rows = TrainingRows.open(preparation=preparation)
     rows.places(29)
     preparation.child.wait(60)
@@ -216,7 +215,7 @@ def test_a_request_to_the_hub_that_is_dropped_is_made_again_and_no_shard_is_made
         }.items():  # fmt: skip
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
         with monkeypatch.context() as patched:
-            patched.setattr(prepare, "SequenceWriter", SequenceWriter)
+            patched.setattr(prepare, "ShardWriter", ShardWriter)
             made = bench.prepared(bench.recipe())
         publish(made.plan, address)
         hub.fault = Fault(to="/resolve/main/of/text/", lost=True, times=1)

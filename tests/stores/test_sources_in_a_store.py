@@ -1,13 +1,11 @@
 """Sources in an object store."""
 
-from types import SimpleNamespace
-
 import httpx
 import pyarrow
 import pytest
 
 from pipeline.process import network
-from pipeline.process.errors import DiskFullError, InputMissingError, RecipeError, ServiceError
+from pipeline.process.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources
 from pipeline.sources.patterns import local_files
@@ -56,29 +54,6 @@ def test_a_name_with_brackets_is_that_name_and_no_pattern(tmp_path, bucket, name
     for address in (name, name.partition("/")[0]) if "[" in name.partition("/")[0] else (name,):
         (file,) = local_files(f"s3://corpus/{address}", where="here", folder=None, cache=tmp_path)
         assert file.path.read_bytes() == b'{"text": "this one"}\n'
-
-
-def test_files_that_the_disk_cannot_take_are_refused_before_the_first_is_fetched(
-    tmp_path, text_files, bucket, monkeypatch
-):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(DiskFullError, match=r"here\.files: .*B are to be fetched, and .* has 1\.0kB free"):
-        local_files("s3://corpus/text", where="here", folder=None, cache=tmp_path)
-    assert not list(tmp_path.glob("stores/*/*"))
-    # What a killed start has fetched of them takes no further room.
-    total = sum(path.stat().st_size for path in text_files)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=total - 400))
-    with monkeypatch.context() as patch:
-        patch.setattr("pipeline.sources.stores._fetched", lambda store, name, facts, target: parts.append(target))
-        parts = []
-        with pytest.raises(DiskFullError):
-            local_files("s3://corpus/text", where="here", folder=None, cache=tmp_path)
-        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=total))
-        local_files("s3://corpus/text", where="here", folder=None, cache=tmp_path)
-    parts[0].parent.mkdir(parents=True)
-    parts[0].with_name(f".{parts[0].name}.part").write_bytes(b"x" * 400)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=total - 400))
-    assert len(local_files("s3://corpus/text", where="here", folder=None, cache=tmp_path)) == len(text_files)
 
 
 def test_what_is_not_there_is_told_in_a_sentence(tmp_path, bucket):

@@ -66,32 +66,8 @@ def test_a_damaged_cached_tokenizer_is_named_and_trained_again_to_the_same_one(k
     assert identity(load_or_train(recipe, sources)) == before
     said = capsys.readouterr().out
     assert problems(folder) == []
-    if name == SEAL and not said:  # deleted: as an earlier version left it, whose files agree with one another
-        assert damage is DAMAGE["deleted"]
-    else:
-        assert f"tokenizer: {folder}: {name} " in said
-        assert "so it is trained again" in said
-
-
-def test_a_tokenizer_that_an_earlier_version_cached_is_used_and_sealed(kept, capsys):
-    recipe, sources, folder, before = kept
-    (folder / SEAL).unlink()
-    assert identity(load_or_train(recipe, sources)) == before
-    assert capsys.readouterr().out == ""
-    assert problems(folder) == []
-
-
-@pytest.mark.parametrize("damage", ["torn", "empty", "deleted", "other specials"])
-def test_a_damaged_tokenizer_of_an_earlier_version_is_trained_again(kept, capsys, damage):
-    recipe, sources, folder, before = kept
-    (folder / SEAL).unlink()
-    config = folder / "tokenizer_config.json"
-    if damage == "other specials":
-        config.write_text(config.read_text().replace('"bos_token": "<|bos|>"', '"bos_token": "<|end|>"'))
-    else:
-        DAMAGE[damage](folder / "tokenizer.json")
-    assert identity(load_or_train(recipe, sources)) == before
-    assert "trained again" in capsys.readouterr().out
+    assert f"tokenizer: {folder}: {name} " in said
+    assert "so it is trained again" in said
 
 
 def test_a_cached_tokenizer_with_other_control_tokens_than_the_code_has_is_trained_again(kept, capsys):

@@ -12,8 +12,8 @@ from pipeline.data.losses import fit_conversation
 from pipeline.process.errors import DataError
 from pipeline.tokenizer.chat import (
     built_in_template,
+    custom_template,
     end_of_turn,
-    own_template,
     prompt_ids,
     render,
     render_batch,
@@ -222,10 +222,10 @@ def test_only_a_template_that_marks_answers_and_escapes_is_rendered_by_transform
     import copy
 
     other = copy.deepcopy(tokenizer)
-    assert own_template(other) is None
+    assert custom_template(other) is None
     assert end_of_turn(other) == other.eos_token_id
     other.chat_template = "{% for m in messages %}<|user|>{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% endfor %}"  # fmt: skip
-    assert own_template(other) is not None
+    assert custom_template(other) is not None
     other.chat_template = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
     assert template_problems(other) == []
     assert end_of_turn(other) == other.eos_token_id

@@ -7,14 +7,14 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.model.groups import parameter_group, store_embeddings
-from pipeline.plan.memory import memory_of, optimizer_bytes, weight_bytes
+from pipeline.plan.plan import workload_of
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.recipe.batch import micro_batch
 from pipeline.recipe.identity import default_name, differences, resume_keys
 from pipeline.recipe.model_sizes import sizes_of
-from pipeline.training.build import build_from_recipe
-from pipeline.training.guard import total_norm
-from pipeline.training.optimizer import build_optimizer
+from pipeline.training.build import build_from_recipe, build_optimizer
+from pipeline.training.norms import total_norm
 from tests.model.tiny_models import random_ids, tiny
 from tests.plan.test_memory import QUICKSTART, SMALL
 from tests.runner import WarmRunner
@@ -71,11 +71,12 @@ def test_memory_is_planned_as_it_is_taken(kind):
     model(batch, shift_labels=batch).loss.backward()
     optimizer.step()
     sizes = sizes_of(recipe)
-    planned = memory_of(recipe, sizes, processes=1, half=True, compiled=False)
-    assert planned.weights == weight_bytes(recipe, sizes) == sum(p.nbytes for p in model.parameters())
+    workload = workload_of(recipe, sizes, half=True, compiled=False)
+    planned = workload.memory(micro_batch(recipe))
+    assert planned.weights == sum(p.nbytes for p in model.parameters())
     assert planned.gradients == sum(p.grad.nbytes for p in model.parameters())
     states = [t for state in optimizer.state.values() for t in state.values() if t.numel() > 1]
-    assert optimizer_bytes(recipe, sizes) == pytest.approx(sum(t.nbytes for t in states), rel=0.01)
+    assert workload.optimizer_bytes == pytest.approx(sum(t.nbytes for t in states), rel=0.01)
     for name, parameter in model.named_parameters():
         table = parameter_group(name, parameter) in ("embeddings", "value_embeddings")
         dtypes = {t.dtype for key, t in optimizer.state[parameter].items() if key != "step"}
@@ -149,8 +150,6 @@ def test_embeddings_stored_so_are_refused_where_the_head_would_be_rounded_or_the
     for start in ([], ["model.start_from=someone/model", "model.preset=gpt2"]):
         fp16 = refusal("train.bf16=false", "train.fp16=true", *start)
         assert "model.embedding_dtype: is bfloat16 beside train.fp16" in fp16
-        averaged = refusal("optimizer.average_steps=5", *start)
-        assert "model.embedding_dtype: is bfloat16 beside optimizer.average_steps" in averaged
     tiny("gpt2").save_pretrained(tmp_path / "gpt2")
     recipe = read_recipe([QUICKSTART, *SMALL, BF16])
     config = tiny("gpt2").config

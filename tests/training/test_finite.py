@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipeline.model.build import first_nonfinite
+from pipeline.model.finite import first_nonfinite
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

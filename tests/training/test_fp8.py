@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.callbacks.log import Samples
+from pipeline.callbacks.samples import Samples
 from pipeline.evals.bpb import compiled_nll, per_token_nll
 from pipeline.hardware.accelerators import DeviceInfo
 from pipeline.model.groups import parameter_group
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
-from pipeline.run import kernels
+from pipeline.run import checks
 from pipeline.run.checks import kernel_problems
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_from_recipe
-from pipeline.training.sharding import convert_to_fp8, is_converted, without_fp8
+from pipeline.training.fp8 import convert_to_fp8, is_converted, without_fp8
 from tests.model.tiny_models import random_ids, tiny
 from tests.plan.test_memory import QUICKSTART, SMALL
 from tests.runner import ROOT, Runner
@@ -137,7 +137,7 @@ import sys
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.run import checks
 from pipeline.pretrain import main
-checks._float8 = lambda recipe, device: []
+checks.float8_problems = lambda recipe, device: []
 exit_with_status(main)
 """
 
@@ -203,11 +203,11 @@ def test_float8_is_refused_without_the_gpu_the_package_or_matrices_for_it(monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (gpu, package) = problems_of(read_recipe([QUICKSTART, *SMALL, *FP8]))
     assert gpu[0] is RecipeError
-    assert "compute capability 8.9 (Ada, Hopper) or later, and this is a CPU" in gpu[1]
+    assert "compute capability 8.9 (Ada, Hopper) or later, not a CPU" in gpu[1]
     assert package[0] is InputMissingError
     assert "needs the package torchao" in package[1]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr(kernels, "_has_float8", lambda device: True)
+    monkeypatch.setattr(checks, "has_capability", lambda device, least, amd=False: True)
     assert problems_of(read_recipe([QUICKSTART, *SMALL, *FP8])) == []
     adamw = ["optimizer.type=adamw", "optimizer.groups=null", "model.preset=gpt2"]
     assert "have biases, as GPT-2's" in problems_of(read_recipe([QUICKSTART, *SMALL, *FP8, *adamw]))[0][1]
@@ -221,13 +221,13 @@ def test_capability_8_9_is_where_float8_begins(monkeypatch):
     gpu = DeviceInfo("cuda", "a GPU", 1, 80.0, None, None, None, None)
     for capability, has in (((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True), ((10, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
-        assert kernels._has_float8(gpu) is has
+        assert checks.has_capability(gpu, (8, 9)) is has
 
 
 def test_mixed_precision_fp8_of_the_launcher_is_refused_in_favour_of_the_key(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     ((_, sentence),) = problems_of(read_recipe([QUICKSTART, *SMALL]))
-    assert "Write train.fp8: true beside bf16: true, or mixed_precision: bf16 there." in sentence
+    assert "Write train.fp8: true and bf16: true, or mixed_precision: bf16 there." in sentence
 
 
 @pytest.mark.parametrize("beside", [["train.bf16=false"], ["train.bf16=false", "train.fp16=true"]])

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 
 import pytest
 import torch
@@ -10,7 +9,9 @@ import yaml
 from transformers import AutoModelForCausalLM, BertConfig, BloomConfig, LlamaConfig, Qwen3_5TextConfig, Qwen3Config
 
 from pipeline.data.prepare import prepare_now
-from pipeline.data.rows import IGNORED, TrainingRows, ValidationRows, bits
+from pipeline.data.row_plan import plan_rows
+from pipeline.data.rows import IGNORED, TrainingRows, bits
+from pipeline.data.validation import ValidationRows
 from pipeline.evals.bpb import per_token_nll
 from pipeline.model.build import build_model, initialize_identity_blocks
 from pipeline.process.errors import RecipeError
@@ -19,8 +20,8 @@ from pipeline.recipe.schema import with_values
 from pipeline.recipe.start_from import resolve_start
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
-from pipeline.training.build import build_from_recipe
-from pipeline.training.isolation import resolve_rows, rows_of_recipe, try_isolation
+from pipeline.training.build import build_from_recipe, resolve_rows, rows_of_recipe
+from pipeline.training.isolation import try_isolation
 from tests.data.conftest import conversation
 from tests.families import GATED, save_model
 
@@ -79,7 +80,7 @@ def opened(path):
     model = build_from_recipe(recipe, tokenizer)
     model.config.use_cache = False
     recipe = resolve_rows(recipe, model)
-    return recipe, model, prepare_now(recipe, tokenizer, sources=sources)
+    return recipe, model, prepare_now(plan_rows(recipe, tokenizer, sources=sources), tokenizer, sources=sources)
 
 
 def texts_of(stream, place, *, width: int, bos: int):
@@ -208,20 +209,6 @@ def test_ignored_labels_stand_behind_each_text(tmp_path, cache):
         used = int(rows.stream.shard(place).used[place.row])
         assert (batch["shift_labels"][i, used - 1 :] == IGNORED).all()
         assert (batch["input_ids"][i, used:] == preparation.plan["pad"]).all()
-
-
-def test_the_plan_counts_the_padding_and_the_steps_of_rows_of_one_conversation_each(tmp_path, cache, capsys):
-    from pipeline.plan.__main__ import main
-
-    path = recipe_for(tmp_path, cache, "bloom", "sft")
-    recipe = yaml.safe_load(path.read_text())
-    del recipe["train"]["max_steps"]
-    path.write_text(yaml.safe_dump(recipe | {"train": recipe["train"] | {"num_train_epochs": 1}}))
-    assert main([str(path), "--probe", "0"]) == 0
-    said = capsys.readouterr().out
-    assert "rows: texts that share one see each other in a BloomForCausalLM" in said
-    assert re.search(r"each row holds one conversation, and [2-5]\d % of the positions are padding", said)
-    assert "about 24 of 1,024 tokens" in said  # 192 conversations that are not held out, 8 rows a step
 
 
 @pytest.mark.parametrize("masked", [float("-inf"), torch.finfo(torch.float32).min, float("nan")])

@@ -13,24 +13,30 @@ from pipeline.process.network import note_retry
 from pipeline.recipe.schema import Hub, Monitor
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.guard import StepGuard
-from pipeline.training.metrics import GIB, LogRow, data_numbers
+from pipeline.training.log_row import LogRow, data_numbers
+from pipeline.training.meters import GIB
 from tests.ranks import on_ranks
-from tests.training.test_device_memory import Allocator
+from tests.training.test_meters import Allocator
 
 
-@pytest.fixture
-def log_row(tmp_path):
-    return log_row_in(tmp_path)
-
-
-def log_row_in(folder):
-    return LogRow(RunDirectory(folder), types.SimpleNamespace(device=torch.device("cpu"), process_index=0))
+def log_row_in(folder, **more):
+    parts = {
+        "is_first": True, "rows": None, "meter": None, "guard": None, "timer": None, "train_bpb": None, "saver": None,
+        "stage": "pretrain", "hub": Hub(),
+    }  # fmt: skip
+    return LogRow(RunDirectory(folder), device=torch.device("cpu"), **parts | more)
 
 
 def rank_main(rank, folder):
     torch.set_num_threads(1)
     init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    row = log_row_in(folder)
+    row = log_row_in(
+        folder,
+        timer=types.SimpleNamespace(read=lambda: [0.2, 0.5][rank]),
+        train_bpb=types.SimpleNamespace(
+            read=lambda: {"nats": [math.log(2), 3 * math.log(2)][rank], "bytes": [3, 1][rank]}
+        ),
+    )
     cuda = Allocator()
     cuda.hold([30, 40][rank])
     cuda.hold([20, 10][rank])
@@ -38,13 +44,7 @@ def rank_main(rank, folder):
     row.memory.cuda, row.memory.device = cuda, torch.device("cuda")
     for _ in range(2 * rank):
         note_retry()
-    trainer = types.SimpleNamespace(
-        args=types.SimpleNamespace(device=torch.device("cpu")),
-        own_time=types.SimpleNamespace(read=lambda: [0.2, 0.5][rank]),
-        recipe=types.SimpleNamespace(stage="pretrain"),
-        text=types.SimpleNamespace(read=lambda: {"nats": [math.log(2), 3 * math.log(2)][rank], "bytes": [3, 1][rank]}),
-    )
-    numbers = row._of_all_ranks(trainer, {"data/wait_s": [0.01, 0.04][rank], "perf/step_s": 0.1})
+    numbers = row._of_all_ranks({"data/wait_s": [0.01, 0.04][rank], "perf/step_s": 0.1})
     assert numbers["data/wait_s"] == 0.04
     assert numbers["data/wait_frac"] == pytest.approx(0.4)
     assert (numbers["mem/allocated_gib"], numbers["mem/peak_allocated_gib"]) == (20, 40)
@@ -59,13 +59,11 @@ def test_two_ranks_log_the_longest_wait_the_fullest_device_and_the_sum_of_its_fa
     on_ranks(rank_main, tmp_path)
 
 
-def test_the_hub_lags_by_the_steps_since_the_newest_that_it_has(log_row, tmp_path):
-    trainer = types.SimpleNamespace(
-        saver=types.SimpleNamespace(last_good=(20, 1234)),
-        recipe=types.SimpleNamespace(hub=Hub(id="me/model", strategy="checkpoint")),
-    )
+def test_the_hub_lags_by_the_steps_since_the_newest_that_it_has(tmp_path):
+    saver, hub = types.SimpleNamespace(last_good=(20, 1234)), Hub(id="me/model", strategy="checkpoint")
+    log_row = log_row_in(tmp_path, saver=saver, hub=hub)
     published = tmp_path / "hub_queue" / "published.jsonl"
-    assert log_row._of_checkpoints(trainer, 24) == {
+    assert log_row._of_checkpoints(24) == {
         "ckpt/age_steps": 4,
         "ckpt/last_good_step": 20,
         "ckpt/bytes": 1234,
@@ -73,28 +71,23 @@ def test_the_hub_lags_by_the_steps_since_the_newest_that_it_has(log_row, tmp_pat
     }
     published.parent.mkdir()
     published.write_text('{"step": 10, "repo_id": "me/model"}\n{"step": 20, "repo_id": "me/other"}\n')
-    assert log_row._of_checkpoints(trainer, 24)["ckpt/hub_lag_steps"] == 14
+    assert log_row._of_checkpoints(24)["ckpt/hub_lag_steps"] == 14
     with open(published, "a") as file:
         file.write('{"step": 30, "repo_id": "me/model"}\n')  # then the run went back
-    assert log_row._of_checkpoints(trainer, 24)["ckpt/hub_lag_steps"] == 14
-    assert log_row._of_checkpoints(trainer, 31)["ckpt/hub_lag_steps"] == 1
-    trainer.recipe.hub.strategy = "end"
-    assert "ckpt/hub_lag_steps" not in log_row._of_checkpoints(trainer, 31)
+    assert log_row._of_checkpoints(24)["ckpt/hub_lag_steps"] == 14
+    assert log_row._of_checkpoints(31)["ckpt/hub_lag_steps"] == 1
+    at_the_end = log_row_in(tmp_path, saver=saver, hub=Hub(id="me/model", strategy="end"))
+    assert "ckpt/hub_lag_steps" not in at_the_end._of_checkpoints(31)
 
 
 def test_a_fork_leaves_its_parents_time_out_of_the_goodput_and_its_own_restart_keeps_that(tmp_path):
-    parent, own = RunDirectory(tmp_path / "parent"), RunDirectory(tmp_path / "fork")
-    trainer = types.SimpleNamespace(
-        run=own,
-        meter=types.SimpleNamespace(total_s=500.0),
-        args=types.SimpleNamespace(device=torch.device("cpu"), process_index=1),
-    )
-    row = LogRow(own, trainer.args)
-    row.resume(trainer, parent.checkpoint(40), {"before_s": 7.0, "peak_bytes": 9})
+    meter = types.SimpleNamespace(total_s=500.0)
+    row = log_row_in(tmp_path, meter=meter)
+    row.load_state_dict({"before_s": 7.0, "peak_bytes": 9}, is_fork=True)
     assert row.state_dict() == {"before_s": 500.0, "peak_bytes": 0}
-    trainer.meter.total_s = 600.0
-    again = LogRow(own, trainer.args)
-    again.resume(trainer, own.checkpoint(50), row.state_dict())
+    meter.total_s = 600.0
+    again = log_row_in(tmp_path, meter=meter)
+    again.load_state_dict(row.state_dict(), is_fork=False)
     assert again.state_dict() == row.state_dict()
 
 

@@ -17,9 +17,6 @@ pytestmark = pytest.mark.full
 SHAPES = [(24, 24)] * 3 + [(64, 16)] * 4 + [(16, 64)] + [(1, 9)]  # the last has no row for the second rank
 
 
-FLOORS = {"update_floor": 1.1, "row_floor": 1.2}
-
-
 def trained(product_dtype, *, shared_from, cut=lambda whole: whole, **more):
     """The matrices after four steps, and how many were orthogonalised by this rank in each call."""
     generator = torch.Generator().manual_seed(0)
@@ -58,17 +55,14 @@ def rank_main(rank, rendezvous, product_dtype):
     in_rows, made_in_rows = trained(
         product_dtype, shared_from=0, cut=lambda whole: distribute_tensor(whole, mesh, [Shard(0)])
     )
-    # Each matrix is made whole by one rank, and the stacks begin with the ranks in turn.
-    assert made_in_rows == ([2, 2, 1] if rank == 0 else [1, 2, 1]) * 4
+    assert made_in_rows == made_shared
     torch.testing.assert_close(in_rows, alone, rtol=0, atol=1e-6)
-    for outputs_first in (True, False):  # along rows, and across the ranks that hold them
-        more = FLOORS | {"outputs_first": outputs_first}
-        raised, _ = trained(product_dtype, shared_from=0, **more)
-        cut_raised, _ = trained(
-            product_dtype, shared_from=0, cut=lambda whole: distribute_tensor(whole, mesh, [Shard(0)]), **more
-        )
-        torch.testing.assert_close(cut_raised, raised, rtol=0, atol=2e-6)
-        assert (raised - alone).abs().max() > 0.01
+    more = {"outputs_first": False}  # along rows, and across the ranks that hold them
+    whole, _ = trained(product_dtype, shared_from=0, **more)
+    cut, _ = trained(
+        product_dtype, shared_from=0, cut=lambda whole: distribute_tensor(whole, mesh, [Shard(0)]), **more
+    )
+    torch.testing.assert_close(cut, whole, rtol=0, atol=2e-6)
     os._exit(0)  # not through the interpreter's end, where a thread of gloo may make the process abort
 
 

@@ -12,7 +12,6 @@ from pipeline.training.schedules import (
     StepSchedule,
     apply_schedule,
     learning_rate_multiplier,
-    logged_rates,
     muon_momentum,
     weight_decay_multiplier,
 )
@@ -113,25 +112,6 @@ def test_the_schedule_reaches_every_group_and_adamw_keeps_its_decay():
     assert muon["momentum"] == pytest.approx(0.935)
     assert muon["weight_decay"] == pytest.approx(0.28 * 0.5 * (1 + math.cos(math.pi * 0.675)))
     assert head["weight_decay"] == 0.01
-
-
-def test_a_group_with_a_decay_fraction_of_its_own_falls_later_and_no_other_group_changes():
-    plain, split = optimizer(), optimizer()
-    split.param_groups[1]["decay_fraction"] = 0.4
-    for step in (349, 500, 700, 999):
-        apply_schedule(plain, NANOCHAT, step, 1000)
-        apply_schedule(split, NANOCHAT, step, 1000)
-        assert settings(split)[0] == settings(plain)[0]
-        falls = max(0.0, (step - 600) / 400)  # the last 40 % of 1,000 steps
-        assert split.param_groups[1]["lr"] == pytest.approx(0.008 * (1 - 0.95 * falls))
-    split.param_groups[0]["decay_fraction"] = 0.4
-    apply_schedule(split, NANOCHAT, 800, 1000)
-    assert split.param_groups[0]["momentum"] == pytest.approx(0.935)  # Muon's momentum falls with its own rate
-    schedule = StepSchedule(split, NANOCHAT, 1000)
-    schedule.load_state_dict({"next_step": 801})
-    logged = logged_rates(schedule, trainer_rate=0.0, peak=0.0, skipped=False)
-    assert logged["optim/lr/head"] == pytest.approx(0.008 * (1 - 0.95 * 0.5))
-    assert logged["optim/lrm"] == learning_rate_multiplier(NANOCHAT, 800, 1000)
 
 
 def test_smaller_batches_at_the_beginning_have_the_rates_of_their_root():

@@ -1,0 +1,90 @@
+"""Texts that the model writes while it trains."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from pipeline.callbacks.metrics_file import stamp
+from pipeline.evals.bpb import EvaluationInterrupted
+from pipeline.process.progress import write
+from pipeline.run_dir.rows import append_row, counts, read_rows
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.distributed import on_rank_0, preserved_rng
+from pipeline.training.log_row import has_evaluation
+from pipeline.training.meters import StepMeter
+from pipeline.training.trainer import forward_only
+
+
+class Samples(TrainerCallback):
+    """Completes the prompts at every evaluation, or every `every_steps`; the training's random state does not move.
+
+    complete(model, prompts=prompts) -> texts; on a signal it raises EvaluationInterrupted, and the samples are made
+    first after the resume. all_ranks: complete is called on every rank, as the forward of a sharded model needs; the
+    first one writes. writers: the trackers that are given them (`add_samples(step, prompts, texts)`).
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        complete: Callable[..., list[str]],
+        prompts: list[str],
+        every_steps: int | None,
+        chat: bool,
+        attempt: int,
+        meter: StepMeter,
+        writers: list[Any],
+        all_ranks: bool = False,
+    ):
+        self.run, self.complete, self.prompts, self.every_steps, self.chat = run, complete, prompts, every_steps, chat
+        self.all_ranks, self.attempt, self.meter, self.writers = all_ranks, attempt, meter, writers
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        step = state.global_step
+        there = on_rank_0(lambda: self._recorded(step) if step and self._due(step) else set(self.prompts))
+        if not there.issuperset(self.prompts):
+            self.sample(state, model, there=there)
+
+    def _due(self, step: int) -> bool:
+        """Return whether the checkpoint's step has samples; those of an evaluation that is due come with it."""
+        if self.every_steps is not None:
+            return self.every_steps > 0 and step % self.every_steps == 0
+        return has_evaluation(self.run, step)
+
+    def _recorded(self, step: int) -> set[str]:
+        """Return the prompts whose samples of a step are there and count: no later attempt went on from before it."""
+        attempts = [row for row in read_rows(self.run.metrics) if row.get("event") == "attempt"]
+        return {row["prompt"] for row in read_rows(self.run.samples) if row["step"] == step and counts(row, attempts)}
+
+    def on_evaluate(self, args, state, control, model=None, **kwargs):
+        if self.every_steps is None:
+            self.sample(state, model)
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if self.every_steps and state.global_step % self.every_steps == 0:
+            self.sample(state, model)
+
+    def sample(self, state, model, *, there: Collection[str] = ()) -> None:
+        """Write the samples of this step. there: prompts whose samples of this step were written before a kill."""
+        first = state.is_world_process_zero
+        if not (first or self.all_ranks) or not self.prompts or self.every_steps == 0:
+            return
+        training = model.training
+        try:
+            with self.meter.pause(), preserved_rng(), forward_only(model), torch.no_grad():
+                model.eval()
+                texts = self.complete(model, prompts=self.prompts)
+        except EvaluationInterrupted:
+            return
+        finally:
+            model.train(training)
+        for prompt, text in zip(self.prompts, texts, strict=True):
+            if prompt in there or not first:
+                continue
+            write(f"  {prompt!r} -> {text!r}")
+            row = stamp(self.meter, state.global_step, self.attempt)
+            append_row(self.run.samples, row | {"prompt": prompt, "text": text, "chat": self.chat})
+        for writer in self.writers if first else []:
+            writer.add_samples(state.global_step, self.prompts, texts)

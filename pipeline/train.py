@@ -1,0 +1,105 @@
+"""The life of a run, for both stages: from its recipe to the finished model."""
+
+from functools import partial
+
+from pipeline.callbacks.stop_signals import StopSignals
+from pipeline.model.modeling_tandem import TandemForCausalLM
+from pipeline.plan.plan import plan_of_run
+from pipeline.process.network import set_http_timeouts
+from pipeline.recipe import Recipe
+from pipeline.recipe.batch import is_auto
+from pipeline.run.callbacks import add_callbacks
+from pipeline.run.checks import check_before_training
+from pipeline.run.finish import finish_run, print_summary
+from pipeline.run.inputs import keep_inputs, record_inputs
+from pipeline.run.open_rows import open_rows
+from pipeline.run.open_run import evaluation_is_due, open_run, restore_run
+from pipeline.run.settings import print_run_config, record_plan, settings_of
+from pipeline.run.start_process import resolve_open_values, start_process
+from pipeline.run_dir.failures import Signals
+from pipeline.sources.open import open_sources
+from pipeline.tokenizer import load_or_train
+from pipeline.training.build import build_from_recipe, build_trainer, resolve_rows
+from pipeline.training.distributed import store_of_ranks
+
+
+def train(recipe: Recipe, signals: Signals) -> int:
+    """Train the run of the recipe to its end, from its newest checkpoint. Return the exit status; every rank calls it.
+
+    A recipe is frozen: each step that decides an open value (start, batch, attention, commits, steps, micro-batch)
+    returns the next one.
+    """
+    # 1. The process joins the other ranks, and what the recipe left open is decided.
+    processes = start_process(recipe)
+    set_http_timeouts()
+    signals.connect(store_of_ranks())
+    restore_run(recipe)
+    recipe = resolve_open_values(recipe, processes)
+    recipe = check_before_training(recipe, processes=processes)
+
+    # 2. The run directory, and the checkpoint to continue from.
+    run = open_run(recipe)
+    flush = None
+    if recipe.run.mirror:
+        from pipeline.contrib.mirror import start_uploader
+
+        flush = start_uploader(recipe.run.mirror, run.directory)
+    if run.finished:
+        if flush:
+            flush()
+        return 0
+
+    # 3. Text, tokenizer, model, rows.
+    recipe = keep_inputs(recipe, run)
+    sources, held_out = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    tokenizer = load_or_train(recipe, sources, validation=held_out)
+    model = build_from_recipe(recipe, tokenizer)
+    if not isinstance(model, TandemForCausalLM):  # held by tests/contracts: a row may hold several texts
+        recipe = resolve_rows(recipe, model, step=run.step)
+    recipe, rows, validation = open_rows(recipe, tokenizer, (sources, held_out), run)
+    record_inputs(recipe, run, tokenizer=tokenizer, sources=(sources, held_out), rows=rows, validation=validation)
+
+    # 4. The trainer, and what acts on its events.
+    stop = StopSignals(signals)
+    trainer = build_trainer(
+        recipe,
+        run.directory,
+        model=model,
+        tokenizer=tokenizer,
+        rows=rows,
+        validation=validation,
+        interruptible=stop.on_every_rank,
+        eval_on_start=evaluation_is_due(run, recipe.train, at_start=recipe.evals.bpb.at_start),
+    )
+    if is_auto(recipe):
+        from pipeline.run.micro_batch import resolve_micro_batch
+
+        recipe = resolve_micro_batch(recipe, run, trainer)
+    settings = settings_of(
+        trainer,
+        batch_tokens=recipe.data.batch_tokens,
+        start_from=recipe.model.start_from,
+        fp8=bool(recipe.train.get("fp8")),
+    )
+    if trainer.is_world_process_zero():
+        print_run_config(run, settings)
+        built = {"micro_batch": settings.micro_batch, "processes": settings.processes}
+        plan = partial(plan_of_run, recipe, run.directory, **built)
+        record_plan(run, trainer.model, row_tokens=recipe.data.row_tokens, make=plan)
+    add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
+    publishing = None
+    if recipe.hub.id is not None:
+        from pipeline.run_dir.hub_queue import Publishing
+
+        publishing = Publishing(recipe.hub, run.directory, start_step=run.step)
+
+    # 5. The steps, and the end.
+    trainer.resume(run.checkpoint)
+    signals.raise_if_stopped(step=trainer.state.global_step, first=flush)
+    finish_run(run.directory, trainer, publishing, dtype=recipe.hub.dtype)
+    if trainer.is_world_process_zero():
+        files = [place.rpartition(":")[0] for place in recipe.places.values()]
+        print_summary(run, stage=recipe.stage, prompts=recipe.samples.prompts, files=files)
+    if flush:
+        flush()
+    return 0
