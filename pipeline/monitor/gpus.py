@@ -95,7 +95,8 @@ class _Gpu:
         self.index, self.name = index, self._ask(nvml.nvmlDeviceGetName)
 
     def sample(self) -> dict[str, Any]:
-        nvml, row = self.nvml, {"index": self.index}
+        nvml = self.nvml
+        row: dict[str, Any] = {"index": self.index}
         if self.name is not None:
             row["name"] = self.name
         if rates := self._ask(nvml.nvmlDeviceGetUtilizationRates):
