@@ -14,7 +14,7 @@ from pipeline.plan.plan import Plan, make_plan, scored_at_most
 from pipeline.plan.probe import NotMeasured, measure
 from pipeline.plan.table import plan_table, why_unknown
 from pipeline.process.commands import command, program, whole_number
-from pipeline.process.errors import RecipeError, TandemError, refuse
+from pipeline.process.errors import RecipeError, TandemError, raise_errors
 from pipeline.process.storage import cache_dir, can_be_used
 from pipeline.recipe import Recipe, describe_filled, read_recipe
 from pipeline.recipe.schema import Source
@@ -189,7 +189,7 @@ def _report_checks(plan: Plan, *, is_elsewhere: bool) -> None:
         print(f"note: {note}")
     for line in _not_checked(recipe, is_elsewhere=is_elsewhere):
         print(f"not checked: {line}")
-    refuse(problems)
+    raise_errors(problems)
     if not is_elsewhere and _has_torch():
         print(attention_line(*choose_attention(attention_needs(recipe), plan.device, plan.sizes)), flush=True)
     doubt = None if plan.probe is not None else memory_doubt(plan)  # a probe has made these steps

@@ -344,7 +344,7 @@ class Monitor(Section):
 
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = key(["tensorboard"], "Trackers; WANDB_API_KEY and WANDB_MODE come from the environment. trackio needs its extra, and writes into the run directory only.")
     project: str = key("tandem", "Project name for W&B and Trackio.")
-    gpu_hz: float = key(1.0, "Samples of each NVIDIA GPU a second (power, temperature, load, memory, clocks, throttling), by a process of the monitor, to gpu-<host>.csv; 0: none, and no gpu/* and no energy.", minimum=0, maximum=100)
+    gpu_hz: float = key(1.0, "Samples of each NVIDIA GPU a second (power, temperature, load, memory, clocks, throttling), by a thread, to gpu-<host>.csv; 0: none, and no gpu/* and no energy.", minimum=0, maximum=100)
     profile_steps: list[int] | None = key(None, "First and last step, zero-based as the console counts, of a torch.profiler trace of rank 0 in profile/: [10, 12]. These steps are slower.")
     on_nonfinite: Literal["stop", "skip"] = key("stop", "What a loss or gradient that is NaN or infinite does, before the update: stop ends the run with status 76, the tensor and the rows named; skip makes no update in that step, whose rows are used up while step and rates move on. A parameter that is not finite always stops. (What fp16's loss scaler skips is counted apart: 20 in a row stop.)")
     on_spike: Literal["warn", "skip", "stop"] = key("warn", "What a step's loss or gradient norm far above its last 128 values does. When the step is logged warn says and records it, and stop ends the run with status 76 and keeps the checkpoints. skip makes no update in one that spikes; for that the ranks sum its loss, and the host reads loss and norm, before each update.")
@@ -356,7 +356,7 @@ class Hub(Section):
     """Publishing; the token comes from HF_TOKEN or `hf auth login` only."""
 
     id: str | None = key(None, "Repository to publish to; none: nothing is published.", form=REPOSITORY)
-    strategy: Literal["end", "every_save", "all_checkpoints", "checkpoint"] = key("end", "What is published. end: the finished model. every_save: also each checkpoint's model (fp32) during training, the newest when several wait. all_checkpoints: every one of them, as a commit with the tag step-<n>; while the Hub is away they wait on this disk. checkpoint: as every_save, and in last-checkpoint/ all that going on takes, so that the same command (run.resume: auto) goes on exactly on a machine that has no checkpoint of the run.")
+    strategy: Literal["end", "checkpoint"] = key("end", "What is published. end: the finished model. checkpoint: also, while training continues, the newest checkpoint's model and in last-checkpoint/ all that a continuation takes, so that the same command (run.resume: auto) continues exactly on a machine that has no checkpoint of the run.")
     revision: str | None = key(None, 'Branch to publish to, made when it is missing; "{run}" in it stands for the run\'s name. None: main.')
     wait_at_end_s: float = key(600.0, "Longest time that the end of a run waits for the upload of its model, less when the Hub does not answer. What is left then: python -m pipeline.hub push RUN.", minimum=0, maximum=10**8)
     private: bool = key(True, "Create the repository as private.")

@@ -66,7 +66,6 @@ def write_report(data: RunData, folder: Path | None = None) -> Path:
 
     if folder is None:
         folder = data.run.report
-        data.run.refuse_links(folder)
     panels = panels_of(data)
     drawn = picture([("step", panel) for panel in panels], AXES, title=data.name) if panels else None
     try:

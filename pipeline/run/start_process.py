@@ -155,7 +155,7 @@ def _trains_in_bfloat16(recipe: Recipe) -> bool:
 
 def _kept_shape(recipe: Recipe) -> dict[str, Any]:
     """Return what a run that has begun on this kind of processor was trained with; empty for any other."""
-    shape = RunDirectory.of(recipe).read_manifest().get("shape", {})
+    shape = RunDirectory.of(recipe.run).read_manifest().get("shape", {})
     if shape.get("device") != cpu_name():
         return {}
     return shape if EarlierRuns().previous_attempt(recipe.run.directory, recipe.run.name) else {}

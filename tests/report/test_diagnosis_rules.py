@@ -258,7 +258,7 @@ def test_nothing_is_judged_before_it_is_due_while_a_run_trains(tmp_path):
     assert found(early, "loss falls").level == "unknown"
     late = training(data, run, step=260, planned=N)
     assert found(late, "something is held out").title == "no validation at all"
-    held.close()
+    held.release()
     stopped = training(data, run, step=90, planned=N)
     assert found(stopped, "run goes on beyond its warm-up").title == "the run ends inside its warm-up"
 
