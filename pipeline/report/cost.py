@@ -5,7 +5,9 @@ from collections import Counter
 from typing import Any
 
 from pipeline.metrics import GIB
-from pipeline.monitor.sampler import GpuSeries, energy_of, is_throttled, kwh, read_gpus
+from pipeline.monitor.energy import energy_of, kwh
+from pipeline.monitor.gpus import is_throttled
+from pipeline.monitor.samples_file import GpuSeries, read_gpus
 from pipeline.process.storage import folder_bytes
 from pipeline.report.run_data import RunData, facts_table, filled_table, joined, number, percent, table
 from pipeline.run_dir.columns import mean_step_s
