@@ -283,14 +283,16 @@ def _score_batch(
         cache.reorder_cache(torch.tensor(groups_B, device=device))
     width = max(group.longest for group in batch) - kept
     ids_BT = np.zeros((len(numbers), width), np.int64)
-    row_N, position_N, target_N = [], [], []
+    rows_N: list[int] = []
+    positions_N: list[int] = []
+    targets_N: list[int] = []
     for place, number in enumerate(numbers):
         ids, start = rows[number]
         ids_BT[place, : len(ids) - kept] = ids[kept:]
-        row_N += [place] * (len(ids) - start)
-        position_N += range(start - 1 - kept, len(ids) - 1 - kept)
-        target_N += ids[start:].tolist()
-    row_N, position_N, target_N = (torch.tensor(some, dtype=torch.int64) for some in (row_N, position_N, target_N))
+        rows_N += [place] * (len(ids) - start)
+        positions_N += range(start - 1 - kept, len(ids) - 1 - kept)
+        targets_N += ids[start:].tolist()
+    row_N, position_N, target_N = map(torch.LongTensor, (rows_N, positions_N, targets_N))
     wanted, position_N = position_N.unique(return_inverse=True)
     output = forward_at(
         model, torch.from_numpy(ids_BT).to(device), wanted.to(device), cache=cache, use_cache=cache is not None

@@ -85,8 +85,6 @@ MATRIX_GROUP: dict[str, dict[str, Any]] = {
 }
 
 
-
-
 # fill(key, value) sets an open key by the dial; with cause=None by a plain default, which is not worth a line.
 Fill = Callable[..., None]
 

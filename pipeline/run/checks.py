@@ -399,9 +399,7 @@ def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     if recipe.hub.id is not None:
         from pipeline.hub.write_access import write_findings
 
-        hub_problems, hub_notes = write_findings(
-            recipe.hub, RunDirectory.of(recipe.run), where=recipe.where("hub.id")
-        )
+        hub_problems, hub_notes = write_findings(recipe.hub, RunDirectory.of(recipe.run), where=recipe.where("hub.id"))
         problems += hub_problems
         notes += hub_notes
     if recipe.monitor.trackers:

@@ -301,7 +301,7 @@ def _check_whole(path: Path, form: Format, column_key: str, findings: Findings) 
     reason = _mapping_problem(first, form, column_key)
     if reason:
         return reason
-    bad = []
+    bad: list[RawRow] = []
     for row in rows:
         last.append(row)
         if isinstance(row[2], BadRow) and len(bad) < MOST_ROWS:

@@ -153,7 +153,7 @@ def parameter_groups(model: torch.nn.Module, settings: Optimizer, *, product_dty
         for name in (field.name, field.name + CONV1D):
             if name not in members:
                 continue
-            group = {"params": members.pop(name), "name": name, **rates(section_settings, settings)}
+            group: dict[str, Any] = {"params": members.pop(name), "name": name, **rates(section_settings, settings)}
             if muon and field.name == "matrices":
                 group |= muon_settings(section_settings, group["weight_decay"])
                 group |= {"outputs_first": not name.endswith(CONV1D), "product_dtype": product_dtype}

@@ -99,7 +99,7 @@ class TrainerSettings:
     schedule; schedule: of the others. sets_accumulation: whether the recipe gives gradient_accumulation_steps.
     """
 
-    path: Path | str
+    path: Path | str | None
     where: Callable[[str], str]
     stage: str
     monitor: Monitor
