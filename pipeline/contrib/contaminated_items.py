@@ -1,7 +1,7 @@
 """Contamination of benchmarks: which of their items are in the text that a run trained on."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def add_clean_scores(
     rows: list[dict[str, Any]],
     findings: Findings,
     texts: dict[str, list[str]],
-    correct: dict[str, Sequence[float]],
+    correct: Mapping[str, Sequence[float]],
     *,
     in_order: Callable[[list], list] = list,
 ) -> None:

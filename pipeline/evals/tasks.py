@@ -47,8 +47,9 @@ def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None =
     worst = max(severity for severity, _, _ in everyones)
     if worst == 2:
         raise EvaluationInterrupted
-    if error or of_one:
-        raise error or of_one
+    failed = error or of_one
+    if failed is not None:
+        raise failed
     if worst:
         raise OtherRankFailed("another rank failed in its share of the evaluation")
     return [found for _, _, found in everyones]
