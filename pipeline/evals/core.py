@@ -283,27 +283,27 @@ def _score_batch(
         cache.reorder_cache(torch.tensor(groups_B, device=device))
     width = max(group.longest for group in batch) - kept
     ids_BT = np.zeros((len(numbers), width), np.int64)
-    rows_N: list[int] = []
-    positions_N: list[int] = []
-    targets_N: list[int] = []
+    places: list[int] = []
+    positions: list[int] = []
+    targets: list[int] = []
     for place, number in enumerate(numbers):
         ids, start = rows[number]
         ids_BT[place, : len(ids) - kept] = ids[kept:]
-        rows_N += [place] * (len(ids) - start)
-        positions_N += range(start - 1 - kept, len(ids) - 1 - kept)
-        targets_N += ids[start:].tolist()
-    row_N, position_N, target_N = map(torch.LongTensor, (rows_N, positions_N, targets_N))
-    wanted, position_N = position_N.unique(return_inverse=True)
+        places += [place] * (len(ids) - start)
+        positions += range(start - 1 - kept, len(ids) - 1 - kept)
+        targets += ids[start:].tolist()
+    row_N, target_N = torch.tensor(places, dtype=torch.int64), torch.tensor(targets, dtype=torch.int64)
+    wanted, position_N = torch.tensor(positions, dtype=torch.int64).unique(return_inverse=True)
     output = forward_at(
         model, torch.from_numpy(ids_BT).to(device), wanted.to(device), cache=cache, use_cache=cache is not None
     )
     owner_N = torch.tensor(numbers)[row_N].numpy()
     for some in torch.arange(len(owner_N)).split(TARGETS_AT_ONCE):
         logits_NV = output.logits[row_N[some].to(device), position_N[some].to(device)].float()
-        targets = target_N[some].to(device)
-        nats_N = torch.nn.functional.cross_entropy(logits_NV, targets, reduction="none")
+        target = target_N[some].to(device)
+        nats_N = torch.nn.functional.cross_entropy(logits_NV, target, reduction="none")
         np.add.at(nats_R, owner_N[some.numpy()], nats_N.cpu().double().numpy())
-        np.add.at(misses_R, owner_N[some.numpy()], (logits_NV.argmax(-1) != targets).cpu().numpy())
+        np.add.at(misses_R, owner_N[some.numpy()], (logits_NV.argmax(-1) != target).cpu().numpy())
 
 
 def forward_at(model, input_ids_BT: torch.Tensor, wanted_N: torch.Tensor, *, cache=None, use_cache=False) -> Any:

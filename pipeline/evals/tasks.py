@@ -47,9 +47,9 @@ def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None =
     worst = max(severity for severity, _, _ in everyones)
     if worst == 2:
         raise EvaluationInterrupted
-    first = error or of_one
-    if first is not None:
-        raise first
+    failed = error or of_one
+    if failed is not None:
+        raise failed
     if worst:
         raise OtherRankFailed("another rank failed in its share of the evaluation")
     return [found for _, _, found in everyones]
@@ -146,6 +146,7 @@ def in_precision(results: list[dict[str, Any]], dtype: str) -> list[dict[str, An
 
 def append_entry(run: RunDirectory, entry: dict[str, Any]) -> None:
     """Add an `entry_of` to the run's evals.json."""
+    run.refuse_links(run.report)
     # Two evaluations of one run may end at the same time.
     with file_lock(run.evals.with_name(".evals.lock")):
         entries = read_json(run.evals)["entries"] if run.evals.exists() else []
