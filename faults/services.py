@@ -98,7 +98,7 @@ def trial(folder: Path, name: str | None, *, steps: int = 60, wait_at_end_s: flo
         files.append(folder / f"part-{number}.jsonl")
         files[-1].write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[number::3]))
     runner = Runner(folder, folder / "cache", files, [])
-    hub_section = {"id": "somebody/model", "strategy": "every_save", "wait_at_end_s": wait_at_end_s}
+    hub_section = {"id": "somebody/model", "strategy": "checkpoint", "wait_at_end_s": wait_at_end_s}
     wrong = []
     with hub_stand_in() as hub:
         recipe = runner.recipe("services", "modern", train={**TEN_STEPS, "max_steps": steps}, hub=hub_section)

@@ -5,7 +5,7 @@ from functools import partial
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.plan.plan import plan_of_run
-from pipeline.process.network import limit_silence
+from pipeline.process.network import set_http_timeouts
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import is_auto
 from pipeline.run.callbacks import add_callbacks
@@ -31,7 +31,7 @@ def train(recipe: Recipe, signals: Signals) -> int:
     """
     # 1. The process joins the other ranks, and what the recipe left open is decided.
     processes = start_process(recipe)
-    limit_silence()
+    set_http_timeouts()
     signals.connect(store_of_ranks())
     restore_run(recipe)
     recipe = resolve_open_values(recipe, processes)

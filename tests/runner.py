@@ -14,7 +14,8 @@ import yaml
 
 from pipeline.run_dir.checkpoints import take_lock
 from pipeline.run_dir.rows import last_attempts, read_rows
-from pipeline.run_dir.run_directory import RunDirectory, unknown_keys
+from pipeline.run_dir.run_directory import RunDirectory
+from tests.manifest_page import unknown_keys
 from tests.warm_commands import Started, WarmCommands
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +74,7 @@ def wait_for_step(directory: Path, step: int, process: subprocess.Popen | Starte
 def check_manifest(directory: Path) -> None:
     """Whatever a run came to, its manifest is as documented."""
     manifest = RunDirectory(directory).read_manifest()
-    assert not unknown_keys(manifest), f"document in pipeline/run_dir/run_directory.py: {unknown_keys(manifest)}"
+    assert not unknown_keys(manifest), f"document in docs/manifest.md: {unknown_keys(manifest)}"
 
 
 def _as_from_a_terminal() -> None:
@@ -235,7 +236,7 @@ class Runner:
             self.kill_ranks(process, {str(recipe), f"run.name={name}"})  # of a test that failed too
             output, _ = process.communicate()
         assert not ended, f"the run ended before it could be killed:\n{output[-3000:]}"
-        take_lock(directory / "checkpoints", wait_s=60).close()
+        take_lock(directory / "checkpoints", wait_s=60).release()
         assert not (directory / "model").exists()
         check_manifest(directory)
         return directory

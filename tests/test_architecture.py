@@ -304,6 +304,7 @@ SMALL = {
     "callbacks/profiler.py",
     "contrib/datatrove_step.py",
     "hub/isolated_load_test.py",
+    "hub/publisher.py",
     "chat/serve.py",
     "evals/metric.py",
     "launch/launcher.py",
@@ -402,7 +403,7 @@ RUNS_CODE = {
     "pipeline": set(),  # transformers' and diffusers' pipeline(...)
     "AutoConfig.from_pretrained": {"hub/isolated_load_test.py", "model/load.py", "plan/plan.py"},
     "AutoModelForCausalLM.from_pretrained": {"hub/isolated_load_test.py"},
-    "AutoTokenizer.from_pretrained": {"hub/export.py", "hub/isolated_load_test.py", "tokenizer/load.py", "tokenizer/train.py"},
+    "AutoTokenizer.from_pretrained": {"contrib/export.py", "contrib/gguf.py", "hub/isolated_load_test.py", "tokenizer/load.py", "tokenizer/train.py"},
     "PreTrainedTokenizerFast.from_pretrained": {"tokenizer/train.py"},
     "model_class.from_pretrained": {"hub/isolated_load_test.py", "model/saved.py"},  # with what allow_model_code decided
 }  # fmt: skip

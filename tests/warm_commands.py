@@ -31,7 +31,7 @@ MODULES = {name: f"pipeline.{name}" for name in STAGES} | {name: f"pipeline.{nam
 MODULES["serve"] = "tests.hostile.serve_once"
 # Everything else that an entry imports, so that no child has to.
 ALSO = ("train", "run.finish", "run.open_rows", "report.page", "report.single", "training.build",
-        "evals.texts", "evals.bpb", "chat.conversation", "hub.pull", "hub.export", "data.preview", "data.prepare", "data.preparation",
+        "evals.texts", "evals.bpb", "chat.conversation", "hub.pull", "contrib.export", "data.preview", "data.prepare", "data.preparation",
         "tokenizer.load", "tokenizer.train", "run.checks", "run.start_process")  # fmt: skip
 
 

@@ -83,7 +83,7 @@ class _Trial:
         overrides = ["run.callbacks=[faults.numeric_faults:Fault]", "run.trust_code=true"]
         environ = {"PYTHONPATH": str(ROOT), **environ}
         if self.hub:
-            overrides += [f"hub.id={REPOSITORY}", "hub.strategy=every_save", "hub.wait_at_end_s=5"]
+            overrides += [f"hub.id={REPOSITORY}", "hub.strategy=checkpoint", "hub.wait_at_end_s=5"]
             environ |= environment(self.hub.url, self.folder / "hf")
         how = {"cache": self.cache, "environment": environ, "log": self.log, "cold": self.hub is not None}
         return self.lab.start(self.setting, self.run, *overrides, **how)

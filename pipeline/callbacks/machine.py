@@ -1,15 +1,19 @@
-"""The machine's numbers in the logged row: GPUs from a process that samples them, the host's own, energy."""
+"""The machine's numbers in the logged row: GPUs from a thread that samples them, the host's own, energy."""
 
 import os
 import socket
 import time
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import TrainerCallback
 
-from pipeline.monitor.client import JOULES_PER_KWH, GpuMonitor, HostSampler
+from pipeline.monitor.host import JOULES_PER_KWH, HostSampler, why_no_driver
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.meters import StepMeter
+
+if TYPE_CHECKING:
+    from pipeline.monitor.gpu_monitor import GpuMonitor
 
 HOST_EVERY_S = 1.0  # reading the counters takes most of a millisecond; rows logged more often go without
 
@@ -33,11 +37,16 @@ class Machine(TrainerCallback):
         if args.local_process_index != 0:
             return
         self.host.sample()  # rates begin here
-        if self.gpu_hz:
-            output = self.run.gpu_samples(socket.gethostname())
-            self.gpus = GpuMonitor(output, attempt=self.attempt, hz=self.gpu_hz, gpus=gpus_of_this_host())
-            if self.gpus.why_none and args.device.type == "cuda":
-                print(self.gpus.why_none, flush=True)
+        if not self.gpu_hz:
+            return
+        if why_none := why_no_driver():
+            if args.device.type == "cuda":
+                print(why_none, flush=True)
+            return
+        from pipeline.monitor.gpu_monitor import GpuMonitor
+
+        output = self.run.gpu_samples(socket.gethostname())
+        self.gpus = GpuMonitor(output, attempt=self.attempt, hz=self.gpu_hz, uuids=gpus_of_this_host())
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if args.local_process_index == 0 and logs and "train/loss" in logs:

@@ -83,7 +83,6 @@ def record_findings(run: RunDirectory, plan: dict, benchmarks: list[Any]) -> Fin
 
 def keep_findings(run: RunDirectory, findings: Findings) -> Findings:
     """Write the findings in place of earlier ones of the same tasks; return all that is known of the run."""
-    run.refuse_links(run.report)
     with file_lock(run.contamination.with_name(".contamination.lock")):  # two evaluations may end at the same time
         before = findings_of(run) or {"tasks": {}}
         kept = {"tasks": before["tasks"] | findings["tasks"]}

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.data.row_plan import folders_of, locks
 from pipeline.data.shards import FORMAT, end_path, is_damaged, read_end, read_seal, seal_path, shard_path, state_path
 from pipeline.process.errors import DamagedFileError, InputMissingError, ServiceError
-from pipeline.process.network import HUB_DATASET, as_os_error, limit_silence, opened
+from pipeline.process.network import HUB_DATASET, as_os_error, opened, set_http_timeouts
 from pipeline.process.storage import fsync_file, fsync_folder, read_sealed_json, sha256_file, write_sealed_json
 from pipeline.sources.hub_files import retried
 
@@ -51,7 +51,7 @@ class HubDataset:
     """A folder of a dataset repository on the Hub; a new one is private."""
 
     def __init__(self, address: str):
-        limit_silence()
+        set_http_timeouts()
         found = HUB_DATASET.fullmatch(address)
         assert found
         self.repo_id, self.folder = found[1], f"{found[3]}/".lstrip("/")

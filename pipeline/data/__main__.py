@@ -121,10 +121,11 @@ def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.recipe import read_recipe
     from pipeline.recipe.batch import with_batch_tokens
     from pipeline.recipe.start_from import becomes_tandem, resolve_start
+    from pipeline.run_dir.earlier_runs import EarlierRuns
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
 
-    recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
+    recipe = read_recipe([arguments.recipe, *arguments.overrides], earlier=EarlierRuns())
     recipe = resolve_start(recipe)
     if not recipe.data.batch_tokens:
         world_size = whole_number(os.environ, "NPROC", 1, least=1)
@@ -153,7 +154,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
         def report(role: str, source: int, stream: Any) -> None:
             seals, total = stream.datasets[source].seals, stream.mixture.total_rows
             if role == "train" and total:  # of a source of unknown length nobody knows it before its end
-                bar.reach(bar.done, total=total * row_tokens)
+                bar.reach(bar.n, total=total * row_tokens)
             bar.update(seals[-1]["rows"] * row_tokens if seals else 0)
 
         preparation = prepare_now(plan, tokenizer, sources=sources, verify=True, report=report)
@@ -190,7 +191,7 @@ def _encode_part(plan: dict, tokenizer: Any, sources: tuple[list, list], part: t
         to_come = prepare_part(plan, tokenizer, sources=sources, part=part, report=bar.update)
     if to_come:
         print(
-            f"data: part {part[0]} of {part[1]} is encoded, {short_count(bar.done)} tokens. To come: "
+            f"data: part {part[0]} of {part[1]} is encoded, {short_count(bar.n)} tokens. To come: "
             f"{', '.join(map(str, to_come))}. The last one, or the same command without --part, makes the shards."
         )
     return not to_come

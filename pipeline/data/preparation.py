@@ -16,7 +16,7 @@ from pipeline.process import commands, errors
 from pipeline.process.errors import DataError, HangError, Preempted
 from pipeline.process.network import retries_in
 from pipeline.process.progress import short_count, waiting
-from pipeline.process.storage import is_stand_in, lock, machine, read_json, remove_file, require_writable
+from pipeline.process.storage import lock, machine, read_json, remove_file, require_writable
 
 RETRIES = "retries"  # a file of the preparation's folder
 POLL_S = 0.05
@@ -75,11 +75,9 @@ class Preparation:
         held = lock(self.folder / ".lock", wait_s=1.0)
         if held is None:
             return
-        with held:
+        try:
             remove_file(self.folder / "failure.json")
             remove_file(self.folder / RETRIES)
-            # The child inherits the lock, where locks are: held without a gap from here until it ends, however it
-            # ends.
             with open(self.folder / "log.txt", "wb") as log:
                 self.child = commands.start(
                     "-m",
@@ -89,11 +87,12 @@ class Preparation:
                     log=log,
                     stdin=subprocess.PIPE,
                     env=commands.environment(TOKENIZERS_PARALLELISM="true"),
-                    pass_fds=held.descriptors(),
                 )
             assert self.child.stdin is not None
             with self.child.stdin as pipe:
                 pickle.dump(task, pipe)
+        finally:
+            held.release()  # the child takes it
 
     def is_running(self) -> bool:
         """Return whether some process is preparing this plan."""
@@ -103,9 +102,9 @@ class Preparation:
         held = lock(self.folder / ".lock")
         if held is None:
             return True
-        held.close()
+        held.release()
         # That no lock is seen here says nothing of a process on another machine; its run ends with it.
-        unseen = (self.elsewhere or is_stand_in(held)) and self.task is None
+        unseen = self.elsewhere and self.task is None
         return unseen and not (self.folder / "failure.json").exists()
 
     def wait_until(self, there: Callable[[], bool], *, what: str) -> None:

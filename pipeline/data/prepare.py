@@ -17,9 +17,9 @@ from pipeline.data.shard_writer import ShardWriter
 from pipeline.data.workers import EncodedReader, EncodeJob, WorkerPool, has_encoded, processes_for, remove_encoded
 from pipeline.hardware.processor import keep_freed_memory
 from pipeline.process.commands import end_with, yield_to_training
-from pipeline.process.errors import CannotWriteError, DiskFullError, TandemError, of_panic
+from pipeline.process.errors import CannotWriteError, DiskFullError, TandemError, from_rust_panic
 from pipeline.process.network import keep_retries_in
-from pipeline.process.storage import lock, locks_are_inherited, write_json
+from pipeline.process.storage import lock, write_json
 
 Made = tuple[str, int, MixedDataset]  # role, source, and the rows of which a shard was just made
 
@@ -156,8 +156,9 @@ def prepare_in_background(folder: Path) -> int:
     end_with(os.getppid())  # sealed shards are whole, so any moment will do
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     yield_to_training()
-    # Held to the end.
-    own = None if locks_are_inherited() else lock(folder / ".lock", wait_s=START_GRACE_S)  # noqa: F841
+    own = lock(folder / ".lock", wait_s=START_GRACE_S)  # held to the end
+    if own is None:
+        return 0  # another process prepares this plan
     keep_retries_in(folder / RETRIES)
     try:
         task = pickle.loads(content)
@@ -167,7 +168,7 @@ def prepare_in_background(folder: Path) -> int:
             for _ in chain(builder.repair(verify=False), builder.prepare()):
                 pass
     except BaseException as error:
-        failure = of_panic(error) or error
+        failure = from_rust_panic(error) or error
         if isinstance(failure, OSError) and not isinstance(failure, TandemError):
             kind = DiskFullError if failure.errno in (28, 122) else CannotWriteError
             failure = kind(

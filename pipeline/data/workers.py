@@ -5,6 +5,7 @@ the folder of shards, from when they are made until the rows that hold them are 
 which order and how often changes no byte, so a process that is killed costs the range of blocks that it worked on.
 """
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -24,7 +25,7 @@ from typing import Any
 from pipeline.data.encoding import EncodedBlock, encode_block, read_encoded
 from pipeline.hardware.processor import available_bytes, usable_cores
 from pipeline.process.commands import end_with
-from pipeline.process.errors import DataError, TandemError, of_panic
+from pipeline.process.errors import DataError, TandemError, from_rust_panic
 from pipeline.process.network import keep_retries_in
 from pipeline.process.storage import write_bytes
 from pipeline.sources.raw_rows import BLOCK_ROWS, kind_of
@@ -90,7 +91,7 @@ def _encode(*block_range: Any) -> list[int]:
     try:
         return _job.encode(*block_range)
     except BaseException as error:
-        found = of_panic(error) or error
+        found = from_rust_panic(error) or error
         if not isinstance(found, TandemError):
             found.add_note("".join(traceback.format_exception(found)))
         sendable: BaseException = RuntimeError(repr(found))
@@ -123,6 +124,8 @@ class WorkerPool:
         for worker in workers:
             worker.kill()
         self.executor.shutdown()
+        del self.executor, workers
+        gc.collect()  # its semaphores, which a process that ends by os._exit would leave behind
 
 
 class BlockRanges:

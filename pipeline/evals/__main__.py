@@ -296,8 +296,6 @@ class EvalsCommand:
 
     def open_inputs(self) -> None:
         """Open everything but the model; raise what is wrong with it."""
-        if self.subject.run is not None and not self.arguments.output:
-            self.subject.run.refuse_links(self.subject.run.report)  # where the scores are recorded
         if "bpb" in self.tasks:
             from pipeline.evals.texts import require_text
 

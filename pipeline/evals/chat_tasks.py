@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.process.errors import DataError, InputMissingError, RecipeError, TandemError, refuse
+from pipeline.process.errors import DataError, InputMissingError, RecipeError, TandemError, raise_errors
 from pipeline.process.storage import cache_dir, sha256_file
 from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import Source
@@ -394,7 +394,7 @@ def load_chat_tasks(
             loaded.append(_load(task, files, revision, at))
         except TandemError as error:
             problems.append(error)
-    refuse(problems)
+    raise_errors(problems)
     return loaded
 
 

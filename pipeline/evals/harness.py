@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.evals.intervals import interval_of_error
 from pipeline.metrics import Protocol, digest
-from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, refuse
+from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, raise_errors
 from pipeline.tokenizer.coverage import coverage
 
 PREFIX = "lm_eval"
@@ -114,7 +114,7 @@ def _load(names: list[str], include_path: Path | None) -> dict[str, dict[str, An
             continue
         loaded["tasks"] |= found["tasks"]
         loaded["groups"] |= found["groups"]
-    refuse(problems)
+    raise_errors(problems)
     return loaded
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.errors import DataError, InputMissingError, TandemError, first_line
-from pipeline.process.network import limit_silence
+from pipeline.process.network import set_http_timeouts
 from pipeline.process.storage import refuse_unreadable_files
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, step_of
@@ -119,7 +119,7 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
     from pipeline.tokenizer.load import open_tokenizer
 
     if not Path(subject.path).is_dir():
-        limit_silence()
+        set_http_timeouts()
     tokenizer = open_tokenizer(subject.path, revision=revision, beside=None, where=subject.path)
     try:
         model = open_model(subject.path, code=subject.code, dtype=torch.float32, revision=revision)

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
         "--public", action="store_true", help="create the repository as public; default the recipe's hub.private"
     )
     push_arguments.add_argument(
-        "--with-state", action="store_true", help="also the newest checkpoint, from which `pull` goes on training"
+        "--with-state", action="store_true", help="also the newest checkpoint, from which a pulled run continues"
     )
     push_arguments.add_argument(
         "--trust-code", action="store_true", help="load what was published also with code that is not this program's"
@@ -45,14 +45,13 @@ def main(argv: list[str]) -> int:
     )
     export_arguments.add_argument("model", metavar="RUN_OR_MODEL", help="a run, a checkpoint or a model folder")
     export_arguments.add_argument("--to", choices=("gguf", "ollama", "onnx", "safetensors"), required=True)
-    export_arguments.add_argument("--output", metavar="PATH", help="default beside the model, named by run and format")
+    export_arguments.add_argument(
+        "--output", metavar="PATH", help="default next to the model, named by run and format"
+    )
     export_arguments.add_argument(
         "--type",
         metavar="TYPE",
-        help=(
-            "f32, f16, bf16; of gguf and ollama also q8_0, q4_k_m, q5_k_m, q6_k, whose cost in bits per byte is "
-            "printed; onnx is f32"
-        ),
+        help=("f32, f16, bf16; of gguf and ollama also q8_0; onnx is f32"),
     )
     export_arguments.add_argument("--max-shard-size", default="5GB", help="of one file of safetensors (default 5GB)")
     export_arguments.add_argument("--trust-code", action="store_true", help="run code files that come with the model")
@@ -61,9 +60,9 @@ def main(argv: list[str]) -> int:
     beside_arguments.add_argument("--trainer", type=int, required=True, help="process id of the run's first rank")
     arguments = parser.parse_args(argv)
     if arguments.command == "beside":
-        from pipeline.hub.push import publish_while_training
+        from pipeline.hub.publisher import publish_checkpoints
 
-        publish_while_training(RunDirectory(arguments.run), trainer=arguments.trainer)
+        publish_checkpoints(RunDirectory(arguments.run), trainer=arguments.trainer)
         return 0
     if arguments.command == "pull":
         from pipeline.hub.pull import pull, what_it_can
@@ -73,7 +72,7 @@ def main(argv: list[str]) -> int:
     if arguments.command == "space":
         return _write_space(arguments)
     if arguments.command == "export":
-        from pipeline.hub.export import export
+        from pipeline.contrib.export import export
 
         how = {"dtype": arguments.type, "max_shard_size": arguments.max_shard_size, "trust_code": arguments.trust_code}
         print(export(arguments.model, to=arguments.to, output=arguments.output, **how))
@@ -91,7 +90,7 @@ def main(argv: list[str]) -> int:
 
 
 def _write_space(arguments: argparse.Namespace) -> int:
-    from pipeline.hub.export import write_space
+    from pipeline.contrib.space import write_space
 
     write_space([read_run(name).run for name in arguments.runs], output=Path(arguments.output))
     print(

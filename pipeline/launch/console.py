@@ -1,5 +1,5 @@
-"""The console command of an installed Tandem: `tandem COMMAND ...` is the same as the `python -m pipeline. ...` beside
-it."""
+"""The console command of an installed Tandem: `tandem COMMAND ...` is `python -m pipeline. ...` by a
+shorter name."""
 
 import os
 import runpy

@@ -17,9 +17,10 @@ from pipeline.process.errors import CannotWriteError, TandemError
 from pipeline.process.storage import write_text
 from pipeline.recipe import read_recipe
 from pipeline.recipe.start_from import resolve_start
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import exit_with_status
 
-# What is often changed beside the data; every key: docs/recipes.md.
+# What is often changed apart from the data; every key: docs/recipes.md.
 TEXT = """
 # tokenizer: {vocab_size: 8192}   # ids, trained on your text: 4096 up to 10 MB, 8192 for 100 MB, 32768 for gigabytes
 # model: {depth: 6}               # larger learns more and takes longer: the plan says how long
@@ -58,7 +59,8 @@ def recipe_text(source: dict[str, Any], *, stage: str, path: Path, train: str) -
 def train_lines(source: dict[str, Any], *, stage: str) -> str:
     """Return the section `train`: the passes of the shipped recipe, and for a short run when it is scored and
     saved."""
-    recipe = read_recipe([OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"], stage=stage)  # type: ignore[arg-type]
+    words = [OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"]
+    recipe = read_recipe(words, stage=stage, earlier=EarlierRuns())  # type: ignore[arg-type]
     import pipeline.model.build  # noqa: F401 - makes the type of our models known, whose tokenizer may be loaded
 
     try:
@@ -73,7 +75,7 @@ def train_lines(source: dict[str, Any], *, stage: str) -> str:
     if steps is not None and steps < SCORINGS * recipe.train["eval_steps"]:
         every = str(max(LEAST_STEPS, steps // SCORINGS))
         keys["eval_steps"] = (every, "steps between two scorings of what is held out")
-        keys["save_steps"] = (every, "steps between two checkpoints, from which a stopped run goes on")
+        keys["save_steps"] = (every, "steps between two checkpoints, from which a stopped run continues")
     lines = (f"{f'  {key}: {value}':<34}# {meaning}\n" for key, (value, meaning) in keys.items())
     return "train:\n" + "".join(lines)
 
@@ -97,17 +99,16 @@ def only_text(data: str) -> Path | None:
 def documents_of(lines: Iterable[str], *, characters: int) -> Iterator[str]:
     """Yield the text in documents of that many characters or a paragraph more, cut at blank lines; nothing of it is
     lost."""
-    piece, size = list[str](), 0
+    piece = ""
     for line in lines:
         for start in range(0, len(line), LONGEST * characters):
-            part = line[start : start + LONGEST * characters]
-            if piece and (size >= LONGEST * characters or (size >= characters and not piece[-1].strip())):
-                yield "".join(piece)
-                piece, size = [], 0
-            piece.append(part)
-            size += len(part)
-    if "".join(piece).strip():
-        yield "".join(piece)
+            piece += line[start : start + LONGEST * characters]
+            is_paragraph = not line.strip()
+            if len(piece) >= LONGEST * characters or (is_paragraph and len(piece) >= characters):
+                yield piece
+                piece = ""
+    if piece:
+        yield piece
 
 
 def cut_into_documents(text: Path, into: Path) -> int | None:

@@ -16,7 +16,7 @@ from pathlib import Path  # noqa: E402
 
 import yaml  # noqa: E402
 
-# What the shipped configs of one process say beside `use_cpu`. One that says anything else is left to accelerate.
+# What the shipped configs of one process say apart from `use_cpu`. One that says anything else is left to accelerate.
 ALONE = {
     "compute_environment": "LOCAL_MACHINE",
     "distributed_type": "NO",
@@ -34,6 +34,13 @@ ASKED = tuple(
 LEFT_BEHIND = (1, LOST, 75)
 
 
+def write_status(message: str) -> int:
+    """Write the message for the script that waits, and return the status of a lost rank."""
+    if "TANDEM_STATUS" in os.environ:
+        Path(os.environ["TANDEM_STATUS"]).write_text(f"{LOST}\n{message}\n")
+    return LOST
+
+
 def report(rank: int, number: int) -> None:
     """Write which rank was killed in place of what the others wrote."""
     file = Path(os.environ["TANDEM_STATUS"])
@@ -41,9 +48,9 @@ def report(rank: int, number: int) -> None:
     if words and int(words[0]) not in LEFT_BEHIND:
         return
     reasons = " (on Linux often the kernel, when memory ran out)" if number == getattr(signal, "SIGKILL", None) else ""
-    file.write_text(
-        f"{LOST}\nrank {rank} was lost: killed by {signal.Signals(number).name}{reasons}, which ended the run. The "
-        "last whole checkpoint is good. Run the same command again to go on from it.\n"
+    write_status(
+        f"rank {rank} was lost: killed by {signal.Signals(number).name}{reasons}, which ended the run. The "
+        "last whole checkpoint is good. Run the same command again to continue from it."
     )
 
 
@@ -74,10 +81,14 @@ def start(arguments: list[str]) -> dict[int, int]:
                 return {0: subprocess.Popen([sys.executable, *entry], env={**os.environ, **variables}).wait()}
 
     from accelerate.commands import launch
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
         launch.main()
+    except DistError as error:
+        reason = str(error).splitlines()[0]
+        sys.exit(write_status(f"the machines of the job did not meet ({reason}). Look at the output of the others."))
     except subprocess.CalledProcessError as error:  # of one process
         return {0: error.returncode}
     except ChildFailedError as error:

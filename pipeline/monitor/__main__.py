@@ -1,4 +1,4 @@
-"""`python -m pipeline.monitor`: GPU power, temperature and memory, and the host's load, as CSV beside any program."""
+"""`python -m pipeline.monitor`: GPU power, temperature and memory, and the host's load, as CSV next to any program."""
 
 import argparse
 import signal
@@ -8,8 +8,10 @@ import time
 from types import FrameType
 from typing import TextIO
 
-from pipeline.monitor.client import HostSampler
-from pipeline.monitor.sampler import HIGHEST_HZ, HOST_COLUMNS, GpuSampler, HostNow, Pace, SampleTable
+from pipeline.monitor.gpus import GpuSampler
+from pipeline.monitor.host import HostNow, HostSampler
+from pipeline.monitor.pace import HIGHEST_HZ, Pace
+from pipeline.monitor.samples_file import HOST_COLUMNS, SampleTable
 from pipeline.process.commands import program
 from pipeline.process.errors import CannotWriteError
 from pipeline.run_dir.failures import exit_with_status
@@ -52,11 +54,11 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--every is {options.every:g}; write seconds above 0")
     hz = 1 / options.every if options.hz is None else options.hz
     if not 0 < hz <= HIGHEST_HZ:
-        parser.error(f"{hz:g} samples a second were asked for; it must be above 0 and at most {HIGHEST_HZ:g}")
+        parser.error(f"{hz:g} samples a second; it must be above 0 and at most {HIGHEST_HZ:g}")
     signal.signal(signal.SIGTERM, _stop)
     try:
         if options.output is None:
-            # The stream as it was opened: what prints a run's words goes on without a reader, and this must end
+            # The stream as it was opened: the stream of a run works on without a reader, and this must end
             # without one.
             write_samples(sys.__stdout__ or sys.stdout, hz=hz, samples=options.samples)
         else:

@@ -14,7 +14,7 @@ from pipeline.plan.plan import Plan, make_plan, scored_at_most
 from pipeline.plan.probe import NotMeasured, measure
 from pipeline.plan.table import plan_table, why_unknown
 from pipeline.process.commands import command, program, whole_number
-from pipeline.process.errors import RecipeError, TandemError, refuse
+from pipeline.process.errors import RecipeError, TandemError, raise_errors
 from pipeline.process.storage import cache_dir, can_be_used
 from pipeline.recipe import Recipe, describe_filled, read_recipe
 from pipeline.recipe.schema import Source
@@ -29,6 +29,7 @@ from pipeline.run.checks import (
     service_findings,
     trainer_problems,
 )
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import exit_with_status
 
 
@@ -55,13 +56,13 @@ def main(argv: list[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     given = [options.recipe, *options.overrides]
     if options.depths:
-        recipes = [read_recipe([*given, f"model.depth={depth}"]) for depth in options.depths]
+        recipes = [read_recipe([*given, f"model.depth={depth}"], earlier=EarlierRuns()) for depth in options.depths]
         count = cache(partial(_about_tokens, recipes[0]))  # the text is the same at every depth
         plans = [plan_of(recipe, count)[0] for recipe in recipes]
         print(f"plans of {options.recipe}")
         print(plan_table(plans, [f"depth {depth}" for depth in options.depths]))
         return 0
-    recipe = read_recipe(given)
+    recipe = read_recipe(given, earlier=EarlierRuns())
     if start_folder(recipe) is not None:
         recipe = resolve_start(recipe)
     plan, is_elsewhere = plan_of(recipe, partial(_about_tokens, recipe))
@@ -188,7 +189,7 @@ def _report_checks(plan: Plan, *, is_elsewhere: bool) -> None:
         print(f"note: {note}")
     for line in _not_checked(recipe, is_elsewhere=is_elsewhere):
         print(f"not checked: {line}")
-    refuse(problems)
+    raise_errors(problems)
     if not is_elsewhere and _has_torch():
         print(attention_line(*choose_attention(attention_needs(recipe), plan.device, plan.sizes)), flush=True)
     doubt = None if plan.probe is not None else memory_doubt(plan)  # a probe has made these steps

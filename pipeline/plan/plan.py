@@ -373,8 +373,8 @@ def _queued_bytes(recipe: Recipe, workload: Workload) -> int:
     published, for run.mirror one checkpoint."""
     whole = workload.checkpoint_bytes or workload.weight_bytes
     queued = whole if recipe.run.mirror else 0
-    if recipe.hub.id is not None and recipe.hub.strategy != "end":
-        queued += whole if recipe.hub.strategy == "checkpoint" else workload.weight_bytes
+    if recipe.hub.id is not None and recipe.hub.strategy == "checkpoint":
+        queued += whole
     return queued
 
 

@@ -1,10 +1,10 @@
-"""Commands: processes that work beside a training, how each is started, what it inherits and when it ends; command
+"""Commands: processes that work next to a training, how each is started, what it inherits and when it ends; command
 lines as a person types them where this process was started from; and the numbers that their environment sets.
 
 The preparation of data and its workers, the writer of checkpoints, the sampler of GPUs, the publisher, the mirror and
 Trackio's writer are such processes. Each
 
-- has a session of its own: Ctrl-C at the terminal and a signal for the training are the training's;
+- has its own session: Ctrl-C at the terminal and a signal for the training are the training's;
 - does not hold the training's standard output, for whose end a reader of it would wait;
 - finds this package wherever the run was started, and is no rank of the run;
 - ends when its input is closed, when its work is done, or with its parent (`end_with`).

@@ -128,14 +128,14 @@ def raised(check: Callable[..., object], *given: Any) -> list[TandemError]:
     return []
 
 
-def refuse(problems: list[TandemError]) -> None:
+def raise_errors(problems: list[TandemError]) -> None:
     """Raise all problems as one, each once, with the class of the lowest status: the recipe's before the data's."""
     if problems:
         ordered = sorted(problems, key=lambda problem: problem.status)
         raise type(ordered[0])("\n".join(dict.fromkeys(map(str, ordered))))
 
 
-def of_panic(error: BaseException) -> DataError | None:
+def from_rust_panic(error: BaseException) -> DataError | None:
     """Return the sentence for a panic of the tokenizers library, which no `except Exception` takes; None for any other
     error."""
     if type(error).__name__ != "PanicException":

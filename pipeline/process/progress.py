@@ -9,18 +9,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from pipeline.process.storage import note_once
+from tqdm import tqdm
 
 FIRST_LINE_S = 10.0  # what is done sooner needs no line
 LINE_EVERY_S = 30.0
 REDRAW_S = 0.5
 MANY = 10_000  # from where on a bar counts in thousands and millions
+LINE = "{desc}: {percentage:.0f}%, {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 DETAIL_EVERY_S = 2.0  # may read many files
 
-_open: list["Bar"] = []
+tqdm.set_lock(threading.RLock())  # its own is of multiprocessing, which starts a process on some systems
 
 
 def on_terminal() -> bool:
@@ -28,83 +29,40 @@ def on_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
-class Bar:
-    """Show how much of `total` is done, with rate and time left; without a total the count and the time alone.
-
-    unit: of what is counted. shown: False on other ranks than the first.
-    """
+class Bar(tqdm):
+    """A bar of tqdm on a terminal, elsewhere lines at intervals. unit: of what is counted; shown: default on the first
+    rank alone."""
 
     def __init__(self, name: str, *, total: float | None = None, unit: str = "batches", shown: bool | None = None):
-        self.name, self.total, self.unit, self.done = name, total, unit, 0.0
-        self.shown = int(os.environ.get("RANK", 0)) == 0 if shown is None else shown
-        self._next_line = time.monotonic() + FIRST_LINE_S
-        self._first: tuple[float, float] | None = None  # when the first of it was done, and how much: it may compile
-        self._bar: Any = None
+        is_shown = int(os.environ.get("RANK", 0)) == 0 if shown is None else shown
+        self.is_line = not on_terminal()
+        super().__init__(
+            desc=name,
+            total=total,
+            unit=unit,
+            unit_scale=(total or MANY) >= MANY,
+            leave=False,
+            dynamic_ncols=True,
+            bar_format=LINE if self.is_line and total else None,
+            file=sys.stderr,
+            disable=not is_shown,
+            # Drawn with the first thing that is done: what waits for that may have the line.
+            delay=FIRST_LINE_S if self.is_line else 0.001,
+            mininterval=LINE_EVERY_S if self.is_line else 0.1,
+        )
 
-    def __enter__(self) -> "Bar":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def update(self, count: float = 1) -> None:
-        """Count more as done."""
-        self.done += count
-        if not self.shown:
-            return
-        if on_terminal():
-            self._opened().update(count)
-            return
-        now = time.monotonic()
-        self._first = self._first or (now, self.done)
-        if now >= self._next_line:
-            self._next_line = now + LINE_EVERY_S
-            print(f"{self.name}: {self.text(now)}", file=sys.stderr, flush=True)
-
-    def _opened(self) -> Any:
-        """Return tqdm's bar, made with the first thing that is done: what waits for that may have the line."""
-        if self._bar is None:
-            from tqdm import tqdm
-
-            tqdm.set_lock(threading.RLock())  # its own is of multiprocessing, which starts a process on some systems
-            self._bar = tqdm(
-                desc=self.name,
-                total=self.total,
-                unit=self.unit,
-                unit_scale=(self.total or MANY) >= MANY,
-                leave=False,
-                dynamic_ncols=True,
-                file=sys.stderr,
-            )
-            _open.append(self)
-        return self._bar
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        if not self.is_line:
+            return super().display(msg, pos)
+        if text := str(self) if msg is None else msg:
+            print(text, file=sys.stderr, flush=True)
+        return True
 
     def reach(self, done: float, *, total: float | None = None) -> None:
         """Say how much is done in all, and of how much where that is known by now."""
         if total is not None:
             self.total = total
-            if self._bar is not None:
-                self._bar.total = total
-        self.update(max(done - self.done, 0))
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-            _open.remove(self)
-
-    def text(self, now: float) -> str:
-        """Return done, total, rate and time left in words."""
-        began, before = self._first or (now, self.done)
-        rate = (self.done - before) / (now - began) if now > began else 0.0
-        text = f"{count_text(self.done)} {self.unit}"
-        if self.total:
-            text = f"{count_text(self.done)} of {count_text(self.total)} {self.unit} ({self.done / self.total:.0%})"
-        if rate:
-            text += f", {count_text(rate)} a second"
-        if self.total and rate:
-            text += f", about {seconds_text(max(self.total - self.done, 0) / rate)} left"
-        return text
+        self.update(max(done - self.n, 0))
 
 
 def count_text(count: float) -> str:
@@ -141,7 +99,7 @@ def progress(
     if total is None and isinstance(items, Sized):
         total = len(items)
     with Bar(name, total=total, unit=unit, shown=shown) as bar, ExitStack() as first:
-        if bar.shown:
+        if not bar.disable:
             first.enter_context(waiting(name, after_s=1.0))  # redraws the line that the bar will have
         for item in items:
             yield item
@@ -153,7 +111,7 @@ def progress(
 def waiting(what: str, *, detail: Callable[[], str] = str, after_s: float = 0.0) -> Iterator[None]:
     """Show while the block runs that it does, and for how long by now: for work whose length nobody knows.
 
-    detail: what to add, asked from a thread of its own. after_s: before which nothing is shown.
+    detail: what to add, called from another thread. after_s: seconds before which nothing is shown.
     """
     if int(os.environ.get("RANK", 0)) != 0:
         yield
@@ -163,14 +121,12 @@ def waiting(what: str, *, detail: Callable[[], str] = str, after_s: float = 0.0)
     def show() -> None:
         if over.wait(after_s):
             return
-        terminal, next_line, more, asked = on_terminal(), FIRST_LINE_S, "", 0.0
+        terminal, next_line, more, detail_at = on_terminal(), FIRST_LINE_S, "", 0.0
         while True:
             elapsed = time.monotonic() - began
             text = f"{what}: {seconds_text(elapsed)}"
-            if elapsed - asked >= DETAIL_EVERY_S:
-                more, asked = detail(), elapsed
-                if elapsed >= FIRST_LINE_S:
-                    _name_stopped(what)
+            if elapsed - detail_at >= DETAIL_EVERY_S:
+                more, detail_at = detail(), elapsed
             if terminal:
                 sys.stderr.write(f"\r{text}{', ' if more else ''}{more}\x1b[K")
                 sys.stderr.flush()
@@ -192,25 +148,10 @@ def waiting(what: str, *, detail: Callable[[], str] = str, after_s: float = 0.0)
         thread.join()
 
 
-def _name_stopped(what: str) -> None:
-    """Name once each process below this one that was stopped, as by SIGSTOP: what waits for it would wait for ever."""
-    import psutil
-
-    with suppress(psutil.Error):
-        for child in psutil.Process().children(recursive=True):
-            if child.status() == psutil.STATUS_STOPPED:
-                note_once(
-                    f"{what}: process {child.pid} is stopped and waited for. Run `kill -CONT {child.pid}` to continue "
-                    "it"
-                )
-
-
 def write(text: str) -> None:
     """Print a line of the console, above the bars that are open."""
-    if _open:
-        from tqdm import tqdm
-
-        with tqdm.external_write_mode(file=sys.stdout):
-            print(text, flush=True)
-    else:
+    if not on_terminal():
+        print(text, flush=True)
+        return
+    with tqdm.external_write_mode(file=sys.stdout):
         print(text, flush=True)

@@ -1,12 +1,9 @@
 """Patterns of secrets, those that this machine holds, and text without them."""
 
-import atexit
 import errno
-import netrc
 import os
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -66,17 +63,11 @@ PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
 }
 _COMPILED = {kind: (begins, re.compile(pattern)) for kind, (begins, pattern) in PATTERNS.items()}
 REDACTED = "[secret]"
-LONGEST_KEY = 16_384  # characters of a private key, which has several lines
 
 # Names of variables that hold a secret; not $PWD and $OLDPWD, which are folders.
 _ENVIRONMENT = re.compile(
     r"(TOKEN|SECRET|PASS(WORD|WD|PHRASE|CODE)?|(API|ACCESS)KEY|_KEY|_PWD|CREDENTIALS?|CONN(ECTION)?_?STR(ING)?|_SAS|_DSN|COOKIE"
     r"|WEBHOOK(_URL)?)(_?[0-9]+)?$"
-)
-# The secret inside of a longer value, which a program may print alone: of an address, of a connection string.
-_INSIDE = (
-    re.compile(r"://[^\s/:@]*:([^\s/@]+)@"),
-    re.compile(r"(?:^|;)\s*(?:AccountKey|Shared\w+|Password|Pwd)\s*=\s*([^;]+)", re.IGNORECASE),
 )
 
 
@@ -105,16 +96,17 @@ def known_secrets() -> dict[str, bytes]:
     """Return secrets this machine holds, by where they are: environment, the Hugging Face login, ~/.netrc (W&B's
     login)."""
     found = {f"${k}": v for k, v in os.environ.items() if _ENVIRONMENT.search(k.upper()) and not _is_path(v)}
-    for name, value in os.environ.items():
-        inside = [secret for pattern in _INSIDE for secret in pattern.findall(value)]
-        found |= {f"password {number} in ${name}": secret for number, secret in enumerate(inside, 1)}
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     token = Path(os.environ.get("HF_TOKEN_PATH") or Path(os.environ.get("HF_HOME") or cache / "huggingface") / "token")
     with suppress(OSError, ValueError, RuntimeError):  # no login or no home, no secret
         found["the Hugging Face login"] = token.expanduser().read_text()
     for file in [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]:
-        found |= _netrc_logins(file)
-    # A short value is a word, which stands in texts for other reasons.
+        with suppress(OSError, ValueError, RuntimeError):
+            # Read by words: Python's parser refuses files that W&B's client reads.
+            words = Path(file).expanduser().read_text(errors="replace").split()
+            logins = [value for name, value in pairwise(words) if name == "password"]
+            found |= {f"login {number} in {Path(file).name}": login for number, login in enumerate(logins, 1)}
+    # A short value is a word, which texts hold for other reasons.
     return {where: os.fsencode(value.strip()) for where, value in found.items() if len(value.strip()) >= 8}
 
 
@@ -124,19 +116,6 @@ def _is_path(value: str) -> bool:
     with suppress(OSError, ValueError):
         return os.path.isabs(value) and os.path.exists(value)
     return False
-
-
-def _netrc_logins(file: str) -> dict[str, str]:
-    """Return passwords of a netrc file by where they are; also of one that the parser refuses, since W&B reads it."""
-    try:
-        path = Path(file).expanduser()
-        hosts = netrc.netrc(str(path)).hosts  # named, else one that others may read is refused
-    except netrc.NetrcParseError:
-        words = path.read_text(errors="replace").split()
-        return {f"login {i} in {path.name}": b for i, (a, b) in enumerate(pairwise(words)) if a == "password"}
-    except (OSError, ValueError, RuntimeError):  # not there, no text, no home
-        return {}
-    return {f"the login of {host} in {path.name}": login[2] for host, login in hosts.items() if login[2]}
 
 
 @cache
@@ -183,67 +162,24 @@ def redact_output() -> None:
     sys.stdout, sys.stderr = (stream and _RedactedStream(stream) for stream in streams)
 
 
-def release_output() -> None:
-    """Write what waits, before the process ends."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            stream.release() if isinstance(stream, _RedactedStream) else stream.flush()
-
-
-def _before_open_secret(text: str, end: int) -> int:
-    """Return where a secret of several lines begins that the text up to `end` ends in the middle of; else `end`."""
-    key = text.rfind("-----BEGIN ")
-    if 0 <= key < end < key + LONGEST_KEY and "-----END " not in text[key:end]:
-        return key
-    for value in _values():
-        for line in re.finditer("\n", value):
-            if text.endswith(value[: line.end()], 0, end):
-                return end - line.end()
-    return end
-
-
-class _Line(threading.local):
-    """The text that a thread has written since its last end of a line."""
-
-    text = ""
-
-
 class _RedactedStream:
     """A text stream that writes printed_text(redacted(text)); everything else is the stream's own.
-
-    A line (a secret of several lines) is written when it ends, or at a flush, so that a secret in two writes is found.
 
     Nobody may be there to read: a terminal that was closed or a `tee` that was interrupted is the run's reason to save
     and leave, and must not keep it from that.
     """
 
     def __init__(self, stream: IO[str]):
-        self._stream, self._line = stream, _Line()
-        atexit.register(self.release)
+        self._stream = stream
 
     def write(self, text: str) -> int:
-        whole = self._line.text + text
-        end = max(whole.rfind("\n"), whole.rfind("\r")) + 1
-        end = _before_open_secret(whole, end)
-        self._line.text = whole[end:]
-        self._show(whole[:end])
+        with _without_reader():
+            self._stream.write(printed_text(redacted(text)))
         return len(text)
 
     def flush(self) -> None:
-        text, self._line.text = self._line.text, ""
-        self._show(text)
         with _without_reader():
             self._stream.flush()
-
-    def release(self) -> None:
-        """Write what waits: nothing follows any more."""
-        with suppress(ValueError):  # closed
-            self.flush()
-
-    def _show(self, text: str) -> None:
-        if text:
-            with _without_reader():
-                self._stream.write(printed_text(redacted(text)))
 
     def writelines(self, lines: Any) -> None:
         for line in lines:

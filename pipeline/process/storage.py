@@ -8,13 +8,14 @@ import shutil
 import socket
 import stat
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any
+
+import filelock
 
 from pipeline.process.errors import CannotWriteError, DamagedFileError, InputMissingError
 
@@ -22,10 +23,6 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 # A file system that has no such call says one of these; it is no error of this file.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-# Windows has the last alone
-PLAIN_OPEN = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
-JSON_BYTES = 256 * 2**20  # of a tokenizer.json 40 MB are seen, of our own files far less
-JSON_DEPTH = 100
 OWN_SUM = "own_sha256"
 _noted: set[str] = set()
 
@@ -140,18 +137,17 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def write_sealed_json(path: str | Path, value: dict[str, Any]) -> None:
-    """Write an object with a checksum of its own, which `read_sealed_json` compares."""
+    """Write an object with its checksum, which `read_sealed_json` compares."""
     write_json(path, {**value, OWN_SUM: sum_of(value)})
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
     """Return the object in a JSON file, whoever wrote it.
 
-    Raises DamagedFileError for what is no object, too large or nested too deeply; OSError as open does.
+    Raises DamagedFileError for what is no object or nested too deeply; OSError as open does.
     """
-    data = read_bounded(path)
     try:
-        return parse_json(data)
+        return parse_json(Path(path).read_bytes())
     except ValueError as error:
         raise _not_as_written(path, f"is no JSON as it was written ({error})") from None
 
@@ -163,58 +159,15 @@ def _not_as_written(path: str | Path, what: str) -> DamagedFileError:
     )
 
 
-def open_regular(path: str | Path, mode: str = "rb") -> BinaryIO:
-    """Open a file as open does, for its bytes. Raises DamagedFileError for a folder, a link that leads to itself, and
-    a pipe, socket or device, which would have no end; OSError as open does for what is missing. mode: rb, ab or
-    ab+."""
-    flags = {
-        "rb": os.O_RDONLY,
-        "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT,
-        "ab+": os.O_RDWR | os.O_APPEND | os.O_CREAT,
-    }[mode]
-    try:
-        # Without O_NONBLOCK the opening of a pipe waits for somebody who writes.
-        descriptor = os.open(path, flags | PLAIN_OPEN, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise DamagedFileError(
-                f"{path}: is a link that leads back to itself, so it is not read. Remove it."
-            ) from None
-        if error.errno == errno.ENXIO:
-            raise DamagedFileError(
-                f"{path}: is a pipe or a socket, not a file, so it is not used. Remove it."
-            ) from None
-        raise
-    kind_of_file = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(kind_of_file):
-        return cast(BinaryIO, open(path, mode, opener=lambda *_: descriptor))
-    os.close(descriptor)
-    kind = "a folder" if stat.S_ISDIR(kind_of_file) else "a pipe or a device"
-    raise DamagedFileError(f"{path}: is {kind}, not a file, so it is not read. Remove it, or put the file there.")
-
-
 def refuse_unreadable_files(folder: str | Path) -> None:
-    """Raise DamagedFileError where a folder has a pipe or a device among its files: a library that opens it would wait
-    for ever.
-
-    Raises InputMissingError for a file that this user may not read: safetensors would say that there is none.
-    """
+    """Raise InputMissingError for a file that this user may not read: safetensors would say that there is none."""
     for path in sorted(Path(folder).iterdir()):
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise DamagedFileError(f"{path}: is a pipe or a device, not a file, so the folder is not used. Remove it.")
         if path.is_file() and not os.access(path, os.R_OK):
             mode = stat.S_IMODE(path.stat().st_mode)
             raise InputMissingError(
                 f"{path}: this user may not read it (mode {mode:04o}), so the folder is not used. Its owner can run: "
                 f"chmod -R a+rX {folder}"
             )
-
-
-def read_bounded(path: str | Path) -> bytes:
-    """Return a file's bytes, of one that is too large for `parse_json` no more than shows that."""
-    with open_regular(path) as file:
-        # read(n) takes n bytes of memory at once, however small the file is.
-        return file.read(min(os.fstat(file.fileno()).st_size, JSON_BYTES) + 1)
 
 
 def read_sealed_json(path: str | Path) -> dict[str, Any]:
@@ -229,21 +182,13 @@ def read_sealed_json(path: str | Path) -> dict[str, Any]:
 
 def parse_json(data: bytes) -> dict[str, Any]:
     """Return the object in bytes from a disk or a network; ValueError says in a few words why there is none."""
-    if len(data) > JSON_BYTES:
-        raise ValueError(f"longer than {JSON_BYTES >> 20} MiB")
     try:
         value = json.loads(data)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("no object of keys")
-    level: list[Any] = [value]
-    for _ in range(JSON_DEPTH):
-        level = [child for node in level for child in (node.values() if isinstance(node, dict) else node)]
-        level = [child for child in level if isinstance(child, (dict, list))]
-        if not level:
-            return value
-    raise ValueError("nested too deeply")
+    return value
 
 
 def sum_of(value: dict[str, Any]) -> str:
@@ -279,7 +224,7 @@ def folder_bytes(folder: str | Path) -> int:
 
 
 def temporary_folder(path: str | Path) -> Path:
-    """Return a new folder beside `path`, which becomes it with `publish_folder`; a name that starts with .tmp- never
+    """Return a new folder next to `path`, which becomes it with `publish_folder`; a name that starts with .tmp- never
     counts as whole."""
     path = Path(path)
     make_parent(path)
@@ -418,106 +363,25 @@ def where_writable() -> Iterator[None]:
             raise
 
 
-# Locks on files: the kernel drops one when the last process that has it open dies, so a lock file left behind locks
-# nothing. flock is called as it is where the system has it, since a child inherits it without a gap, several can share
-# it, and the file may say who holds it; filelock can none of these, and has the locks of other systems.
-
-ABSENT = (*NOT_SUPPORTED, errno.ENOLCK)
 POLL_S = 0.05
 FOREVER = float("inf")
 
 
-class Held:
-    """A lock, until it is closed here and in every child that inherited it."""
-
-    def __init__(self, file: Any, *, name: str, inherits: bool = False):
-        self.file, self.name, self.inherits = file, name, inherits
-
-    def __enter__(self) -> "Held":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.file.close() if self.inherits else self.file.release()
-
-    def descriptors(self) -> list[int]:
-        """Return what a child is to be passed, so that it holds the lock too; nothing where it has to take it
-        itself."""
-        return [self.file.fileno()] if self.inherits else []
-
-
-def locks_are_inherited() -> bool:
-    """Return whether a child holds the locks whose descriptors it is passed."""
-    return _flock() is not None
-
-
-def _flock() -> Any:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    return fcntl
-
-
-def lock(path: str | Path, *, shared: bool = False, wait_s: float = 0.0) -> Held | None:
+def lock(path: str | Path, *, wait_s: float = 0.0) -> filelock.BaseFileLock | None:
     """Return the held lock; None when another process still holds it after `wait_s`.
 
-    The file is `path`, which is made unless the lock is shared, or where that cannot be locked one of this machine.
+    It is held until `release()`. The kernel drops it when this process dies, so a lock file left behind locks nothing.
     """
-    file: IO[bytes] = open_regular(path, "rb" if shared else "ab")  # the lock lives as long as it is open
-    fcntl = _flock()
-    if fcntl is None:
-        file.close()
-        return _lock_of_filelock(Path(path), wait_s)
-    deadline = time.monotonic() + wait_s
-    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    operation |= 0 if wait_s == FOREVER else fcntl.LOCK_NB
-    while True:
-        try:
-            fcntl.flock(file, operation)
-            return Held(file, name=file.name, inherits=True)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                file.close()
-                return None
-            time.sleep(POLL_S)
-        except OSError as error:
-            file.close()
-            if error.errno not in ABSENT:
-                raise
-            if Path(file.name).parent == _folder():
-                raise CannotWriteError(
-                    f"{Path(path).parent}: neither its file system nor that of {tempfile.gettempdir()} has locks "
-                    f"({error.strerror}), so two starts of one run could not be told apart. Set TMPDIR to a folder "
-                    "that has."
-                ) from None
-            note_once(
-                f"{Path(path).parent}: its file system has no locks ({error.strerror}). Those of {_folder()} stand "
-                "in for them, on this machine alone: start no second job of a run on another one",
-                about=f"locks {os.stat(path).st_dev}",
-            )
-            file = open(_stand_in(Path(path)), "ab")  # noqa: SIM115
-
-
-def _lock_of_filelock(path: Path, wait_s: float) -> Held | None:
-    """Return the lock of a file beside `path`: what Windows locks nobody else can read."""
-    import filelock
-
-    # A process has one object for a file, which counts how often it is held: two of one process would not exclude each
-    # other.
-    held = filelock.FileLock(f"{path}.held", is_singleton=False, thread_local=False)
+    # On Windows nobody else can read a locked file, and the file may say who holds it: there another file is locked.
+    file = f"{path}.held" if os.name == "nt" else str(path)
+    # A process has one singleton for a file, which counts how often it is held: two of one process would not exclude
+    # each other.
+    held = filelock.FileLock(file, is_singleton=False, thread_local=False)
     try:
         held.acquire(timeout=-1 if wait_s == FOREVER else wait_s, poll_interval=POLL_S)
     except filelock.Timeout:
         return None
-    return Held(held, name=str(path))
-
-
-def is_stand_in(held: Held) -> bool:
-    """Return whether a lock holds on this machine only, as the path's own file system has none."""
-    return Path(held.name).parent == _folder()
+    return held
 
 
 @contextmanager
@@ -533,18 +397,11 @@ def file_lock(path: str | Path, *, wait_s: float = FOREVER) -> Iterator[bool]:
         yield True
         return
     held = lock(path, wait_s=wait_s)
-    with held or nullcontext():
+    try:
         yield held is not None
-
-
-def _folder() -> Path:
-    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    return Path(tempfile.gettempdir()) / f"tandem-locks-{user}"
-
-
-def _stand_in(path: Path) -> Path:
-    _folder().mkdir(mode=0o700, exist_ok=True)
-    return _folder() / hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
+    finally:
+        if held is not None:
+            held.release()
 
 
 def machine(path: str | Path) -> str:

@@ -1,6 +1,6 @@
 """The one gate for code that is not this program's: `module:attr` names, and the code files of a model (`auto_map`).
 
-Code runs unasked where the user named the place: a module beside the recipe of the command line, or in the working
+Code runs unasked where the user named the place: a module next to the recipe of the command line, or in the working
 folder for a name on the command line itself. All other code (an installed module, a run's own recipe, a model's
 repository) runs only when the user trusts it. What runs is printed before it does, and recorded in the manifest.
 """
@@ -12,9 +12,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +24,6 @@ from typing import Any
 from pipeline.process.errors import RecipeError, Stopped, TandemError
 from pipeline.process.storage import sha256_file
 
-IMPORT_LIMIT_S = 120  # a network disk may need a minute for large libraries
 ENTRY_POINTS = "tandem"  # group in which an installed package names what recipes may use
 INSTALLED = ("site-packages", "dist-packages")
 COMMAND_TRUST = "--trust-code"
@@ -50,15 +47,11 @@ class CodeFolder:
     closed: str = ""
 
 
-class _TooLong(BaseException):
-    """No Exception: a module that guards its imports would go on after it."""
-
-
 def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str = "") -> Any:
-    """Return the object `module:attr`. folder: where it may be; a path stands for CodeFolder(path).
+    """Return the object `module:attr`. folder: where it may be; a path means CodeFolder(path).
 
-    Raises RecipeError for code that the user has not named or trusted, for a module that cannot be imported, ends the
-    process or takes longer than IMPORT_LIMIT_S, and for an object that is another module's.
+    Raises RecipeError for code that the user has not named or trusted, for a module that cannot be imported or ends the
+    process, and for an object that is another module's.
     """
     code = folder if isinstance(folder, CodeFolder) else CodeFolder(folder)
     at = f"{where}: {name}" if where else name
@@ -116,7 +109,7 @@ def _add_imports(module_name: str, file: Path, folder: str, files: set[Path]) ->
 def allow_model_code(config: dict[str, Any], path: str, *, known: bool, code: CodeFolder, where: str = "") -> bool:
     """Return what transformers gets as trust_remote_code for a model: whether its own code files are to be run.
 
-    config: the content of its config.json. known: its model_type is one that needs no code of its own. Raises
+    config: the content of its config.json. known: its model_type is one that needs no code files. Raises
     RecipeError for one that does and is not trusted.
     """
     classes = config.get("auto_map")
@@ -151,9 +144,8 @@ def allow_task_folder(folder: str, *, code: CodeFolder, where: str) -> None:
 
 @contextmanager
 def importing(name: str) -> Iterator[None]:
-    """Turn what code does at its import into a RecipeError, also to end the process or to take longer than
-    IMPORT_LIMIT_S."""
-    with guarded(name, doing="cannot be imported"), _time_limit():
+    """Turn what code does at its import into a RecipeError, also to end the process."""
+    with guarded(name, doing="cannot be imported"):
         yield
 
 
@@ -165,11 +157,6 @@ def guarded(name: str, *, doing: str = "cannot be used") -> Iterator[None]:
         yield
     except (TandemError, KeyboardInterrupt, Stopped):
         raise
-    except _TooLong:
-        raise RecipeError(
-            f"{name} {doing} (not done after {IMPORT_LIMIT_S} s). Let the module define functions and classes, and "
-            "work only when they are called."
-        ) from None
     except SystemExit as error:
         raise RecipeError(
             f"{name} {doing} (it ends the program with SystemExit({'' if error.code is None else repr(error.code)})). "
@@ -314,22 +301,3 @@ def _first_on_path(folder: str | None) -> Iterator[None]:
         sys.path.remove(place)
         if place not in sys.path:
             sys.path.append(place)
-
-
-@contextmanager
-def _time_limit() -> Iterator[None]:
-    """Raise _TooLong in the main thread after IMPORT_LIMIT_S, and again every second in case it is caught."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):  # as on Windows
-        yield
-        return
-
-    def end(signum: int, frame: Any) -> None:
-        raise _TooLong
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, IMPORT_LIMIT_S, 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)

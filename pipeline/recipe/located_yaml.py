@@ -14,7 +14,6 @@ import yaml
 
 from pipeline.process.errors import DamagedFileError, InputMissingError, RecipeError
 from pipeline.process.secrets import looks_secret
-from pipeline.process.storage import open_regular
 
 SECRET_NAME = re.compile(r"(^|_)(token|password|passwd|api_?key|secret|credentials?)$", re.IGNORECASE)
 INSTEAD = "Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B."
@@ -87,7 +86,7 @@ def load_mapping(path: str | Path, *, most_bytes: int = MOST_BYTES) -> dict[str,
 
     Raises DamagedFileError for anything else, OSError as open does.
     """
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         data = file.read(most_bytes + 1)
     reason = f"it is larger than {most_bytes >> 20} MiB"
     if len(data) <= most_bytes:
@@ -114,11 +113,11 @@ def explain_yaml(error: yaml.MarkedYAMLError) -> str:
         return "a quote is opened and never closed. Close it on the same line."
     if "undefined alias" in problem:
         return (
-            "an alias without its anchor. Write &name where the value stands first; a text that begins with * must "
-            'stand in quotes: "*.parquet".'
+            "an alias without its anchor. Write &name before its first use; put a text that begins with * "
+            'in quotes: "*.parquet".'
         )
     if "alias" in context:
-        return 'a value that begins with * must stand in quotes: "*.parquet".'
+        return 'a value that begins with *. Put it in quotes: "*.parquet".'
     if "single document" in context:
         return "a second document begins here. A recipe is one document: remove the `---`."
     if "mapping values are not allowed" in problem:
@@ -135,7 +134,7 @@ def read_file(path: str, problems: Problems) -> Item:
     if file.is_dir():
         raise InputMissingError(f"{path}: is a folder, not a recipe. Name a .yaml file in it.")
     try:
-        with open_regular(file) as opened:
+        with open(file, "rb") as opened:
             raw = opened.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputMissingError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from None

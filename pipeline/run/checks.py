@@ -24,8 +24,8 @@ from pipeline.process.errors import (
     InputMissingError,
     RecipeError,
     TandemError,
+    raise_errors,
     raised,
-    refuse,
 )
 from pipeline.process.storage import NOT_WRITABLE, cache_dir, can_be_used, is_cache, nearest_existing
 from pipeline.process.user_code import import_attribute
@@ -37,9 +37,10 @@ from pipeline.recipe.model_sizes import model_fields
 from pipeline.recipe.resolve import warmup_of
 from pipeline.recipe.schema import ARGUMENTS, with_values
 from pipeline.recipe.sizes import options_of
-from pipeline.recipe.start_from import becomes_tandem, drops_attention, previous_attempt, start_folder
+from pipeline.recipe.start_from import becomes_tandem, drops_attention, start_folder
 from pipeline.run.attention import AS_RECIPE, AttentionNeeds, attention_line, choose_attention, refuse_attention
-from pipeline.run_dir.checkpoints import SEAL, by_step, loadable_strays, problems
+from pipeline.run_dir.checkpoints import SEAL, by_step, problems, unexpected_model_files
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import open_sources, with_recorded_inputs
 
@@ -201,7 +202,7 @@ def _refusal(recipe: Recipe) -> str | None:
         "use_cpu": device_info().kind == "cpu",
     }
     try:
-        args = build_arguments(known, RunDirectory.of(recipe), **decided)
+        args = build_arguments(known, RunDirectory.of(recipe.run), **decided)
         if recipe.optimizer.type != "trainer":
             return None
         model = torch.nn.Linear(SIDE, SIDE, bias=False, device=args.device)
@@ -252,7 +253,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
         notes = find_notes(plan)
         for more_problems, more_notes in (reading_findings(recipe), service_findings(recipe)):
             problems, notes = problems + more_problems, notes + more_notes
-        refuse(problems)
+        raise_errors(problems)
         for note in notes:
             print(f"note: {note}", flush=True)
         chosen = choose_attention(attention_needs(recipe), plan.device, plan.sizes)
@@ -308,7 +309,8 @@ def _start(plan: Plan) -> None:
     every start."""
     recipe, folder = plan.recipe, Path(plan.recipe.model.start_from or "")
     run = RunDirectory(folder.parent.parent)
-    begun = previous_attempt(recipe).get("model.start_from") == str(folder)
+    attempt = EarlierRuns().previous_attempt(recipe.run.directory, recipe.run.name)
+    begun = attempt.get("model.start_from") == str(folder)
     if not begun and folder.parent == run.checkpoints and run.in_use():
         raise InputMissingError(
             f"{recipe.where('model.start_from')}: run {run.path} is training, and may delete {folder.name} once it "
@@ -395,9 +397,11 @@ def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     problems: list[TandemError] = []
     notes: list[str] = []
     if recipe.hub.id is not None:
-        from pipeline.hub.pull import write_findings
+        from pipeline.hub.write_access import write_findings
 
-        hub_problems, hub_notes = write_findings(recipe)
+        hub_problems, hub_notes = write_findings(
+            recipe.hub, RunDirectory.of(recipe.run), where=recipe.where("hub.id")
+        )
         problems += hub_problems
         notes += hub_notes
     if recipe.monitor.trackers:
@@ -406,7 +410,7 @@ def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
         tracker_problems, tracker_notes = tracker_findings(
             recipe.monitor.trackers,
             where=recipe.where("monitor.trackers"),
-            has_trained=RunDirectory.of(recipe).has_trained(),
+            has_trained=RunDirectory.of(recipe.run).has_trained(),
         )
         problems += tracker_problems
         notes += tracker_notes
@@ -436,7 +440,7 @@ def _sources(recipe: Recipe) -> list[str]:
     nothing."""
     if not can_be_used(cache_dir(recipe.data.cache_dir)):  # where it is kept; the check of the folders says so
         return []
-    run = RunDirectory.of(recipe)
+    run = RunDirectory.of(recipe.run)
     goes_on = run.has_trained()
     if goes_on:
         recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs", {}))
@@ -510,11 +514,11 @@ def _weights(recipe: Recipe) -> None:
     A run that has a checkpoint continues from it and reads them no more.
     """
     start = recipe.model.start_from
-    if start is None or not Path(start).is_dir() or by_step(RunDirectory.of(recipe).checkpoints):
+    if start is None or not Path(start).is_dir() or by_step(RunDirectory.of(recipe.run).checkpoints):
         return
     folder, where = Path(start), recipe.where("model.start_from")
     if (folder / SEAL).is_file():
-        damaged = problems(folder) or [f"{name} does not belong to it" for name in loadable_strays(folder)]
+        damaged = problems(folder) or [f"{name} does not belong to it" for name in unexpected_model_files(folder)]
         if damaged:
             raise DataError(
                 f"{where}: {folder} is damaged ({'; '.join(damaged)}). Copy it again, or start from another "

@@ -64,13 +64,13 @@ class OpenRun:
 def restore_run(recipe: Recipe) -> None:
     """Fetch a run that is not here from the Hub or the mirror, on rank 0 for all ranks: what this start takes from an
     earlier one is resolved after it."""
-    directory = RunDirectory.of(recipe)
+    directory = RunDirectory.of(recipe.run)
 
     def restore() -> None:
-        if recipe.hub.strategy == "checkpoint":
+        if recipe.hub.strategy == "checkpoint" and recipe.run.resume == "auto":
             from pipeline.hub.pull import restore_from_hub
 
-            restore_from_hub(recipe, directory)
+            restore_from_hub(recipe.hub, directory)
         if recipe.run.mirror:
             from pipeline.contrib.mirror import restore_from_mirror
 
@@ -92,7 +92,7 @@ def open_run(recipe: Recipe) -> OpenRun:
 
 
 def _open(recipe: Recipe) -> OpenRun:
-    directory = RunDirectory.of(recipe)
+    directory = RunDirectory.of(recipe.run)
     manifest = directory.read_manifest()
     if not manifest and directory.has_trained():
         raise DataError(

@@ -1,7 +1,7 @@
 """Whole checkpoints: written under another name, sealed with the hash of every file, renamed, and verified before use.
 
 start(job) is called in the training; `python pipeline/run_dir/checkpoints.py` is the other side, a process that puts
-the checkpoint on the disk while training goes on, and outlives the training's death.
+the checkpoint on the disk while training continues, and outlives the training's death.
 """
 
 import errno
@@ -16,10 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+import filelock
 
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])
@@ -28,11 +30,10 @@ from pipeline.process import commands
 from pipeline.process.errors import DamagedFileError
 from pipeline.process.storage import (
     DISK_FULL,
-    Held,
+    file_lock,
     folder_bytes,
     fsync_file,
     lock,
-    locks_are_inherited,
     move_folder,
     new_folder,
     parse_json,
@@ -87,26 +88,12 @@ def read_seal(folder: str | Path) -> dict[str, Any]:
     if own_sum != sum_of(manifest):
         raise DamagedFileError(f"{path}: has other content than was written. Put the folder back from a copy.")
     files, step = manifest.get("files"), manifest.get("step", 0)
-    good = (
-        isinstance(files, dict)
-        and all(_is_file_name(name) and _are_facts(facts) for name, facts in files.items())
-        and type(step) is int
-        and 0 <= step < 2**63
-    )
+    good = isinstance(files, dict) and all(map(_are_facts, files.values())) and type(step) is int and 0 <= step < 2**63
     if not good:
         raise DamagedFileError(
             f"{path}: is no list of files as this program writes it. Take the files from elsewhere."
         )
     return manifest
-
-
-def _is_file_name(name: str) -> bool:
-    """Return whether a file system can have it at all; where it leads to is for the caller to judge."""
-    try:
-        parts = os.fsencode(name).split(b"/")
-    except UnicodeEncodeError:
-        return False
-    return bool(name) and "\0" not in name and all(len(part) <= 255 for part in parts)
 
 
 def _are_facts(facts: Any) -> bool:
@@ -116,7 +103,7 @@ def _are_facts(facts: Any) -> bool:
 def problems(folder: str | Path) -> list[str]:
     """Return what is damaged in a sealed folder: empty when every listed file is there with its size and hash.
 
-    Files that are not listed do no damage: `strays` names them.
+    Files that are not listed do no damage: `unexpected_files` names them.
     """
     folder = Path(folder)
     try:
@@ -147,23 +134,23 @@ def sealed_files(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in [*read_seal(folder)["files"], SEAL]}
 
 
-def strays(folder: Path) -> list[str]:
+def unexpected_files(folder: Path) -> list[str]:
     """Return the names of files in a sealed folder that it was not written with: a file manager's .DS_Store, notes."""
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     return sorted(found - set(sealed_files(folder)))
 
 
-def loadable_strays(folder: Path) -> list[str]:
-    """Return the strays that from_pretrained might take for a part of the model, such as adapter_config.json."""
+def unexpected_model_files(folder: Path) -> list[str]:
+    """Return the unexpected files that from_pretrained might take for a part of the model."""
     return [
         name
-        for name in strays(folder)
+        for name in unexpected_files(folder)
         if Path(name).suffix in LOADABLE_SUFFIXES and not Path(name).name.startswith(".")
     ]
 
 
 def has_whole_model(folder: Path) -> bool:
-    """Return whether from_pretrained loads what was written, however damaged the training state beside it is."""
+    """Return whether from_pretrained loads what was written, however damaged the training state is."""
     damaged = {problem.split(" ", 1)[0] for problem in problems(folder)}
     state = ("optimizer", "scheduler.", "trainer_state.", "position.", "rng-")
     return all(name.startswith(state) for name in damaged)
@@ -199,7 +186,7 @@ def newest_whole(checkpoints: Path, quarantine: Path) -> tuple[Path | None, list
         folder = folders.pop()
         found = problems(folder)
         if not found:
-            if names := strays(folder):
+            if names := unexpected_files(folder):
                 belong = "does not belong" if len(names) == 1 else "do not belong"
                 notes.append(f"{folder}: {', '.join(names)} {belong} to the checkpoint; ignored.")
             return folder, notes
@@ -210,7 +197,7 @@ def newest_whole(checkpoints: Path, quarantine: Path) -> tuple[Path | None, list
 
 
 def quarantined(folder: Path, quarantine: Path) -> Path:
-    """Move a checkpoint out of the way, beside those that were moved before; returns its new place."""
+    """Move a checkpoint to quarantine; return its new place."""
     quarantine.mkdir(parents=True, exist_ok=True)
     target = quarantine / folder.name
     number = 1
@@ -258,7 +245,7 @@ def clean(checkpoints: Path) -> None:
 # error as JSON on stderr.
 #
 # Of a sharded model each rank starts such a process for its own files, all into one folder. Those of rank 1 and above
-# report bytes and sha256 of theirs in a folder beside it; that of rank 0 waits for the reports, then seals and renames
+# report bytes and sha256 of theirs in a folder next to it; that of rank 0 waits for the reports, then seals and renames
 # as for one process.
 
 LOCK = ".writing"
@@ -291,15 +278,20 @@ class Job:
 
 def start(job: Job) -> subprocess.Popen:
     """Begin to write; the caller leaves the images alone until the process has ended."""
-    if os.name == "nt":  # where no descriptors are inherited
-        return cast(subprocess.Popen, Written(job))
-    held = take_lock(Path(job.target).parent) if job.rank == 0 else None
     try:
-        images = (descriptor for descriptor, _ in job.images.values())
-        process = commands.start(__file__, pass_fds=[*(held.descriptors() if held else ()), *images])
-    finally:
-        if held:
-            held.close()  # the process holds it now
+        import fcntl
+    except ImportError:  # Windows, where no descriptors are inherited
+        return cast(subprocess.Popen, Written(job))
+    checkpoints = Path(job.target).parent
+    images = [descriptor for descriptor, _ in job.images.values()]
+    with open(checkpoints / LOCK, "ab") as file:
+        if job.rank == 0:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _is_writing(checkpoints) from None
+        # The process inherits the open file, and with it the lock, without a gap in which this one may be killed.
+        process = commands.start(__file__, pass_fds=[file.fileno(), *images])
     assert process.stdin is not None
     try:
         process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
@@ -316,8 +308,11 @@ class Written:
     def __init__(self, job: Job):
         self.returncode, self.stderr = 0, b""
         try:
-            with nullcontext() if job.rank else take_lock(Path(job.target).parent):
-                (write_part if job.rank else write)(job)
+            if job.rank:
+                write_part(job)
+            else:
+                with file_lock(Path(job.target).parent / LOCK):
+                    write(job)
         except OSError as error:
             self.returncode, self.stderr = 1, error_line(error).encode()
 
@@ -328,11 +323,15 @@ class Written:
         return b"", self.stderr
 
 
-def take_lock(checkpoints: Path, *, wait_s: float = 0.0) -> Held:
+def take_lock(checkpoints: Path, *, wait_s: float = 0.0) -> filelock.BaseFileLock:
     """Return the lock; BlockingIOError when a writer still holds it after `wait_s`."""
     if (held := lock(checkpoints / LOCK, wait_s=wait_s)) is None:
-        raise BlockingIOError(errno.EWOULDBLOCK, "another process is writing a checkpoint", str(checkpoints / LOCK))
+        raise _is_writing(checkpoints)
     return held
+
+
+def _is_writing(checkpoints: Path) -> BlockingIOError:
+    return BlockingIOError(errno.EWOULDBLOCK, "another process is writing a checkpoint", str(checkpoints / LOCK))
 
 
 def write(job: Job) -> None:
@@ -394,8 +393,8 @@ def _write_report(report: Path, facts: dict[str, Any]) -> None:
 
 
 def reports(temporary: Path) -> Path:
-    """Return the folder of the reports of ranks above 0: beside the checkpoint's, which holds nothing else at any
-    time."""
+    """Return the folder of the reports of ranks above 0: next to the checkpoint's, which never holds
+    anything else."""
     return temporary.with_name(f"{temporary.name}-reports")
 
 
@@ -448,7 +447,7 @@ def error_line(error: OSError) -> str:
 
 
 def last_words(stderr: bytes) -> dict[str, Any]:
-    """Return the writer's error, the last line that it wrote; ValueError when it died without one. Notes may stand
+    """Return the writer's error, the last line that it wrote; ValueError when it died without one. Notes may come
     before it."""
     return parse_json(stderr.strip().rpartition(b"\n")[2])
 
@@ -490,11 +489,11 @@ def main() -> int:
         return 1  # the training died before it had said what to write; the next start clears its folder away
     job = Job(**json.loads(text))
     job.scores = {int(step): score for step, score in job.scores.items()}
-    # Held to the end of the process; where it was not inherited, the training has let go of it for this one.
-    takes_lock = job.rank == 0 and not locks_are_inherited()
-    own = take_lock(Path(job.target).parent, wait_s=10.0) if takes_lock else None  # noqa: F841
     try:
-        (write_part if job.rank else write)(job)
+        if job.rank:
+            write_part(job)
+        else:
+            write(job)
     except OSError as error:
         print(error_line(error), file=sys.stderr)
         return 1

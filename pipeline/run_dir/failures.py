@@ -29,14 +29,31 @@ from pipeline.process.errors import (
     Stopped,
     TandemError,
     first_line,
-    of_panic,
+    from_rust_panic,
 )
-from pipeline.process.secrets import redact_output, redacted, release_output
-from pipeline.process.storage import DISK_FULL, note_once, raise_if_moved, write_json
+from pipeline.process.secrets import redact_output, redacted
+from pipeline.process.storage import DISK_FULL, raise_if_moved, write_json
 from pipeline.run_dir.run_directory import RunDirectory
 
 _current_run: RunDirectory | None = None
 _leaving = threading.Lock()  # taken by the thread that ends the process
+_NO_SUCH_CALL = (
+    "its file system cannot do what a whole file needs: renaming, locking or deleting",
+    "Move run.directory and data.cache_dir to another one",
+)
+_BAD_DISK = ("cannot be written or read", "Look after the disk or move run.directory")
+_NO_RIGHTS = ("this user may not read or write it", "Change its rights or run as the user that owns it")
+_TOO_LARGE = (
+    "the file became larger than this process (ulimit -f) or the file system allows",
+    "Raise the limit or move run.directory",
+)
+# Number of the system's error -> what is wrong, and what to do.
+CANNOT_WRITE = {
+    **dict.fromkeys((errno.EXDEV, errno.EBUSY, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP), _NO_SUCH_CALL),
+    **dict.fromkeys((errno.EIO, errno.EROFS), _BAD_DISK),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), _NO_RIGHTS),
+    errno.EFBIG: _TOO_LARGE,
+}
 REPORT_S = 60.0  # longest time that an end by failure waits for its report; three seconds are usual
 
 
@@ -71,7 +88,6 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     """
     _hear_signals()
     _open_standard_streams()
-    _prepare_for_compiler()
     redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
         if sys.flags.optimize > 1:
@@ -126,27 +142,6 @@ def _open_standard_streams() -> None:
             getattr(sys, name).reconfigure(errors="backslashreplace" if number else "replace")
 
 
-def _prepare_for_compiler() -> None:
-    """Set what torch's compiler would fail at when it is imported, as also an uncompiled run does: the number of its
-    threads where the system refuses to say which cores are usable, and another folder than one that cannot be
-    written."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    try:
-        os.makedirs(folder or ".", exist_ok=True)
-    except OSError as error:
-        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-        note_once(
-            f"TORCHINDUCTOR_CACHE_DIR: {folder} cannot be made ({error.strerror}); torch keeps what it compiles "
-            "elsewhere"
-        )
-    try:
-        os.sched_getaffinity(0)
-    except OSError:
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, os.cpu_count() or 1)))
-    except AttributeError:  # macOS, where torch counts otherwise
-        pass
-
-
 def is_leaving() -> bool:
     return _leaving.locked()
 
@@ -170,7 +165,7 @@ def leave(outcome: int | BaseException, *, all_stop: Callable[[], bool] = lambda
     with suppress(Exception):
         if isinstance(outcome, BaseException):
             _print_error(outcome, status, message)
-        release_output()
+        sys.stdout.flush()
     # Not sys.exit: threads of trackers or a process group that lost a peer must not hold the status back. Several
     # ranks that agreed to stop leave with 0, since torch's launcher takes any other status for a crash; the script
     # reads the file.
@@ -183,7 +178,7 @@ def _report_status(status: int, message: str, *, first_rank_only: bool) -> bool:
     path = os.environ.get("TANDEM_STATUS")
     if not path:
         return False
-    if not first_rank_only or int(os.environ.get("LOCAL_RANK", 0)) == 0:  # each machine has a file of its own
+    if not first_rank_only or int(os.environ.get("LOCAL_RANK", 0)) == 0:  # each machine has its own file
         try:
             with open(path, "x") as file:
                 file.write(f"{status}\n{message}\n")
@@ -220,7 +215,7 @@ def _print_error(error: BaseException, status: int, message: str) -> None:
         _write_failure(error, status, message)  # of the first rank that fails: the launcher then ends the others
     if isinstance(_as_tandem_error(error), TandemError):
         rank = int(os.environ.get("RANK", 0))
-        # Each host has an output of its own.
+        # Each host has its own output.
         if int(os.environ.get("LOCAL_RANK", rank)) == 0 or not getattr(error, "of_all_ranks", False):
             what = message if status in (75, 130) else f"error: {message}"
             print(what if rank == 0 else f"rank {rank}: {what}", file=sys.stderr)
@@ -234,7 +229,7 @@ def _print_error(error: BaseException, status: int, message: str) -> None:
 
 
 def _as_tandem_error(error: BaseException) -> BaseException:
-    if panic := of_panic(error):
+    if panic := from_rust_panic(error):
         return panic
     if isinstance(error, Stopped):
         name = signal.Signals(error.args[0]).name
@@ -254,29 +249,13 @@ def _as_tandem_error(error: BaseException) -> BaseException:
             raise_if_moved(_current_run.path, after_error=number in (errno.ENOENT, errno.ESTALE))
         except CannotWriteError as moved:
             return moved
-    if number in (errno.EXDEV, errno.EBUSY, errno.ENOSYS, errno.ENOTSUP):
-        return CannotWriteError(
-            f"{where}: its file system cannot do what a whole file needs ({os.strerror(number)}: renaming, locking or "
-            "deleting); every checkpoint that was whole still is. Move run.directory and data.cache_dir to another "
-            "one; then run the same command again."
-        )
-    if number == errno.EFBIG:
-        return CannotWriteError(
-            f"{where}: the file became larger than this process (ulimit -f) or the file system allows; every "
-            "checkpoint that was whole still is. Raise the limit or move run.directory; then run the same command "
-            "again."
-        )
-    if number in (errno.EIO, errno.EROFS):
-        return CannotWriteError(
-            f"{where}: cannot be written or read ({os.strerror(number)}); every checkpoint that was whole still is. "
-            "Look after the disk or move run.directory; then run the same command again."
-        )
     if number == errno.ELOOP:
         return DamagedFileError(f"{where}: is a link that leads back to itself, so it cannot be used. Remove it.")
-    if number in (errno.EACCES, errno.EPERM):
+    if number in CANNOT_WRITE:
+        what, remedy = CANNOT_WRITE[number]
         return CannotWriteError(
-            f"{where}: this user may not read or write it ({os.strerror(number)}); every checkpoint that was whole "
-            "still is. Mend its rights or run as the user that owns it; then run the same command again."
+            f"{where}: {what} ({os.strerror(number)}); every checkpoint that was whole still is. {remedy}; then run "
+            "the same command again."
         )
     if isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error):
         return CannotWriteError(
@@ -307,7 +286,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def write_report(run: RunDirectory, *, limit_s: float | None = None) -> str | None:
-    """Write the run's report by a process of its own: this one may be out of memory, or hang in any import. Return
+    """Write the run's report by another process: this one may be out of memory, or hang in any import. Return
     None, or what kept it from being written; the command can be run again at any time."""
     command = [sys.executable, "-m", "pipeline.report", str(run.path.resolve())]
     try:
@@ -363,12 +342,12 @@ POLL_S = 0.25  # how soon the launcher's death and another rank's signal are see
 SAME_SIGNAL_S = 1.0
 MEETING_S = 3.0  # that a rank that leaves at once waits for the others to come with it
 SAVING_S = 600.0  # that a rank which has stopped waits for those that still write its checkpoint
-COMPILATION_S = 8.0  # that a compilation may go on after a signal
+COMPILATION_S = 8.0  # that a compilation may take after a signal
 
 
 class Signals:
     """Made before anything long. Before the first step of a start and after its last one a signal ends the process at
-    once: nothing can be lost. In between it stands in `received`, and the training saves and stops
+    once: nothing can be lost. In between it is in `received`, and the training saves and stops
     (callbacks/stopping.py); only a compilation is not waited for. A second signal leaves at once.
 
     `accelerate launch` hands signals on to nobody: the death of the launcher counts as SIGTERM.
@@ -378,7 +357,7 @@ class Signals:
         self.received = 0
         self.training = self.stopping = self.compiling = False
         self.where = "before the first step of this start; nothing is lost"
-        # Launchers leave their variables behind; started without one, the shell may end and the run goes on.
+        # Launchers leave their variables behind; started without one, the shell may end and the run continues.
         launched = any(name.startswith(("ACCELERATE_", "TORCHELASTIC_")) for name in os.environ)
         self.launcher = os.getppid() if launched else None
         self.store: Any = None
@@ -431,7 +410,7 @@ class Signals:
                 self._hear(signal.SIGTERM)
             self._ask_the_others()
             if self.received and self.training and self.compiling and time.monotonic() - self._since > COMPILATION_S:
-                self.where = "while a step was being compiled; it goes on from the newest whole checkpoint"
+                self.where = "while a step was being compiled; it continues from the newest whole checkpoint"
                 self._leave_at_once()
 
     def _hear(self, number: int) -> None:

@@ -1,25 +1,18 @@
 """Append-only files of JSON lines: metrics and samples. One line is one row, written whole."""
 
 import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from pipeline.process.errors import DamagedFileError
-from pipeline.process.storage import make_parent, open_regular
-
-LINE_BYTES = 2**24  # longest row that is read; a sample of a long context has a few 100 kB
-# Longest file of rows that is read: ten million rows of metrics. At a gigabyte a second, zeros of a sparse one take
-# eight seconds.
-ROWS_BYTES = 2**33
+from pipeline.process.storage import make_parent
 
 
 def append_row(path: str | Path, row: dict[str, Any]) -> None:
     """Add one row. A torn last line, left by a crash, is closed first so that it cannot swallow this one."""
     path = Path(path)
     make_parent(path)
-    with open_regular(path, "ab+") as file:
+    with open(path, "ab+") as file:
         size = file.seek(0, 2)
         if size:
             file.seek(size - 1)
@@ -30,11 +23,10 @@ def append_row(path: str | Path, row: dict[str, Any]) -> None:
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Return all rows that are whole; lines torn by a crash are left out. An absent file has no rows."""
-    path = Path(path)
-    if not path.exists():
+    if not Path(path).exists():
         return []
-    with open_rows(path) as file:
-        return [row for line in whole_lines(file) if (row := row_of(line)) is not None]
+    with open(path, "rb") as file:
+        return [row for line in file if (row := row_of(line)) is not None]
 
 
 def row_of(line: bytes) -> dict[str, Any] | None:
@@ -44,35 +36,6 @@ def row_of(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
-
-
-def open_rows(path: str | Path) -> BinaryIO:
-    """Open a file of rows as open_regular does. Raises DamagedFileError for one that is larger than rows of any
-    run."""
-    file = open_regular(path)
-    size = os.fstat(file.fileno()).st_size
-    if size <= ROWS_BYTES:
-        return file
-    file.close()
-    raise DamagedFileError(
-        f"{path}: has {size / 2**30:,.0f} GiB, and rows of a run have {ROWS_BYTES >> 30} GiB at most, so it is not "
-        "read. Remove it."
-    )
-
-
-def whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file; one that is longer than any row is left out."""
-    while line := file.readline(LINE_BYTES):
-        if line.endswith(b"\n") or len(line) < LINE_BYTES:
-            yield line
-        else:
-            skip_line(file)
-
-
-def skip_line(file: BinaryIO) -> None:
-    """Go to the next line without holding the rest of this one in memory."""
-    while (rest := file.readline(LINE_BYTES)) and not rest.endswith(b"\n"):
-        pass
 
 
 def last_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -90,7 +53,7 @@ def last_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def counts(row: dict[str, Any], attempts: list[dict[str, Any]]) -> bool:
-    """Return whether a row still counts beside the attempts that came after its own."""
+    """Return whether a row still counts after the attempts that followed its own."""
     return all(counts_beside(row, later) for later in attempts if later.get("attempt", 0) > row.get("attempt", 0))
 
 
@@ -100,7 +63,7 @@ def counts_beside(row: dict[str, Any], later_attempt: dict[str, Any]) -> bool:
     return step <= start and (start > 0 or "event" in row)
 
 
-# Cost of the attempts of a run beside its steps, from the rows that they left.
+# What the attempts of a run cost apart from its steps.
 
 
 def first_start(rows: Iterable[dict[str, Any]]) -> float | None:

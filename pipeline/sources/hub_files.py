@@ -20,7 +20,7 @@ from pipeline.process.errors import (
     ServiceError,
     first_line,
 )
-from pipeline.process.network import is_network, limit_silence, note_retry
+from pipeline.process.network import is_network, note_retry, set_http_timeouts
 from pipeline.process.progress import count_text, on_terminal, waiting
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import read_sealed_json, write_sealed_json
@@ -269,7 +269,7 @@ def retried(call, *, what: str, where: str):
         RevisionNotFoundError,
     )
 
-    limit_silence()
+    set_http_timeouts()
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return call()

@@ -17,7 +17,7 @@ from pipeline.process.errors import (
     RecipeError,
     ServiceError,
     TandemError,
-    refuse,
+    raise_errors,
 )
 from pipeline.process.storage import cache_dir
 from pipeline.recipe.schema import Recipe, with_values
@@ -150,7 +150,7 @@ class SourceResolver:
     def refuse(self) -> None:
         """Raise everything that was found, by kind."""
         kinds = dict.fromkeys(type(problem) for problem in self.problems)
-        refuse([kind(_listed([str(p) for p in self.problems if type(p) is kind])) for kind in kinds])
+        raise_errors([kind(_listed([str(p) for p in self.problems if type(p) is kind])) for kind in kinds])
 
     def _files(self, source: OpenSource, where: str) -> list[SourceFile]:
         spec = source.spec

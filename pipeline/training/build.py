@@ -372,7 +372,7 @@ def resolve_rows(recipe: Recipe, model: Any, *, step: int = 0) -> Recipe:
 
     model.config.get_text_config().use_cache = False  # Trainer leaves it on in the text part of a larger config
     found = on_rank_0(lambda: try_isolation(model, row_tokens=recipe.data.row_tokens))
-    begun = step > 0 and "inputs" in RunDirectory.of(recipe).read_manifest()
+    begun = step > 0 and "inputs" in RunDirectory.of(recipe.run).read_manifest()
     kind = f"a {type(model).__name__}"
     if found == "looks_ahead" and not begun:
         where = recipe.where("model.start_from" if recipe.model.start_from else "model.type")
@@ -402,7 +402,7 @@ def resolve_rows(recipe: Recipe, model: Any, *, step: int = 0) -> Recipe:
 def rows_of_recipe(recipe: Recipe, tokenizer: Any) -> Recipe:
     """Return resolve_rows of the recipe for a preparation without a training: its model is built for that, or its run
     has begun."""
-    model, run = recipe.model, RunDirectory.of(recipe)
+    model, run = recipe.model, RunDirectory.of(recipe.run)
     kind = (model.start_config or {}).get("model_type") if model.start_from else model.type
     if kind in PLAIN_HEADS:
         return recipe

@@ -9,7 +9,7 @@ import pytest
 from faults.services import HF_TOKEN, WANDB_API_KEY
 from pipeline.run_dir.rows import counts, read_rows
 from tests.callbacks.tracker_files import tensorboard_scalars, tensorboard_texts, trackio_rows, wandb_history
-from tests.faults.test_secrets import files_with
+from tests.faults.test_no_secret_written import files_with
 from tests.runner import WarmRunner
 
 HAS_TRACKIO = importlib.util.find_spec("trackio") is not None

@@ -9,7 +9,7 @@ from pipeline.data.row_plan import open_stream, sequence_folder
 from pipeline.data.shards import end_path, seal_path, shard_path
 from pipeline.process.errors import DamagedFileError
 from pipeline.process.storage import read_sealed_json, write_json
-from tests.artifacts.test_stored_json import HOSTILE
+from tests.process.test_storage import HOSTILE
 
 pytestmark = pytest.mark.full
 

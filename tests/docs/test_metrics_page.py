@@ -84,7 +84,7 @@ def written():
                 if NAME.fullmatch(text) or re.fullmatch(r"(optim/lr|data|gpu|core|chat)/<>", text)
             }
     # f"data/{name}" for name in (...), f"gpu/{column}" for the monitor's columns, f"core/{task}", and f"{mean}/{version}".
-    from pipeline.monitor.sampler import COLUMNS
+    from pipeline.monitor.samples_file import COLUMNS
 
     generic = {
         "data/<>": {"data/epoch", "data/pq", "data/rg"},

@@ -263,7 +263,7 @@ def test_a_run_cut_between_skipped_steps_ends_bitwise_as_the_uncut_one(runs, mod
     whole, output = runs.train(model, f"skips-{model}", *skip, **how)
     assert "spike: step 22 is skipped: " in output
     cut, _ = runs.train(model, f"cut-{model}", *skip, status=-9, CUT="26", **how)
-    take_lock(cut / "checkpoints", wait_s=60).close()  # the writer outlives the run
+    take_lock(cut / "checkpoints", wait_s=60).release()  # the writer outlives the run
     assert by_step(cut / "checkpoints")[-1].name == "checkpoint-24"
     runs.train(model, cut.name, *skip, **how)
     for kind in ("spike", "nonfinite"):

@@ -132,4 +132,4 @@ torch.compile(torch.cos, backend=lambda graph, inputs: time.sleep(600))(torch.on
     process.terminate()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert output.startswith("still here\nSIGTERM while a step was being compiled; it goes on from the newest whole")
+    assert output.startswith("still here\nSIGTERM while a step was being compiled; it continues from the newest whole")

@@ -1,27 +1,15 @@
 """What a stranger can make endless or absurd is refused before it is read, walked through or built."""
 
-import os
-import socket
 import time
 
 import pytest
 
-from pipeline.contrib.contaminated_items import keep_findings
 from pipeline.data.preview import preview
-from pipeline.evals.subject import find_subject
-from pipeline.evals.tasks import append_entry
-from pipeline.monitor.sampler import COLUMNS, SampleTable, read_gpus
-from pipeline.process.errors import CannotWriteError, DamagedFileError, DataError, RecipeError
-from pipeline.process.storage import file_lock, read_json, refuse_unreadable_files
-from pipeline.recipe import Recipe, read_recipe
-from pipeline.report.run_data import read_run
-from pipeline.report.single import write_report
+from pipeline.monitor.samples_file import COLUMNS, read_gpus
+from pipeline.process.errors import DataError, RecipeError
+from pipeline.recipe import Recipe
 from pipeline.run.inputs import _weights
-from pipeline.run_dir.columns import read_columns
-from pipeline.run_dir.rows import append_row, read_rows
-from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.patterns import local_files
-from pipeline.tokenizer.load import open_tokenizer
 from pipeline.training.checkpoint import read_state
 
 
@@ -37,32 +25,6 @@ def test_a_link_to_the_system_s_own_folders_is_looked_through_no_more_than_they(
         local_files("data/**/*.txt", where="data.sources.0", folder=str(tmp_path))
 
 
-def test_a_folder_with_a_pipe_or_a_device_is_no_model_and_no_tokenizer(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    os.mkfifo(tmp_path / "tokenizer.json")
-    for use in (
-        refuse_unreadable_files,
-        lambda path: find_subject(str(path)),
-        lambda path: open_tokenizer(str(path), revision=None, beside=None, where="x"),
-    ):
-        with pytest.raises(DamagedFileError, match=r"tokenizer.json: is a pipe or a device"):
-            use(tmp_path)
-
-
-def a_pipe(path):
-    os.mkfifo(path)
-
-
-def a_socket(path):
-    socket.socket(socket.AF_UNIX).bind(str(path))
-
-
-def a_link_to_itself(path):
-    path.symlink_to(path)
-
-
-def a_device(path):
-    path.symlink_to("/dev/zero")
 
 
 def test_weights_of_a_terabyte_of_nothing_are_not_hashed(tmp_path):
@@ -82,80 +44,10 @@ def test_a_row_of_one_long_word_is_looked_at_in_no_time(tmp_path):
     assert any(line.strip() == "..." for line in lines)
 
 
-USES = {
-    "JSON": read_json,
-    "rows": lambda path: read_rows(path),
-    "columns": lambda path: read_columns(path),
-    "a recipe": lambda path: read_recipe([str(path)]),
-    "GPU samples": read_gpus,
-    "samples that go on": lambda path: SampleTable.appended(path, host="h", attempt=2),
-    "a row more": lambda path: append_row(path, {"step": 1}),
-    "a lock": lambda path: file_lock(path).__enter__(),
-}
-
-
-@pytest.mark.parametrize("make", [a_pipe, a_socket, a_device])
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_a_record_that_is_no_file_is_neither_waited_for_nor_read(tmp_path, monkeypatch, use, make):
-    monkeypatch.chdir(tmp_path)  # the name of a socket is short
-    make(path := tmp_path.relative_to(tmp_path) / "record")
-    with pytest.raises(
-        DamagedFileError, match=r"record: is a (pipe|socket|pipe or a socket|pipe or a device), not a file"
-    ):
-        use(path)
-
-
-@pytest.mark.parametrize("use", [read_json, read_gpus, USES["a row more"], USES["a lock"]])
-def test_a_record_that_is_a_link_to_itself_is_named(tmp_path, use):
-    a_link_to_itself(tmp_path / "record")
-    with pytest.raises(DamagedFileError, match=r"record: is a link that leads back to itself"):
-        use(tmp_path / "record")
-
-
-@pytest.mark.parametrize("read", [read_rows, read_columns, read_gpus])
-def test_a_sparse_file_of_rows_is_refused_by_its_size(tmp_path, read):
-    with open(tmp_path / "rows", "wb") as file:
-        file.truncate(1 << 36)
-    with pytest.raises(DamagedFileError, match=r"rows: has 64 GiB, and rows of a run have 8 GiB at most"):
-        read(tmp_path / "rows")
-
-
 @pytest.mark.parametrize("text", ["time,power\n1,2\n", "\x1b[2J\n", '"' + "\n" * 200_000, ",".join(COLUMNS) + "\n" + ",".join(["x"] * len(COLUMNS)) + "\n"])  # fmt: skip
 def test_a_table_that_is_none_of_gpu_samples_has_no_gpus(tmp_path, text):
     (tmp_path / "gpu-host.csv").write_text(text)
     assert read_gpus(tmp_path / "gpu-host.csv") == []
-
-
-WRITES = {
-    "a report": lambda run: write_report(read_run(str(run.path))),
-    "scores": lambda run: append_entry(run, {}),
-    "contamination": lambda run: keep_findings(run, {"tasks": {}}),
-    "a start": lambda run: run.hold(),
-}
-
-
-@pytest.mark.parametrize("target", ["elsewhere", "nowhere", "report"])
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_nothing_is_written_through_a_link_out_of_a_run(tmp_path, write, target):
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
-    run.manifest.write_text('{"name": "run"}')
-    (tmp_path / "elsewhere").mkdir()
-    run.report.symlink_to(tmp_path / target if target != "report" else run.report)
-    with pytest.raises(CannotWriteError, match=r"run/report: is a link to .*, and nothing is written through it"):
-        write(run)
-    assert not list((tmp_path / "elsewhere").iterdir())
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_a_link_that_stays_in_the_run_and_a_run_that_is_one_are_written_to(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "run").symlink_to(tmp_path / "disk")
-    run = RunDirectory(tmp_path / "run")
-    (tmp_path / "disk" / "kept").mkdir()
-    run.report.symlink_to("kept")
-    append_entry(run, {"results": []})
-    assert (tmp_path / "disk" / "kept" / "evals.json").is_file()
 
 
 def test_a_checkpoint_without_a_training_state_or_with_an_odd_one_is_refused_by_name(tmp_path):

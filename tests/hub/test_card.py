@@ -11,10 +11,10 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 
 from pipeline.hub.card import model_card
-from pipeline.hub.push import collect
+from pipeline.hub.content import collect
 from pipeline.process.storage import read_json, write_json, write_text
+from pipeline.report.cost import spent
 from pipeline.report.run_data import read_run, visible
-from pipeline.report.sections import spent
 from pipeline.run_dir.checkpoints import whole_folder
 from pipeline.run_dir.rows import append_row
 from tests.hub.card_walk import body_of, problems_of, walk
@@ -132,7 +132,7 @@ def test_the_card_of_a_checkpoint_tells_of_the_run_up_to_there(tmp_path):
     assert problems_of(card, {"recipe.yaml", "run_manifest.json", "evals.json", "report.md", "report.html"}) == []
     assert "This is the model after step 10 of 20: the run had not finished." in card
     assert "| val/bpb | packed into rows | 1.750000 |" in card
-    assert "written at step 0;" in card
+    assert "written at step 0." in card
     assert "curves.png" not in card  # which were drawn at another step
     assert "| tokens (row positions) | 200 |" in card
     assert "| time running, all attempts | 30.02 min |" in card
@@ -194,17 +194,6 @@ def test_the_hubs_client_writes_the_index_back_as_it_read_it(tmp_path):
     assert eval_results_to_model_index(name, results) == index
 
 
-def test_a_chat_task_from_the_hub_is_indexed_under_its_data_set_and_one_from_a_file_is_not(tmp_path):
-    rows = chat_rows(names=("gsm8k", "mmlu"))
-    by_name = {row["name"]: row for row in rows}
-    by_name["chat/gsm8k"]["revision"] = "c0ffee"
-    card = card_of(finished(tmp_path / "a", ("model/", 20, rows), stage="sft"))
-    found = {result.metric_name: result for result in ModelCard(card).data.eval_results}
-    gsm8k, mmlu = found["chat/gsm8k"], found["chat/mmlu"]
-    assert (gsm8k.dataset_type, gsm8k.dataset_split, gsm8k.dataset_revision) == ("openai/gsm8k", "test", "c0ffee")
-    assert (mmlu.dataset_type, mmlu.dataset_revision) == ("chat", None)
-
-
 def test_the_metadata_names_license_language_data_and_tags(tmp_path):
     front = front_of(card_of(whole_base(tmp_path / "a")))
     expected = {
@@ -238,18 +227,6 @@ def test_time_device_hours_cost_and_energy_are_the_reports_own(tmp_path):
     assert "| precision and hardware | bfloat16, 4 x H100 |" in card
 
 
-def test_energy_that_only_the_samples_of_several_hosts_tell_is_on_the_card(tmp_path):
-    run = bare(tmp_path / "a")
-    recorded = Path(__file__).parents[1] / "monitor" / "recorded.csv"
-    shutil.copy(recorded, run.gpu_samples("one"))
-    (one,) = (line for line in card_of(run).splitlines() if "energy of the GPUs, kWh" in line)
-    shutil.copy(recorded, run.gpu_samples("two"))
-    (both,) = (line for line in card_of(run).splitlines() if "energy of the GPUs, kWh" in line)
-    energy = [float(line.split("|")[2]) for line in (one, both)]
-    assert energy[0] > 0
-    assert energy[1] == pytest.approx(2 * energy[0], rel=1e-3)
-
-
 def test_samples_are_the_newest_of_the_model_and_no_more_than_five(tmp_path):
     run = whole_base(tmp_path / "a")
     for n in range(6):
@@ -258,33 +235,7 @@ def test_samples_are_the_newest_of_the_model_and_no_more_than_five(tmp_path):
     assert samples.count("Prompt: ") == 5
     assert "written at 20\n" in samples
     assert "written at 0\n" not in samples
-    assert "written at step" not in samples  # it is the published one's
-    assert ("x" * 100 + "\n") * 6 + " [... 100 characters more]\n" in samples
-
-
-def test_a_long_line_of_a_sample_is_wrapped_without_losing_a_character(tmp_path):
-    run = whole_base(tmp_path / "a")
-    text = "  two  spaces,\ta tab - and-hyphens " * 12
-    append_row(run.samples, {"step": 20, "attempt": 1, "prompt": "The sky is", "text": text})
-    sample = card_of(run).split("Prompt: The sky is\n\n```text\n")[1].split("\n```")[0]
-    assert max(map(len, sample.split("\n"))) <= 100
-    assert sample.replace("\n", "") == text.rstrip()
-
-
-def test_samples_by_command_stand_on_the_card_of_a_run_that_took_none_while_training(tmp_path):
-    run = bare(tmp_path / "a")
-    texts = [{"prompt": "Hello", "text": "warm", "temperature": 0.8, "top_k": 50}, {"prompt": "Hello", "text": "cold", "temperature": 0.0}]  # fmt: skip
-    write_json(run.evals, {"entries": [
-        {"subject": "model/", "step": 20, "results": [], "samples": texts},
-        {"subject": "checkpoint-10", "step": 10, "results": [], "samples": [texts[0] | {"text": "early"}]},
-    ]})  # fmt: skip
-    card = card_of(run)
-    assert (
-        "Each token is drawn from the 50 likeliest ones at temperature 0.8.\n\nPrompt: Hello\n\n```text\nwarm\n```"
-        in card
-    )
-    assert "cold" not in card
-    assert "early" not in card
+    assert "x" * 600 + " [... 100 characters more]\n" in samples
 
 
 def test_a_model_that_ends_at_once_is_said_to(tmp_path):
@@ -343,8 +294,6 @@ def test_hostile_text_anywhere_in_the_run_stays_text(tmp_path, text):
     assert front.tags == ["tandem", text]
     assert front.license is None
     assert {result.dataset_config for result in front.eval_results} >= {text}
-    # What YAML 1.2 takes for a number or a word of its own is quoted, for readers that are not PyYAML.
-    assert text != "1e5" or '- "1e5"' in card
 
 
 def test_a_chat_model_names_the_published_run_that_it_began_with_and_the_base_lists_what_was_made_of_it(tmp_path):
@@ -368,8 +317,7 @@ def test_a_chat_model_names_the_published_run_that_it_began_with_and_the_base_li
     card = card_of(chat, "me/chat")
     assert (front_of(card)["base_model"], front_of(card)["base_model_relation"]) == ("me/base", "finetune")
     assert "It began as [me/base](https://huggingface.co/me/base), and was trained further on conversations" in card
-    assert f"Weights it began with: me/base at commit c0ffee; sha256 of model.safetensors {digest}." in card
-    assert "pipeline/sft.py recipe.yaml model.start_from=me/base tokenizer.path=me/base\n" in card
+    assert "Weights it began with: me/base at commit c0ffee." in card
     assert "[the Hub's list](https://huggingface.co/models?other=base_model:finetune:me/base)" in card_of(
         base, "me/base"
     )
@@ -397,15 +345,6 @@ def test_a_folder_that_is_gone_is_not_taken_for_a_model_of_the_hub(tmp_path, sta
     assert f"the model of run {'folder' if start == 'my/folder' else 'gone'}, which is not published" in card
 
 
-def test_a_fork_names_the_published_run_whose_state_it_took_up(tmp_path):
-    parent = whole_base(tmp_path / "parent")
-    parent.update_manifest(pulled_from={"id": "them/parent", "commit": "c0ffee"})
-    run = finished(
-        tmp_path / "a", manifest=MANIFEST | {"forked_from": {"run": "parent", "step": 10, "differences": []}}
-    )
-    assert front_of(card_of(run))["base_model"] == "them/parent"
-
-
 def test_every_command_on_the_card_is_one_that_the_program_takes(tmp_path, monkeypatch):
     from pipeline.chat.__main__ import read_arguments as read_chat
     from pipeline.evals.__main__ import read_arguments as read_evals
@@ -429,30 +368,12 @@ def test_every_command_on_the_card_is_one_that_the_program_takes(tmp_path, monke
         assert recipe.model.start_from == "me/a"
 
 
-def test_the_command_that_trains_it_again_names_nothing_that_only_the_publisher_has(tmp_path, monkeypatch):
-    from pipeline.recipe import dump_recipe, read_recipe
-
-    monkeypatch.chdir(tmp_path)
-    recipes = Path(__file__).parents[2] / "recipes"
-    start = {"model.start_from": "runs/base/model", "tokenizer.path": "runs/base/model", "hub.id": "me/a"}
-    recipe = read_recipe([str(recipes / "quickstart_sft.yaml"), *(f"{key}={value}" for key, value in start.items())])
-    base = whole_base(tmp_path / "runs" / "base")
-    base.update_manifest(hub={"id": "me/base", "commit": "c0ffee", "time": 1.0})
-    forked = MANIFEST | {"forked_from": {"run": "runs/base", "step": 10, "differences": []}}
-    run = finished(tmp_path / "runs" / "a", manifest=forked, stage="sft")
-    write_text(run.recipe, dump_recipe(recipe))
-    command = card_of(run).split("## Reproduce\n")[1].split("```bash\n")[1].split("```")[0].splitlines()[1]
-    assert command.startswith("accelerate launch --num_processes 4 pipeline/sft.py recipe.yaml ")
-    again = read_recipe([str(run.recipe), *shlex.split(command)[6:]], stage="sft")
-    assert (again.model.start_from, again.tokenizer.path, again.hub.id) == ("me/base", "me/base", None)
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("hub.license=Apache-2.0", "hub.license: is 'Apache-2.0', and the Hub's ids are in lower case"),
+        ("hub.license=Apache-2.0", "hub.license: is 'Apache-2.0'; it must be a license"),
         ("hub.license=apache 2", "hub.license: is 'apache 2'"),
-        ("hub.language=[English]", "hub.language: holds 'English'; it must be ISO 639 codes"),
+        ("hub.language=[English]", "hub.language.0: is 'English'; it must be an ISO 639 code"),
     ],
 )
 def test_what_the_hub_would_refuse_in_a_cards_metadata_is_refused_in_the_recipe(override, said):

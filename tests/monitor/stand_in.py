@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.monitor.sampler import whole_rows
+from pipeline.monitor.samples_file import whole_rows
 
 SOURCE = Path(__file__).with_name("stand_in_nvml.c")
 OMEGA = math.pi

@@ -9,16 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.monitor.sampler import (
-    NUMBERS,
-    EnergyMeter,
-    GpuSeries,
-    energy_of,
-    kwh,
-    longest_bridged_s,
-    read_gpus,
-    usual_period_s,
-)
+from pipeline.monitor.energy import EnergyMeter, energy_of, kwh, longest_bridged_s, usual_period_s
+from pipeline.monitor.samples_file import NUMBERS, GpuSeries, read_gpus
 from tests.monitor.stand_in import joules
 
 RECORDED = Path(__file__).with_name("recorded.csv")  # of the stand-in at 10 Hz: two attempts, the second one cut off

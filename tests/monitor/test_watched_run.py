@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from pipeline.monitor.client import why_no_driver
-from pipeline.monitor.sampler import energy_of, kwh, read_gpus
+from pipeline.monitor.energy import energy_of, kwh
+from pipeline.monitor.host import why_no_driver
+from pipeline.monitor.samples_file import read_gpus
 from pipeline.report.run_data import read_run
 from pipeline.report.single import report
 from tests.runner import Runner

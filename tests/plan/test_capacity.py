@@ -88,11 +88,11 @@ def test_two_checkpoints_and_a_fifth_must_fit_however_few_are_planned(quickstart
     for plan in (
         quickstart("train.save_total_limit=null", "train.max_steps=null", "train.num_train_epochs=1"),
         quickstart("train.save_steps=2400"),
-        quickstart("train.save_steps=2400", "hub.id=a/b", "hub.strategy=every_save"),
+        quickstart("train.save_steps=2400", "hub.id=a/b", "hub.strategy=checkpoint"),
     ):
         least = int(2.2 * plan.checkpoint_bytes)
         if plan.recipe.hub.id:
-            least += 4 * plan.sizes.parameters()["total"]
+            least += plan.checkpoint_bytes
         assert (plan.run_disk_bytes or 0) < least
         monkeypatch.setattr(capacity, "_free", lambda folder, least=least: least - 1)
         (message,) = messages(problems_here(plan), DiskFullError)
@@ -122,9 +122,9 @@ def test_what_the_run_keeps_beside_its_checkpoints_makes_no_room_for_them(quicks
 
 def test_a_model_that_waits_for_the_hub_needs_room_too(quickstart):
     plain, at_end = quickstart(), quickstart("hub.id=a/b")
-    every_save = quickstart("hub.id=a/b", "hub.strategy=every_save")
+    queued = quickstart("hub.id=a/b", "hub.strategy=checkpoint")
     assert at_end.run_disk_bytes == plain.run_disk_bytes
-    assert every_save.run_disk_bytes - plain.run_disk_bytes == 4 * plain.sizes.parameters()["total"]
+    assert queued.run_disk_bytes - plain.run_disk_bytes == plain.checkpoint_bytes
 
 
 def test_a_checkpoint_that_is_being_sent_to_the_mirror_needs_room_too(quickstart):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.process import storage
 from pipeline.run_dir.checkpoints import by_step, problems
 
 ROOT = Path(__file__).parents[2]
@@ -58,36 +57,6 @@ def test_no_module_imports_one_that_other_systems_lack_without_a_way_around():
     assert not found
 
 
-HOLD = """
-import sys
-from pipeline.process import storage
-storage._flock = lambda: None
-held = storage.lock(sys.argv[1])
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_lock_of_filelock_keeps_others_out_and_ends_with_its_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "_flock", lambda: None)
-    path = tmp_path / "lock"
-    with storage.lock(path) as held:
-        assert held.descriptors() == []
-        assert storage.lock(path) is None
-        assert storage.lock(path, wait_s=0.2) is None
-    storage.lock(path).close()
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout.readline() == b"held\n"
-        assert storage.lock(path) is None
-        other.kill()
-    storage.lock(path).close()
-    with pytest.raises(FileNotFoundError):
-        storage.lock(tmp_path / "absent", shared=True)
-
-
-@pytest.mark.full
 def test_a_training_ends_answers_and_reports_without_the_modules_of_posix(runner, without):
     recipe = runner.recipe("other", "gpt2", train={"max_steps": 6, "save_steps": 3, "per_device_train_batch_size": 4})
     out = run("-c", "import fcntl", environ=os.environ) if os.name == "posix" else ""

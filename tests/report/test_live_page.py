@@ -64,7 +64,7 @@ def test_the_served_page_follows_a_run_to_its_failure_and_keeps_what_was_unfolde
             lines = "Bokeh.documents[0].roots()[0].renderers.filter((line) => line.name)"
             assert page.run(f"{lines}.map((line) => [line.name, line.visible, line.glyph.x.field])") == [["train/loss", False, "tokens"], ["train/loss_ema", True, "tokens"]]  # fmt: skip
         assert sorted(path for path in run.path.rglob("*") if path.is_file()) == before
-        held.close()
+        held.release()
         write_json(run.failure, {"status": 76, "class": "DivergedError", "message": "step 51: nan"})
         page.until(f"({NOTICE}) === 'Stopped with status 76 (DivergedError): step 51: nan' && {DRAWN}")
         assert page.complaints() == []
@@ -91,7 +91,7 @@ def test_a_foreign_host_or_origin_is_refused_and_there_is_nothing_but_the_page(r
 
 
 def test_the_page_made_before_stands_where_the_files_cannot_be_read(run, monkeypatch):
-    from pipeline.report import single as live
+    from pipeline.report import serve as live
 
     page = live.LivePage(str(run.path))
     first = page.current()

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.process.storage import write_text
 from pipeline.report.run_data import read_run
-from pipeline.report.sections import manifest_text, outcome_text, wall_s
+from pipeline.report.sections import outcome_text, wall_s
 from pipeline.run_dir.columns import mean_step_s
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
@@ -72,11 +72,3 @@ def test_what_was_not_planned_or_not_found_has_no_ratio_and_a_run_without_a_plan
     assert "It was planned for GPU and last ran on CPU." in text
     run.update_manifest(plan={})
     assert outcome_text(read_run(str(run.path))) == ""
-
-
-def test_the_report_names_keys_that_are_not_as_documented(run):
-    assert manifest_text(read_run(str(run.path))) == ""
-    run.manifest.write_text('{"attempts": "two", "later": 1}')
-    text = manifest_text(read_run(str(run.path)))
-    assert "- attempts is 'two', not of type integer" in text
-    assert "- not documented in this version: later" in text

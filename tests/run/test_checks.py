@@ -18,7 +18,7 @@ from pipeline.process.errors import (
     DiskFullError,
     InputMissingError,
     RecipeError,
-    refuse,
+    raise_errors,
 )
 from pipeline.recipe import read_recipe
 from pipeline.run import checks
@@ -129,8 +129,8 @@ def test_compiling_without_a_compiler_is_refused_unless_it_is_auto(quickstart, m
 
 def test_all_problems_are_reported_at_once_with_the_lowest_status():
     with pytest.raises(RecipeError, match=r"^one\.\ntwo\.$"):
-        refuse([DiskFullError("two."), RecipeError("one."), RecipeError("one.")])
-    refuse([])
+        raise_errors([DiskFullError("two."), RecipeError("one."), RecipeError("one.")])
+    raise_errors([])
 
 
 def test_the_entries_check_refuses_on_this_machine(quickstart, text_files, monkeypatch, capsys):

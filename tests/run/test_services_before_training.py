@@ -71,11 +71,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 ASK = """
 import json, os, sys
-import pipeline.hub.pull as pull
+import pipeline.hub.write_access as checks
 import pipeline.run.checks as services
 from pipeline.recipe.schema import Recipe
 for repo_id, token in json.loads(sys.argv[1]):
-    pull.PATIENCE_S = 1.0 if "slow" in repo_id else 60.0
+    checks.PATIENCE_S = 1.0 if "slow" in repo_id else 60.0
     os.environ.pop("HF_TOKEN", None)
     if token:
         os.environ["HF_TOKEN"] = token

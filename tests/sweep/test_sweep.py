@@ -308,7 +308,7 @@ def test_finished_runs_of_another_baseline_under_the_same_name_are_not_taken_for
     for fixed in ([], ["train.max_steps=7"]):
         sweep = Sweep(_options([str(recipe), *fixed, "--name", "s"]), fixed)
         paths.add(sweep.jobs(sweep.record["baseline"], 1)[0].path)
-        sweep._held.close()
+        sweep._held.release()
         (tmp_path / "sweeps").rename(tmp_path / f"lost-{len(paths)}")
     assert len(paths) == 2
 
@@ -421,7 +421,7 @@ def test_a_base_that_ends_while_a_sweep_is_made_changes_none_of_its_runs(tmp_pat
         sweep.update()
         assert sweep.recipe.model.n_embd == 32
         found.append([(sweep.folder, job) for entry in entries for job in sweep.jobs(entry, 1)])
-        sweep._held.close()
+        sweep._held.release()
         base(tmp_path, f"later-{len(found)}", finished=64)
     assert found[0] == found[1]
     for _, job in found[0]:

@@ -60,7 +60,7 @@ def test_two_ranks_log_the_longest_wait_the_fullest_device_and_the_sum_of_its_fa
 
 
 def test_the_hub_lags_by_the_steps_since_the_newest_that_it_has(tmp_path):
-    saver, hub = types.SimpleNamespace(last_good=(20, 1234)), Hub(id="me/model", strategy="every_save")
+    saver, hub = types.SimpleNamespace(last_good=(20, 1234)), Hub(id="me/model", strategy="checkpoint")
     log_row = log_row_in(tmp_path, saver=saver, hub=hub)
     published = tmp_path / "hub_queue" / "published.jsonl"
     assert log_row._of_checkpoints(24) == {

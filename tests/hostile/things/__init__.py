@@ -9,7 +9,6 @@ KINDS = ("repositories", "runs", "recipes", "models", "rows")
 FAST = (
     "repositories: a seal that names a file above",
     "repositories: a listing with names above",
-    "runs: types that no manifest has",
     "runs: markup and control characters",
     "recipes: a file without end",
     "models: weights that are a pickle",

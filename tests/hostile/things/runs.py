@@ -156,7 +156,6 @@ METRICS: dict[str, Content] = {
     "of zero bytes": b"\0" * 10_000_000,
 }  # fmt: skip
 MARKED_NAMES = {"name": MARKUP, "note": LINK, "tags": [MARKUP], "recipe_name": MARKUP, "hardware": {"device": MARKUP}, "versions": {MARKUP: MARKUP}, "git": {"commit": MARKUP, "dirty": MARKUP}, "inputs": {"sources": {MARKUP: {"files": [MARKUP]}}}, "hub": {"id": f"javascript:{SCRIPT}()", "commit": MARKUP}}  # fmt: skip
-DEEP_KEY = {"inputs": 3, "versions": [1], "hardware": "x", "git": [], "hub": "x", "shares": [1], "plan": 7, "tags": {}, "note": [], "parent": "../..", "code": 3, "results": [[]]}  # fmt: skip
 
 THINGS: dict[str, Thing] = {}
 for name, content in METRICS.items():
@@ -169,7 +168,6 @@ for name, content in SEALS.items():
     THINGS[f"a seal that {name}"] = Thing(lay=run_with(("model/MANIFEST.json", content)), commands=(CHAT, START, PUSH))
 INTO_RUNS = (*ALLOWED, "runs")
 THINGS |= {
-    "types that no manifest has": Thing(lay=compared(run_with(manifest(**DEEP_KEY))), commands=(*ALL, COMPARE)),
     "types that no samples have": Thing(lay=compared(run_with(("samples.jsonl", lines(*ODD_SAMPLES)))), commands=(REPORT, COMPARE)),
     "types that no scores have": Thing(lay=compared(run_with(("report/evals.json", json.dumps(ODD_EVALS)))), commands=(REPORT, COMPARE, EVALS)),
     "types that no recipe has": Thing(lay=compared(run_with(("recipe.yaml", "run: [1]\nmodel: 7\ndata: {sources: 3, validation: x}\ntrain: null\nevals: [[]]\n"))), commands=(REPORT, COMPARE, CHAT, EVALS, BPB, DATA)),
@@ -184,11 +182,7 @@ THINGS |= {
     "folders that are links": Thing(lay=linked_folders, commands=(REPORT, EVALS)),
     "files that are links": Thing(lay=linked_files, commands=(REPORT, EVALS)),
     "files that are pipes": Thing(lay=place(lambda path, case: os.mkfifo(path), "metrics.jsonl", "samples.jsonl", "report/evals.json", "failure.json"), commands=(REPORT, COMPARE, EVALS)),
-    "records that are pipes": Thing(lay=place(lambda path, case: os.mkfifo(path), "run_manifest.json", "recipe.yaml"), commands=(REPORT, CHAT, EVALS, DATA)),
-    "records that are devices": Thing(lay=place(lambda path, case: path.symlink_to("/dev/zero"), "metrics.jsonl", "run_manifest.json", "recipe.yaml"), commands=(REPORT, CHAT, EVALS, DATA)),
     "records that are folders": Thing(lay=place(lambda path, case: path.mkdir(), "metrics.jsonl", "samples.jsonl", "recipe.yaml", "report/evals.json", "failure.json"), commands=(REPORT, COMPARE, CHAT, EVALS)),
-    "records that are links to themselves": Thing(lay=place(lambda path, case: path.symlink_to(path), "metrics.jsonl", "run_manifest.json", "report"), commands=(REPORT, CHAT, EVALS)),
-    "records of 64 GiB of nothing": Thing(lay=place(sparse, "metrics.jsonl", "samples.jsonl", "report/evals.json", "run_manifest.json"), commands=(REPORT, CHAT, EVALS)),
     "a checkpoint of pickles": Thing(lay=pickled_state, commands=(REPORT, CHAT, "evals runs/x/checkpoints/checkpoint-2 samples", "pretrain runs/x/recipe.yaml run.directory=runs", START), allowed=INTO_RUNS),
     "checkpoints with names of numbers": Thing(lay=place(lambda path, case: path.mkdir(), *(f"checkpoints/checkpoint-{name}" for name in ("-1", "1e9", "9" * 200, "\u0665", "1\n", "0x10", "\x1b[31m"))), commands=(REPORT, CHAT, EVALS)),
     "a seal of files above": Thing(lay=run_with(("model/MANIFEST.json", seal_of(files=dict.fromkeys(["../../../elsewhere/pwned", "/etc/passwd", "/dev/zero"], FACTS)))), commands=(*ALL, PUSH)),

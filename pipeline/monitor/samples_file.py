@@ -1,0 +1,137 @@
+"""Samples as CSV: one row for each GPU and sample, the host's numbers next to them; appended over attempts."""
+
+import csv
+import os
+import time
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import isnan
+from pathlib import Path
+from typing import Any, TextIO
+
+from pipeline.process.storage import note_once
+
+GPU_COLUMNS = [
+    "index", "name", "util_pct", "mem_busy_pct", "mem_used_gib", "mem_total_gib", "temp_c", "power_w", "power_pct",
+    "sm_clock_mhz", "mem_clock_mhz", "throttle", "energy_j",
+]  # fmt: skip
+HOST_COLUMNS = [
+    "host/cpu_pct", "mem/host_used_pct", "disk/read_mb_s", "disk/write_mb_s", "net/sent_mb_s", "net/received_mb_s",
+]  # fmt: skip
+COLUMNS = ["time", "attempt", "host", *(f"gpu/{name}" for name in GPU_COLUMNS), *HOST_COLUMNS]
+FLUSH_S = 1.0
+LONGEST_ROW = 1 << 16  # bytes, far above what a row can have
+# Of GPU_COLUMNS, what is a number that changes.
+NUMBERS = [
+    "util_pct", "mem_busy_pct", "mem_used_gib", "temp_c", "power_w", "power_pct", "sm_clock_mhz", "mem_clock_mhz",
+    "energy_j",
+]  # fmt: skip
+
+
+class SampleTable:
+    """Writes samples; what was written is in the file at most FLUSH_S later. attempt: None outside of a run."""
+
+    def __init__(self, output: TextIO, *, host: str, attempt: int | None, header: bool = True):
+        self.output, self.host, self.attempt = output, host, attempt
+        self.rows = csv.writer(output, lineterminator="\n")
+        self.flushed = 0.0
+        if header:
+            self.rows.writerow(COLUMNS)
+
+    @classmethod
+    def appended(cls, path: Path, *, host: str, attempt: int) -> "SampleTable":
+        """Return the table, behind what earlier attempts wrote; a last line torn by a crash is cut off."""
+        # Open as long as it is sampled.
+        file = open(path, "a", encoding="utf-8", newline="")  # noqa: SIM115
+        whole = _whole_bytes(path)
+        file.truncate(whole)
+        return cls(file, host=host, attempt=attempt, header=whole == 0)
+
+    def write(self, time_s: float, gpus: list[dict[str, Any]], host: dict[str, float]) -> None:
+        """Write one sample of all GPUs; without a GPU one row of the host's numbers."""
+        common = {"time": f"{time_s:.4f}", "attempt": self.attempt, "host": self.host} | host
+        for gpu in gpus or [{}]:
+            row = common | {f"gpu/{name}": value for name, value in gpu.items()}
+            self.rows.writerow([_text(row.get(name)) for name in COLUMNS])
+        if (now := time.monotonic()) - self.flushed >= FLUSH_S:
+            self.output.flush()
+            self.flushed = now
+
+    def close(self) -> None:
+        self.output.flush()
+
+
+def _whole_bytes(path: Path) -> int:
+    """Return bytes of the file up to the end of its last whole line."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - LONGEST_ROW, 0))
+        tail = file.read()
+    return size - len(tail) + tail.rfind(b"\n") + 1
+
+
+def _text(value: Any) -> Any:
+    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+
+
+def whole_rows(path: str | Path) -> Iterator[list[str]]:
+    """Yield the cells of every line that has as many as the header, which comes first."""
+    if not Path(path).exists():
+        return
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        columns = 0
+        for line in file:
+            cells = next(csv.reader([line]), [])
+            columns = columns or len(cells)
+            if line.endswith("\n") and len(cells) == columns:
+                yield cells
+
+
+@dataclass(kw_only=True)
+class GpuSeries:
+    """All samples of one GPU in one attempt. numbers: by name, as long as times (seconds since 1970), NaN where it did
+    not tell; reasons: how many samples had which throttle reasons."""
+
+    attempt: int
+    index: int
+    name: str
+    times: array = field(default_factory=lambda: array("d"))
+    numbers: dict[str, array] = field(default_factory=lambda: {name: array("d") for name in NUMBERS})
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def values(self, name: str) -> list[float]:
+        return [value for value in self.numbers[name] if not isnan(value)]
+
+
+def read_gpus(path: str | Path) -> list[GpuSeries]:
+    """Return the GPUs of a file of samples, attempt by attempt. Without a dictionary a row: days of eight GPUs are a
+    million rows."""
+    lines = whole_rows(path)
+    place = {name: n for n, name in enumerate(next(lines, []))}
+    found: dict[tuple[str, str], GpuSeries] = {}
+    needed = {"time", "attempt", "gpu/index", "gpu/name", "gpu/throttle", *(f"gpu/{name}" for name in NUMBERS)}
+    if not needed <= place.keys():
+        if place:
+            note_once(f"{path}: has not the columns of GPU samples; it is left out")
+        return []
+    moment, attempt, index, throttle = (place[name] for name in ("time", "attempt", "gpu/index", "gpu/throttle"))
+    numbers = [(name, place[f"gpu/{name}"]) for name in NUMBERS]
+    for cells in lines:
+        if not cells[index]:
+            continue
+        key = cells[attempt] or "1", cells[index]
+        try:
+            series = found.get(key)
+            if series is None:
+                series = GpuSeries(attempt=int(key[0]), index=int(key[1]), name=cells[place["gpu/name"]])
+            values = [float(cells[moment]), *(float(cells[n] or "nan") for _, n in numbers)]
+        except ValueError:  # no row of ours
+            continue
+        found[key] = series
+        for column, value in zip((series.times, *(series.numbers[name] for name, _ in numbers)), values, strict=True):
+            column.append(value)
+        if cells[throttle]:
+            series.reasons[cells[throttle]] += 1
+    return list(found.values())

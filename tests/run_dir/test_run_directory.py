@@ -1,0 +1,23 @@
+"""One process a run: a living owner keeps others out, a dead one does not."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.process.errors import CannotWriteError
+from pipeline.run_dir.run_directory import RunDirectory
+
+HOLD = "import sys; from pipeline.run_dir.run_directory import RunDirectory; RunDirectory(sys.argv[1]).hold(); print('held', flush=True); sys.stdin.read()"
+
+
+def test_a_run_in_use_is_refused_by_name_and_free_again_when_its_owner_dies(tmp_path):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert owner.stdout.readline() == b"held\n"
+    with pytest.raises(CannotWriteError, match=f"process {owner.pid}"):
+        RunDirectory(tmp_path / "run").hold()
+    owner.kill()
+    owner.wait()
+    RunDirectory(tmp_path / "run").hold()
