@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.ladder import fit_power_law
 from pipeline.evals.intervals import interval, mean_interval, share_interval
-from pipeline.report.comparison import verdict
+from pipeline.report.comparison import difference
 
 FLOORS, EXPONENTS, NOISES = (0.0, 0.3, 0.6, 1.0, 1.5), (0.05, 0.12, 0.2, 0.3), (0.001, 0.002, 0.004)
 SIZES, TIMES, DECADES = (3, 4, 5, 6), (3, 10, 30), 1.5
@@ -94,8 +94,8 @@ def seeds(draws: int) -> tuple[list[str], list[list[str]]]:
         for spread in (1.0, 2.0) if other > 1 and comparisons == 1 else (1.0,):
             rng, quiet = np.random.default_rng(0), 0
             for _ in range(draws):
-                tables = [verdict(rng.normal(1, 0.002, one), rng.normal(1, 0.002 * spread, other), comparisons=comparisons) for _ in range(comparisons)]  # fmt: skip
-                quiet += not any("more than seed noise" in line for line in tables)
+                tables = [difference(rng.normal(1, 0.002, one), rng.normal(1, 0.002 * spread, other), comparisons=comparisons) for _ in range(comparisons)]  # fmt: skip
+                quiet += not any(said == "more than seed noise" for _, said in tables)
             found.append(of_100(quiet / draws))
         rows.append([f"{one} and {other}", f"{comparisons}", found[0], found[1] if len(found) > 1 else "-"])
     return ["runs", "comparisons in the table", "no false call", "no false call, second spread twice the first"], rows

@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from pipeline.metrics import SFT_BPB, VAL_BPB, VALIDATION
 from pipeline.recipe.batch import StepRows
 from pipeline.recipe.dial import MATRIX_GROUP
-from pipeline.report.diagnosis_finding import Figures, Series, median
 from pipeline.report.run_data import RunData, number, read_run
+from pipeline.report.run_metrics import RunMetrics, Series, median
 from pipeline.run_dir.rows import first_start
 from pipeline.training.schedules import learning_rate_multiplier
 
@@ -88,15 +88,15 @@ def _shown(value: float) -> str:
     return str(number(float(value), 6))
 
 
-def both(figures: Figures, first: str, second: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def both(run_metrics: RunMetrics, first: str, second: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (steps, values, values) of the steps that have both metrics."""
-    a, b = figures.series(first), figures.series(second)
+    a, b = run_metrics.series(first), run_metrics.series(second)
     steps, of_a, of_b = np.intersect1d(a.steps, b.steps, assume_unique=True, return_indices=True)
     return steps, a.values[of_a], b.values[of_b]
 
 
-def is_ours(figures: Figures) -> bool:
-    return not figures.manifest("imported")
+def is_ours(run_metrics: RunMetrics) -> bool:
+    return not run_metrics.manifest("imported")
 
 
 def column(data: RunData, name: str) -> Series:
@@ -108,46 +108,46 @@ def column(data: RunData, name: str) -> Series:
 # ---- counts ----
 
 
-def tokens_at(figures: Figures, steps: np.ndarray, batch: int) -> np.ndarray:
+def tokens_at(run_metrics: RunMetrics, steps: np.ndarray, batch: int) -> np.ndarray:
     """Return row positions of the first so many steps of `batch` each, of which the first ones may have been smaller."""
-    schedule = figures.schedule()
+    schedule = run_metrics.schedule()
     if schedule is None or not schedule.batch_warmup_steps:
         return steps * batch
     rows = StepRows(batch, schedule.batch_warmup_steps, schedule.batch_halvings)
     return np.array([rows.before(int(step)) for step in steps], np.float64)
 
 
-def tokens_are_counted(figures: Figures) -> Audit | None:
+def tokens_are_counted(run_metrics: RunMetrics) -> Audit | None:
     """Compare `tokens` with step x data.batch_tokens (fewer where a batch warm-up begins with smaller batches).
 
     data/samples is tokens / data.row_tokens, data/tokens at most `tokens`, and the sources add up to the run.
     """
-    batch = figures.manifest("inputs.batch_tokens") or figures.recipe("data.batch_tokens")
-    width, own = figures.recipe("data.row_tokens"), figures.recipe("data.batch_tokens")
-    if not is_ours(figures) or not isinstance(batch, int):
+    batch = run_metrics.manifest("inputs.batch_tokens") or run_metrics.recipe("data.batch_tokens")
+    width, own = run_metrics.recipe("data.row_tokens"), run_metrics.recipe("data.batch_tokens")
+    if not is_ours(run_metrics) or not isinstance(batch, int):
         return None
     audit = Audit()
     if isinstance(own, int) and own != batch:
         audit.wrong.append(f"data.batch_tokens is {own:,} in the recipe and {batch:,} in the manifest")
-    tokens = column(figures.data, "tokens")
+    tokens = column(run_metrics.data, "tokens")
     audit.equal(
-        "tokens", tokens.steps, tokens.values, tokens_at(figures, tokens.steps, batch), why=f"step x {batch:,} is"
+        "tokens", tokens.steps, tokens.values, tokens_at(run_metrics, tokens.steps, batch), why=f"step x {batch:,} is"
     )
-    samples, targets = figures.series("data/samples"), figures.series("data/tokens")
+    samples, targets = run_metrics.series("data/samples"), run_metrics.series("data/tokens")
     if width:
-        audit.equal("data/samples", samples.steps, samples.values, tokens_at(figures, samples.steps, batch) / width, why=f"step x {batch / width:g} rows is")  # fmt: skip
-    most = tokens_at(figures, targets.steps, batch)
+        audit.equal("data/samples", samples.steps, samples.values, tokens_at(run_metrics, samples.steps, batch) / width, why=f"step x {batch / width:g} rows is")  # fmt: skip
+    most = tokens_at(run_metrics, targets.steps, batch)
     audit.at("data/tokens", targets.steps, targets.values, targets.values <= most, wanted=most, why="the rows hold")
     for count in ("tokens", "samples", "documents"):
-        _sources_add_up(audit, figures, count)
+        _sources_add_up(audit, run_metrics, count)
     return audit
 
 
-def _sources_add_up(audit: Audit, figures: Figures, count: str) -> None:
+def _sources_add_up(audit: Audit, run_metrics: RunMetrics, count: str) -> None:
     """Compare the sum over the sources where every source of the mixture has the number."""
-    names = [f"data/source/{name}/{count}" for name in figures.manifest("shares") or {}]
-    whole = figures.series(f"data/{count}")
-    parts = [figures.series(name) for name in names]
+    names = [f"data/source/{name}/{count}" for name in run_metrics.manifest("shares") or {}]
+    whole = run_metrics.series(f"data/{count}")
+    parts = [run_metrics.series(name) for name in names]
     if len(parts) < 2 or not all(len(part) for part in parts):
         return
     steps = whole.steps
@@ -157,18 +157,18 @@ def _sources_add_up(audit: Audit, figures: Figures, count: str) -> None:
     audit.equal(f"the sum of data/source/*/{count}", steps, summed, whole.values[np.isin(whole.steps, steps)], why=f"data/{count} is")  # fmt: skip
 
 
-def counters_grow(figures: Figures) -> Audit | None:
+def counters_grow(run_metrics: RunMetrics) -> Audit | None:
     """Check that no count of the run ever falls, none of a start within it, nor the rows' steps, attempts and times."""
-    audit, data = Audit(), figures.data
+    audit, data = Audit(), run_metrics.data
     sources = [name for name in data.columns.names() if name.startswith("data/source/")]
     for name in (*OF_THE_RUN, *sources):
-        _grows(audit, name, figures.series(name))
+        _grows(audit, name, run_metrics.series(name))
     for name in OF_A_START:
         rows, values = data.columns.column(name)
         steps, attempts = (data.columns.beside(key, rows, missing=0) for key in ("step", "attempt"))
         for attempt in np.unique(attempts):
             _grows(audit, name, Series(steps[attempts == attempt], values[attempts == attempt]))
-    if is_ours(figures):
+    if is_ours(run_metrics):
         for name, back in (("attempt", 0.0), ("time", 1.0)):  # a background writer's row may be a moment late
             _grows(audit, f"{name} of the rows", column(data, name), back=back)
         rows = data.columns.column("step")[0]
@@ -183,31 +183,31 @@ def _grows(audit: Audit, name: str, series: Series, *, back: float = 0.0) -> Non
         audit.at(name, series.steps[1:], values, values >= before - back, wanted=before, why="before it was")
 
 
-def data_moves(figures: Figures) -> Audit | None:
+def data_moves(run_metrics: RunMetrics) -> Audit | None:
     """Check that rows and targets grow from row to row and that the position does not stay where it is.
 
     A step that takes no new rows trains on the old ones again, which no loss tells apart from learning.
     """
     audit = Audit()
     for name in ("data/samples", "data/tokens"):
-        series = figures.series(name)
+        series = run_metrics.series(name)
         if len(series) >= 3:
             before, values = series.values[:-1], series.values[1:]
             audit.at(name, series.steps[1:], values, values > before, wanted=before, why="before it was")
-    if is_ours(figures):
-        _position(audit, figures)
+    if is_ours(run_metrics):
+        _position(audit, run_metrics)
     return audit
 
 
-def _position(audit: Audit, figures: Figures) -> None:
+def _position(audit: Audit, run_metrics: RunMetrics) -> None:
     """Compare the place (epoch, file, row group) of a step's last row with the one before; of a mixture that of whichever source gave it."""
-    parts = [figures.series(f"data/{name}") for name in ("epoch", "pq", "rg")]
+    parts = [run_metrics.series(f"data/{name}") for name in ("epoch", "pq", "rg")]
     steps = parts[0].steps
     if len(steps) < 3 or not all(np.array_equal(part.steps, steps) for part in parts):
         return
     places = np.stack([part.values for part in parts])
     moved = np.diff(places, axis=1)
-    if len(figures.manifest("shares") or {}) <= 1:
+    if len(run_metrics.manifest("shares") or {}) <= 1:
         _grows(audit, "data/epoch", parts[0])
     changes = steps[1:][np.any(moved != 0, axis=0)]
     if changes.size >= STANDS:
@@ -220,26 +220,26 @@ def _position(audit: Audit, figures: Figures) -> None:
 # ---- rates and losses ----
 
 
-def rates_are_the_recipes(figures: Figures) -> Audit | None:
+def rates_are_the_recipes(run_metrics: RunMetrics) -> Audit | None:
     """Compare each rate with its peak times the schedule: the recipe's rate x optimizer.rate_scale x optim/lrm. optim/lr is one of
     the groups' rates."""
-    kind, audit = figures.recipe("optimizer.type"), Audit()
-    if not is_ours(figures):
+    kind, audit = run_metrics.recipe("optimizer.type"), Audit()
+    if not is_ours(run_metrics):
         return None
-    if kind == "trainer" and (peak := figures.recipe("train.learning_rate")):
-        steps, rate, multiplier = both(figures, "optim/lr", "optim/lrm")
+    if kind == "trainer" and (peak := run_metrics.recipe("train.learning_rate")):
+        steps, rate, multiplier = both(run_metrics, "optim/lr", "optim/lrm")
         audit.equal("optim/lr", steps, rate, peak * multiplier, why="recipe x optim/lrm is")
     if kind in MATRIX_GROUP:
-        scale, groups = figures.recipe("optimizer.rate_scale"), figures.recipe("optimizer.groups") or {}
+        scale, groups = run_metrics.recipe("optimizer.rate_scale"), run_metrics.recipe("optimizer.groups") or {}
         for name, group in groups.items():
             group = group or {}
             peak = group.get("learning_rate")
-            steps, rate, multiplier = both(figures, f"optim/lr/{name}", "optim/lrm")
+            steps, rate, multiplier = both(run_metrics, f"optim/lr/{name}", "optim/lrm")
             if peak is not None:
                 wanted = peak * (1.0 if scale is None else scale) * multiplier
                 audit.equal(f"optim/lr/{name}", steps, rate, wanted, why="recipe x schedule is")
-        rates = [figures.series(f"optim/lr/{name}") for name in groups]
-        first = figures.series("optim/lr")
+        rates = [run_metrics.series(f"optim/lr/{name}") for name in groups]
+        first = run_metrics.series("optim/lr")
         own = [group.values for group in rates if np.array_equal(group.steps, first.steps)]
         if own and len(first):
             agrees = np.any([np.isclose(first.values, values, rtol=EXACT) for values in own], axis=0)
@@ -247,13 +247,13 @@ def rates_are_the_recipes(figures: Figures) -> Audit | None:
     return audit
 
 
-def rate_follows_its_schedule(figures: Figures) -> Audit | None:
+def rate_follows_its_schedule(run_metrics: RunMetrics) -> Audit | None:
     """Compare optim/lrm with the recipe's schedule at every logged step (of a long run at COMPARED of them).
 
     What skipped steps hold back is the optimizer's count of updates, not a mistake.
     """
-    multiplier, steps, schedule = figures.series("optim/lrm"), figures.data.max_steps(), figures.schedule()
-    if len(multiplier) < 5 or not schedule or not steps or figures.last("optim/skipped_steps"):
+    multiplier, steps, schedule = run_metrics.series("optim/lrm"), run_metrics.data.max_steps(), run_metrics.schedule()
+    if len(multiplier) < 5 or not schedule or not steps or run_metrics.last("optim/skipped_steps"):
         return None
     compared = np.linspace(0, len(multiplier) - 1, min(len(multiplier), COMPARED)).round().astype(int)
     multiplier = multiplier.where(compared)
@@ -264,26 +264,26 @@ def rate_follows_its_schedule(figures: Figures) -> Audit | None:
     return audit
 
 
-def bpb_follows_loss(figures: Figures) -> Audit | None:
+def bpb_follows_loss(run_metrics: RunMetrics) -> Audit | None:
     """Compare val/bpb / val/loss with its median: both are sums over the same targets, so it is tokens a byte.
 
     In SFT the end of each answer is in the loss alone, and no base model knows it: from the first step on. Where validation
     is drawn from the training sources, the ratio is near that of training.
     """
     audit = Audit()
-    if not is_ours(figures):
+    if not is_ours(run_metrics):
         return None
     for name, training in ((VAL_BPB, "train/bpb"), (SFT_BPB, "train/assistant_bpb")):
-        steps, bpb, loss = both(figures, name, "val/loss")
+        steps, bpb, loss = both(run_metrics, name, "val/loss")
         known = (loss > 0) & ((steps > 0) | (name != SFT_BPB))
         steps, ratio = steps[known], bpb[known] / loss[known]
         if len(steps) >= 2:
             audit.equal(f"{name} / val/loss", steps, ratio, median(ratio), share=BPB_DRIFT[name], why="the median over the evaluations is")  # fmt: skip
-        _, train_bpb, train_loss = both(figures, training, "train/loss")
+        _, train_bpb, train_loss = both(run_metrics, training, "train/loss")
         if (
             len(steps)
             and len(train_bpb) >= 10
-            and figures.recipe("data.validation") is None
+            and run_metrics.recipe("data.validation") is None
             and (train_loss > 0).all()
         ):
             of_training, level = median(train_bpb / train_loss), median(ratio)
@@ -293,69 +293,69 @@ def bpb_follows_loss(figures: Figures) -> Audit | None:
     return audit
 
 
-def derived_numbers_agree(figures: Figures) -> Audit | None:
+def derived_numbers_agree(run_metrics: RunMetrics) -> Audit | None:
     """Compare each derived number with its parts: perplexity, smoothed loss, speed, FLOPs, clipping, shares."""
     audit = Audit()
     for name in SHARES + PERCENT:
-        series, most = figures.series(name), 1.0 if name in SHARES else 100.0
+        series, most = run_metrics.series(name), 1.0 if name in SHARES else 100.0
         within = (series.values >= 0) & (series.values <= most * 1.001)
         audit.at(name, series.steps, series.values, within, why=f", beyond 0 to {most:g}")
     for name in NOT_NEGATIVE:
-        series = figures.series(name)
+        series = run_metrics.series(name)
         audit.at(name, series.steps, series.values, series.values >= 0, why=", below 0")
-    if not is_ours(figures):
+    if not is_ours(run_metrics):
         return audit
-    _of_a_step(audit, figures)
-    _speed(audit, figures)
+    _of_a_step(audit, run_metrics)
+    _speed(audit, run_metrics)
     for narrow, wide in NARROW_TO_WIDE:
-        steps, inner, outer = both(figures, narrow, wide)
+        steps, inner, outer = both(run_metrics, narrow, wide)
         audit.at(narrow, steps, inner, inner <= outer * 1.001, wanted=outer, why=f"{wide} is")
     return audit
 
 
-def _of_a_step(audit: Audit, figures: Figures) -> None:
-    steps, perplexity, loss = both(figures, "train/perplexity", "train/loss")
+def _of_a_step(audit: Audit, run_metrics: RunMetrics) -> None:
+    steps, perplexity, loss = both(run_metrics, "train/perplexity", "train/loss")
     audit.equal(
         "train/perplexity", steps, perplexity, np.exp(np.minimum(loss, 700)), share=1e-4, why="exp(train/loss) is"
     )
-    losses = figures.loss()
+    losses = run_metrics.loss()
     # Smoothed by step, it may leave the means of longer intervals.
-    beyond_means = figures.by_step(losses) & (losses.intervals() > 1)
-    if not figures.recipe("run.fork_from") and not beyond_means.any():
-        steps, smoothed, loss = both(figures, "train/loss_ema", "train/loss")
+    beyond_means = run_metrics.by_step(losses) & (losses.intervals() > 1)
+    if not run_metrics.recipe("run.fork_from") and not beyond_means.any():
+        steps, smoothed, loss = both(run_metrics, "train/loss_ema", "train/loss")
         lowest, highest = np.minimum.accumulate(loss), np.maximum.accumulate(loss)
         # A hundredth: rows that a crash took with it were smoothed, too.
         agrees = (smoothed >= lowest * 0.99) & (smoothed <= highest * 1.01)
         audit.at("train/loss_ema", steps, smoothed, agrees, why=", beyond all losses up to there")
-    limit = figures.recipe("train.max_grad_norm")
-    if limit and figures.restarts()[0] == 0:  # a later start may have another limit
-        steps, norm, share = both(figures, "optim/grad_norm", "optim/clip_frac")
+    limit = run_metrics.recipe("train.max_grad_norm")
+    if limit and run_metrics.restarts()[0] == 0:  # a later start may have another limit
+        steps, norm, share = both(run_metrics, "optim/grad_norm", "optim/clip_frac")
         audit.at("optim/clip_frac", steps, share, (norm <= limit * (1 + EXACT)) | (share > 0), why=f", and the norm of that step above the limit {limit:g}")  # fmt: skip
-    age, good = figures.series("ckpt/age_steps"), figures.series("ckpt/last_good_step")
+    age, good = run_metrics.series("ckpt/age_steps"), run_metrics.series("ckpt/last_good_step")
     known = np.isin(age.steps, good.steps)
     if known.sum() == len(good):
         audit.equal("ckpt/age_steps", good.steps, age.values[known], good.steps - good.values, why="step - ckpt/last_good_step is")  # fmt: skip
 
 
-def _speed(audit: Audit, figures: Figures) -> None:
-    batch = figures.manifest("inputs.batch_tokens") or figures.recipe("data.batch_tokens")
-    steps, rate, step_s = both(figures, "perf/tok_per_s", "perf/step_s")
+def _speed(audit: Audit, run_metrics: RunMetrics) -> None:
+    batch = run_metrics.manifest("inputs.batch_tokens") or run_metrics.recipe("data.batch_tokens")
+    steps, rate, step_s = both(run_metrics, "perf/tok_per_s", "perf/step_s")
     if isinstance(batch, int):
         since = np.concatenate([[0], steps[:-1]])
-        whole = tokens_at(figures, steps, batch) - tokens_at(figures, since, batch) == (steps - since) * batch
+        whole = tokens_at(run_metrics, steps, batch) - tokens_at(run_metrics, since, batch) == (steps - since) * batch
         audit.equal("perf/tok_per_s x perf/step_s", steps[whole], (rate * step_s)[whole], batch, share=1e-4, why="data.batch_tokens is")  # fmt: skip
-    steps, share, wait_s = both(figures, "data/wait_frac", "data/wait_s")
-    if np.array_equal(steps, figures.series("perf/step_s").steps):
-        wanted = np.minimum(wait_s / np.maximum(figures.series("perf/step_s").values, 1e-12), 1.0)
+    steps, share, wait_s = both(run_metrics, "data/wait_frac", "data/wait_s")
+    if np.array_equal(steps, run_metrics.series("perf/step_s").steps):
+        wanted = np.minimum(wait_s / np.maximum(run_metrics.series("perf/step_s").values, 1e-12), 1.0)
         audit.at("data/wait_frac", steps, share, np.abs(share - wanted) <= 1e-4, wanted=wanted, why="data/wait_s / perf/step_s is")  # fmt: skip
-    attempts = figures.data.columns
-    if figures.manifest("stage") == "sft" or figures.recipe("data.isolate_documents"):
+    attempts = run_metrics.data.columns
+    if run_metrics.manifest("stage") == "sft" or run_metrics.recipe("data.isolate_documents"):
         return  # pairs are of conversations there, which differ from step to step
     for top, bottom, what in (
         ("perf/tflops_per_gpu", "perf/tok_per_s_per_gpu", "FLOPs a token (perf/tflops_per_gpu / perf/tok_per_s_per_gpu)"),
         ("perf/mfu_pct", "perf/tflops_per_gpu", "perf/mfu_pct / perf/tflops_per_gpu"),
     ):  # fmt: skip
-        steps, above, below = both(figures, top, bottom)
+        steps, above, below = both(run_metrics, top, bottom)
         rows, _ = attempts.column(top)
         known = below > 0
         if len(rows) != len(steps) or not known.all():
@@ -370,33 +370,33 @@ def _speed(audit: Audit, figures: Figures) -> None:
 # ---- time ----
 
 
-def times_add_up(figures: Figures) -> Audit | None:
+def times_add_up(run_metrics: RunMetrics) -> Audit | None:
     """Compare perf/total_s with the steps' own time, the clock and goodput: time is spent once.
 
     A machine whose clock was set while the run trained fails here, too.
     """
-    if not is_ours(figures):
+    if not is_ours(run_metrics):
         return None
     audit = Audit()
-    _intervals(audit, figures)
-    _clock(audit, figures)
+    _intervals(audit, run_metrics)
+    _clock(audit, run_metrics)
     return audit
 
 
-def _intervals(audit: Audit, figures: Figures) -> None:
+def _intervals(audit: Audit, run_metrics: RunMetrics) -> None:
     """Compare perf/total_s from row to row. Left out: the first row of a start, and one before which rows are missing."""
-    steps, total, step_s = both(figures, "perf/total_s", "perf/step_s")
+    steps, total, step_s = both(run_metrics, "perf/total_s", "perf/step_s")
     if len(steps) < 3:
         return
     length = np.diff(steps)
-    usual = (length <= median(length)) & ~np.isin(steps[1:], figures.series("perf/first_step_s").steps)
+    usual = (length <= median(length)) & ~np.isin(steps[1:], run_metrics.series("perf/first_step_s").steps)
     passed, made = np.diff(total)[usual], (step_s[1:] * length)[usual]
     agrees = np.abs(passed - made) <= 0.005 * made + 1e-3
     audit.at("the growth of perf/total_s", steps[1:][usual], passed, agrees, wanted=made, why="the steps took")
 
 
-def _clock(audit: Audit, figures: Figures) -> None:
-    columns = figures.data.columns
+def _clock(audit: Audit, run_metrics: RunMetrics) -> None:
+    columns = run_metrics.data.columns
     rows, total = columns.column("perf/total_s")
     rows, of_total = np.intersect1d(rows, columns.column("time")[0], return_indices=True)[:2]
     if not len(rows):
@@ -411,10 +411,10 @@ def _clock(audit: Audit, figures: Figures) -> None:
         spent, passed = total[last] - total[first] + within, times[last] - times[first]
         audit.at(f"time in steps, evaluations and saves of attempt {attempt:.0f}", steps[[last]], [spent], [spent <= passed * (1 + TIME_SHARE) + TIME_S], wanted=[passed], why="the clock went on by")  # fmt: skip
     began, goodput = (
-        first_start(row for _, row in figures.data.columns.events("attempt")),
-        figures.series("perf/goodput_pct"),
+        first_start(row for _, row in run_metrics.data.columns.events("attempt")),
+        run_metrics.series("perf/goodput_pct"),
     )
-    if began is None or figures.recipe("run.fork_from") or not np.array_equal(goodput.steps, steps):
+    if began is None or run_metrics.recipe("run.fork_from") or not np.array_equal(goodput.steps, steps):
         return
     since = times - began
     wanted = 100 * total / np.maximum(since, 1e-9)
@@ -425,21 +425,21 @@ def _clock(audit: Audit, figures: Figures) -> None:
 # ---- manifest ----
 
 
-def parameters_are_the_models(figures: Figures) -> Audit | None:
+def parameters_are_the_models(run_metrics: RunMetrics) -> Audit | None:
     """Compare the plan's parameters with the built model's, and those with the finished model's files."""
-    audit, built, planned = Audit(), figures.manifest("model.parameters"), figures.manifest("plan.parameters")
+    audit, built, planned = Audit(), run_metrics.manifest("model.parameters"), run_metrics.manifest("plan.parameters")
     if not isinstance(built, int):
         return None
     if isinstance(planned, int):
         audit.compared.append(f"planned {planned:,}")
         if planned != built:
             audit.wrong.append(f"the plan counts {planned:,} parameters, the model that was built has {built:,}")
-    shapes = _saved_shapes(figures.data.run.model)
+    shapes = _saved_shapes(run_metrics.data.run.model)
     saved = None if shapes is None else sum(map(math.prod, shapes))
     if shapes is not None and saved is not None:
         audit.compared.append(f"model/ {saved:,}")
         of_an_id = sum(
-            shape[1] for shape in shapes if len(shape) == 2 and shape[0] == figures.manifest("inputs.tokenizer.size")
+            shape[1] for shape in shapes if len(shape) == 2 and shape[0] == run_metrics.manifest("inputs.tokenizer.size")
         )
         # A finished model is written without the rows that model.options.vocab_multiple adds to its vocabulary.
         padded = (
@@ -465,12 +465,12 @@ def _saved_shapes(folder: Path) -> list[list[int]] | None:
     return shapes if files else None
 
 
-def manifest_agrees(figures: Figures) -> Audit | None:
+def manifest_agrees(run_metrics: RunMetrics) -> Audit | None:
     """Compare the manifest with the rows: results, last step, planned steps, attempts, checkpoints."""
-    data, audit = figures.data, Audit()
+    data, audit = run_metrics.data, Audit()
     planned, results = data.max_steps(), data.manifest.get("results") or {}
     step = int(column(data, "step").values.max(initial=0))  # also of a row without numbers of a step
-    if not step or not is_ours(figures):
+    if not step or not is_ours(run_metrics):
         return None
     if planned:
         audit.compared.append("planned steps")
@@ -485,7 +485,7 @@ def manifest_agrees(figures: Figures) -> Audit | None:
         audit.compared.append("attempts")
         if attempts.max() > begun:
             audit.wrong.append(f"a row is of attempt {attempts.max():.0f}, and {begun} were begun")
-    sealed, every = [at for at, _, whole in data.checkpoints if whole], figures.recipe("train.logging_steps", 10)
+    sealed, every = [at for at, _, whole in data.checkpoints if whole], run_metrics.recipe("train.logging_steps", 10)
     if sealed:
         audit.compared.append("checkpoints")
         if max(sealed) > step + every:
@@ -523,8 +523,8 @@ RULES = {
 
 def audit(data: RunData) -> dict[str, Audit]:
     """Return what each rule compared; a rule without its numbers is left out."""
-    figures = Figures(data)
-    found = {name: compare(figures) for name, compare in RULES.items()}
+    run_metrics = RunMetrics(data)
+    found = {name: compare(run_metrics) for name, compare in RULES.items()}
     return {name: of_rule for name, of_rule in found.items() if of_rule and (of_rule.compared or of_rule.wrong)}
 
 

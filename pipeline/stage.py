@@ -6,6 +6,7 @@ import sys
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import help_text, read_recipe
 from pipeline.recipe.resolve import Stage
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import Signals
 
 
@@ -18,7 +19,7 @@ def run_stage(argv: list[str], *, stage: Stage) -> int:
         print(help_text(stage))
         return 0
     signals = Signals()
-    recipe = read_recipe(argv, stage=stage)
+    recipe = read_recipe(argv, stage=stage, earlier=EarlierRuns())
     if int(os.environ.get("RANK", 0)) == 0:
         what = "stage 1, pretraining" if stage == "pretrain" else "stage 2, chat SFT"
         print(f"{recipe.path}: {what}; importing torch and transformers, some seconds", flush=True)

@@ -36,6 +36,7 @@ from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.start_from import resolve_start
 from pipeline.report.comparison import CHANCE
 from pipeline.report.run_data import filled_table, read_run
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.run_dir.run_directory import SWEEP_TAG, find_run
 
@@ -423,7 +424,7 @@ def search(
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    direction = "minimize" if better == "lower" else "maximize"
+    direction: Any = "minimize" if better == "lower" else "maximize"
     made = optuna.create_study(study_name=study, storage=f"sqlite:///{file}", direction=direction, load_if_exists=True)
     for number in range(trials):
         made.sampler = optuna.samplers.TPESampler(seed=number)
@@ -511,7 +512,8 @@ class Sweep:
         return [*without(self.fixed, [key_of(one) for one in overrides]), *overrides]
 
     def _recipe(self, overrides: list[str]) -> Recipe:
-        return read_recipe([self.options.recipe, *self._words(overrides), "run.name=sweep"])
+        words = [self.options.recipe, *self._words(overrides), "run.name=sweep"]
+        return read_recipe(words, earlier=EarlierRuns())
 
     def _pinned(self, recipe: Recipe) -> list[str]:
         """Return the overrides of every run, with the folder that model.start_from means now where it names a run: one

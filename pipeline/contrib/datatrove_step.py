@@ -8,6 +8,7 @@ from datatrove.pipeline.base import PipelineStep
 
 from pipeline.data.__main__ import main
 from pipeline.recipe import read_recipe
+from pipeline.run_dir.earlier_runs import EarlierRuns
 
 
 class PreparePart(PipelineStep):
@@ -23,7 +24,7 @@ class PreparePart(PipelineStep):
     def __init__(self, recipe: str, *overrides: str, watchlist: str | None = None):
         super().__init__()
         # Here, where somebody sees it; and a command line that ends a process would leave the local executor waiting.
-        read_recipe([recipe, *overrides], stage=None)
+        read_recipe([recipe, *overrides], earlier=EarlierRuns())
         self.arguments = [recipe, *overrides, *(["--watchlist", watchlist] if watchlist else [])]
 
     def run(self, data=None, rank=0, world_size=1):  # datatrove calls it with positions

@@ -22,6 +22,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pipeline.process.errors import RecipeError
 
@@ -72,13 +73,15 @@ def run_program(
     # -S: no site-packages and none of the user's files; -P: no module from the current folder.
     command = [sys.executable, "-s", "-S", "-P", "-c", START, str(PACKAGE_ROOT)]
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ} | ENVIRONMENT
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
     # A program that can write gets a folder for it.
     scratch = nullcontext("/") if isolation.safe else tempfile.TemporaryDirectory(prefix="tandem-program-")
     with (
         scratch as folder,
         subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True, **pipes) as process,
     ):
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             with process.stdin:
                 process.stdin.write(json.dumps(request).encode() + b"\n" + program.encode("utf-8", "replace"))
@@ -94,7 +97,7 @@ def run_program(
     return Execution(reason == "passed", reason, seconds)
 
 
-def _outcome(process: subprocess.Popen, timeout_s: float) -> str:
+def _outcome(process: Any, timeout_s: float) -> str:
     """Return the answer of the child process, or how it ended without one."""
     until = time.monotonic() + timeout_s
     answered, _, _ = select.select([process.stdout], [], [], timeout_s)

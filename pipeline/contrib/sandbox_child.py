@@ -235,7 +235,7 @@ def main() -> NoReturn:
 
 def explain(error: BaseException) -> bytes:
     """Return one line: the kind of failure and the error. The program may have made str() fail or endless."""
-    kinds = {MemoryError: "memory", PermissionError: "forbidden"}
+    kinds: dict[type[BaseException], str] = {MemoryError: "memory", PermissionError: "forbidden"}
     try:
         text = str(error)[:MOST_LETTERS]
     except BaseException:

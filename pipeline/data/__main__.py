@@ -121,10 +121,11 @@ def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.recipe import read_recipe
     from pipeline.recipe.batch import with_batch_tokens
     from pipeline.recipe.start_from import becomes_tandem, resolve_start
+    from pipeline.run_dir.earlier_runs import EarlierRuns
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
 
-    recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
+    recipe = read_recipe([arguments.recipe, *arguments.overrides], earlier=EarlierRuns())
     recipe = resolve_start(recipe)
     if not recipe.data.batch_tokens:
         world_size = whole_number(os.environ, "NPROC", 1, least=1)

@@ -6,8 +6,9 @@ from typing import Any
 from pipeline.process.errors import DataError
 from pipeline.recipe.batch import step_rows
 from pipeline.recipe.schema import Recipe
-from pipeline.sources.open import OpenSource, open_sources
+from pipeline.sources.open import open_sources
 from pipeline.sources.raw_rows import text_bytes
+from pipeline.sources.source import OpenSource
 from pipeline.tokenizer.chat import rendered_talks
 from pipeline.tokenizer.encode import plain_backend
 

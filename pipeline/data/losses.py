@@ -304,8 +304,8 @@ def size_text(scored: dict[str, int]) -> str:
     """Return a sentence on a validation of so many bytes, by the name of its number, which are few."""
     name, count = max(scored.items(), key=lambda pair: pair[1])
     return (
-        f"{name} is over {count:,} bytes, fewer than {ENOUGH_BYTES:,}: differences between runs are mostly chance. "
-        "Name more files, or raise evals.bpb.tokens."
+        f"{name} is over {count:,} bytes, fewer than {ENOUGH_BYTES:,}: differences between runs and steps are mostly "
+        "chance. Name more files, or raise evals.bpb.tokens."
     )
 
 

@@ -5,6 +5,7 @@ the folder of shards, from when they are made until the rows that hold them are 
 which order and how often changes no byte, so a process that is killed costs the range of blocks that it worked on.
 """
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -123,6 +124,8 @@ class WorkerPool:
         for worker in workers:
             worker.kill()
         self.executor.shutdown()
+        del self.executor, workers
+        gc.collect()  # its semaphores, which a process that ends by os._exit would leave behind
 
 
 class BlockRanges:

@@ -21,6 +21,7 @@ from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.process.storage import cache_of_run
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder
 from pipeline.recipe.schema import Recipe, Samples, Source, with_values
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.formats import format_of
 from pipeline.sources.patterns import local_files
@@ -30,8 +31,6 @@ from pipeline.sources.verify import check_file
 from pipeline.tokenizer.chat import render, render_batch
 from pipeline.tokenizer.coverage import coverage, require_coverage, span_byte_lengths
 from pipeline.tokenizer.encode import byte_lengths, document_start, encode_documents, is_byte_level
-
-# Text and conversations to score from files: txt, jsonl or parquet, compressed or not, read as training reads them.
 
 SHOWN = 10
 
@@ -54,24 +53,11 @@ def read_texts(patterns: list[str], *, max_bytes: int) -> tuple[list[str], list[
     return _items(patterns, kind="text", option="--text", limit=max_bytes, size=lambda text: len(text.encode()))
 
 
-def lines_of_files(files: list[FilePart], *, limit: str) -> list[str]:
-    """Return what is scored of each file, one line a file, where that is not all of every file. limit: the option that
-    cuts."""
-    if all(file.complete and file.items for file in files):
-        return []
-    lines = [f"  {file.label}: {_part_in_words(file)}" for file in files]
-    return [f"not all of the {len(files)} files is scored ({limit}; raise it to score more):", *lines]
-
-
-def _part_in_words(file: FilePart) -> str:
-    what = f"{file.bytes:,} bytes" if file.bytes else f"{file.items:,} conversations"
-    if file.complete:
-        return f"all of it, {what}" if file.items else "holds no text"
-    return (
-        f"the first {what}, of a file of {file.of_bytes:,} bytes"
-        if file.items
-        else f"left out, {file.of_bytes:,} bytes"
-    )
+def _print_left_out(files: list[FilePart], *, limit: str) -> None:
+    """Print the files that are scored in part or not at all. limit: the option that cuts."""
+    for file in files:
+        if not (file.complete and file.items):
+            print(f"{file.label}: not all of it is scored, {file.bytes:,} of {file.of_bytes:,} bytes ({limit})")
 
 
 def _items(
@@ -133,7 +119,7 @@ def sources_of_run(run: RunDirectory, *, trust_code: bool = False) -> tuple[Reci
     from pipeline.recipe import read_recipe
     from pipeline.sources.open import open_sources, with_recorded_inputs
 
-    recipe = read_recipe([str(run.recipe)], stage=None)
+    recipe = read_recipe([str(run.recipe)], earlier=EarlierRuns())
     why = f"{run.recipe} belongs to a run, which may have come from elsewhere"
     folder = recipe.run.code_folder if trust_code else None
     code = CodeFolder(folder, trusted=trust_code, trust_with=COMMAND_TRUST, closed=why)
@@ -166,8 +152,6 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
     rows.coverage = held_out_coverage(tokenizer, sources[1])
     return rows
 
-
-# Whole documents as batches to score: each byte is a target exactly once, whatever the tokenizer.
 
 DOCUMENTS_RULE = 1  # raise it when the same texts under the same window give another figure
 
@@ -239,9 +223,6 @@ def _batches(
         }
 
 
-# What the assistant says, scored on held-out conversations: the same text for a base model and for what SFT made of
-# it.
-
 CONVERSATIONS_RULE = 1  # raise it when the same conversations under the same window give another figure
 
 
@@ -307,8 +288,6 @@ def conversation_batches(
     return _batches(fitted, rows=rows, padding={"input_ids": 0, "shift_labels": IGNORED})
 
 
-# Continuations of fixed prompts: the likeliest ones, and sampled ones that show the spread.
-
 SAMPLE_TOKENS = 64
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 50}
@@ -327,8 +306,6 @@ def sample_texts(model, tokenizer, *, chat: bool, prompts: list[str] | None = No
         ]
     return rows
 
-
-# The bits-per-byte figures that `python -m pipeline.evals` was asked for.
 
 WINDOW = 2048  # Targets of a piece, unless the model or the command says less.
 
@@ -393,8 +370,7 @@ def _of_texts(tokenizer, arguments: argparse.Namespace, *, window: int) -> Figur
     texts, files = read_texts(arguments.text, max_bytes=arguments.max_bytes)
     kept = coverage(tokenizer, texts)
     require_coverage(kept, where="--text")
-    for line in lines_of_files(files, limit=f"--max-bytes {arguments.max_bytes}"):
-        print(line)
+    _print_left_out(files, limit=f"--max-bytes {arguments.max_bytes}")
     return (
         "text/bpb_documents",
         partial(documents_protocol, texts, window=window, coverage=kept),
@@ -409,8 +385,7 @@ def _of_conversations(tokenizer, arguments: argparse.Namespace, *, window: int) 
     conversations, files = _items(arguments.chat, kind="chat", option="--chat", limit=limit, size=lambda messages: 1)
     kept = coverage(tokenizer, (str(m.get("content") or "") for messages in conversations for m in messages))
     require_coverage(kept, where="--chat")
-    for line in lines_of_files(files, limit=f"--max-conversations {limit}"):
-        print(line)
+    _print_left_out(files, limit=f"--max-conversations {limit}")
     return (
         "text/assistant_bpb",
         partial(conversations_protocol, tokenizer, conversations, window=window, coverage=kept),

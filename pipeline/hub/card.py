@@ -19,6 +19,7 @@ from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.storage import read_json
 from pipeline.recipe.sizes import LLAMA_NAMES
 from pipeline.report.benchmarks import protocols_text, scores_text, suite_name
+from pipeline.report.cost import spent
 from pipeline.report.curves import trained_on
 from pipeline.report.run_data import (
     Benchmark,
@@ -35,7 +36,7 @@ from pipeline.report.run_data import (
     task_name,
     visible,
 )
-from pipeline.report.sections import DATA_HEAD, data_rows, spent, tokenizer_text
+from pipeline.report.sections import DATA_HEAD, data_rows, tokenizer_text
 from pipeline.run_dir.checkpoints import SEAL, read_seal
 from pipeline.run_dir.parents import name_of_model
 

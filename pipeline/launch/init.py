@@ -17,6 +17,7 @@ from pipeline.process.errors import CannotWriteError, TandemError
 from pipeline.process.storage import write_text
 from pipeline.recipe import read_recipe
 from pipeline.recipe.start_from import resolve_start
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import exit_with_status
 
 # What is often changed apart from the data; every key: docs/recipes.md.
@@ -58,7 +59,8 @@ def recipe_text(source: dict[str, Any], *, stage: str, path: Path, train: str) -
 def train_lines(source: dict[str, Any], *, stage: str) -> str:
     """Return the section `train`: the passes of the shipped recipe, and for a short run when it is scored and
     saved."""
-    recipe = read_recipe([OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"], stage=stage)  # type: ignore[arg-type]
+    words = [OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"]
+    recipe = read_recipe(words, stage=stage, earlier=EarlierRuns())  # type: ignore[arg-type]
     import pipeline.model.build  # noqa: F401 - makes the type of our models known, whose tokenizer may be loaded
 
     try:

@@ -29,6 +29,7 @@ from pipeline.run.checks import (
     service_findings,
     trainer_problems,
 )
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import exit_with_status
 
 
@@ -55,13 +56,13 @@ def main(argv: list[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     given = [options.recipe, *options.overrides]
     if options.depths:
-        recipes = [read_recipe([*given, f"model.depth={depth}"]) for depth in options.depths]
+        recipes = [read_recipe([*given, f"model.depth={depth}"], earlier=EarlierRuns()) for depth in options.depths]
         count = cache(partial(_about_tokens, recipes[0]))  # the text is the same at every depth
         plans = [plan_of(recipe, count)[0] for recipe in recipes]
         print(f"plans of {options.recipe}")
         print(plan_table(plans, [f"depth {depth}" for depth in options.depths]))
         return 0
-    recipe = read_recipe(given)
+    recipe = read_recipe(given, earlier=EarlierRuns())
     if start_folder(recipe) is not None:
         recipe = resolve_start(recipe)
     plan, is_elsewhere = plan_of(recipe, partial(_about_tokens, recipe))

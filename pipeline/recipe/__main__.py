@@ -26,12 +26,12 @@ One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [s
 - Overrides have the types of the file: `train.max_steps=100`, `data.sources=[{files: x.parquet}]` (a list is given whole). A typo is refused with the nearest right name. Where a key holds text, its value is what
   was typed, `#`, colons and line breaks included (`'run.note=C# port #3'`), but for quotes around the whole; `null` is no value.
   Other values are read as YAML, and one of which a part would become a comment is refused.
-- A recipe has at most 1 MiB, and its text no control characters but tabs and line breaks. `null` stands for a key that is not given.
+- A recipe has at most 1 MiB, and its text no control characters but tabs and line breaks. `null` means that the key is not given.
 - A recipe is named by its path or by its bare name, with or without `.yaml`: `quickstart_pretrain` is looked for here, in
   `recipes/` and among the shipped ones.
 - `extends: other.yaml` (relative to the file, or a bare name) takes over another recipe; sections are merged key by key, lists replaced.
 - Anchors, aliases and merge keys (`<<: *name`) work; a top-level key that begins with `x-` is a place for anchors.
-- In a shell a value with spaces, brackets or braces stands in quotes: `'data.sources=[{files: x.parquet}]'`.
+- In a shell put a value with spaces, brackets or braces in quotes: `'data.sources=[{files: x.parquet}]'`.
 - Exactly one horizon is in force: `train.max_steps`, `train.num_train_epochs`, `run.tokens`, `run.tokens_per_param` or
   `run.flops`. One named by an override or an extending recipe replaces the inherited one, and shortens an inherited warm-up that is
   longer than the run: `train.max_steps=20` is a smoke test of any recipe. The same holds for

@@ -89,8 +89,7 @@ def micro_batch(recipe: Recipe) -> int:
 
 
 def micro_steps(recipe: Recipe, world_size: int) -> int:
-    """Micro-steps of an optimizer step: the rows of a step dealt to world_size processes, the last micro-step filled
-    up."""
+    """Return the micro-steps of an optimizer step: its rows dealt to world_size processes, the last one filled up."""
     return math.ceil(rows_per_step(recipe) / (world_size * micro_batch(recipe)))
 
 

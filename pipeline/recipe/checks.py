@@ -123,7 +123,7 @@ def _embedding_dtype(recipe: Recipe, say: Say) -> None:
     comes from the Hub."""
     model, key = recipe.model, "model.embedding_dtype"
     if recipe.train.get("fp16"):
-        say(key, f"is {model.embedding_dtype} beside train.fp16, for GPUs without bfloat16. Keep one of the two.")
+        say(key, f"is {model.embedding_dtype}, and train.fp16 is for GPUs without bfloat16. Keep one of the two.")
     config = model.start_config or options_of(recipe)
     if model.start_from and model.start_config is None:
         return
@@ -187,7 +187,7 @@ def _horizon(recipe: Recipe, say: Say) -> None:
     named = horizons(recipe)
     if len(named) > 1:
         others = ", ".join(f"{name} ({recipe.places.get(name)})" for name in named[1:])
-        say(named[0], f"is a second horizon beside {others}. Keep exactly one.")
+        say(named[0], f"is a second horizon after {others}. Keep exactly one.")
     elif not named and not (recipe.model.depth and recipe.stage == "pretrain"):
         say(
             "train",
@@ -200,12 +200,12 @@ def _batch_keys(recipe: Recipe, say: Say) -> None:
     key, batch = "data.batch_tokens", recipe.data.batch_tokens
     accumulation = recipe.train.get("gradient_accumulation_steps")
     if batch is not None and accumulation is not None:
-        say(key, "stands beside train.gradient_accumulation_steps, and each follows from the other. Keep one.")
+        say(key, "and train.gradient_accumulation_steps are both given, and each follows from the other. Keep one.")
     if accumulation is not None and is_auto(recipe):
         say(
             KEY,
-            "is auto beside train.gradient_accumulation_steps: the global batch would follow from what fits. Give "
-            "data.batch_tokens instead.",
+            "is auto, and train.gradient_accumulation_steps is given: the global batch would follow from what fits. "
+            "Give data.batch_tokens instead.",
         )
     if batch is None and accumulation is None and recipe.model.depth is None:
         say(key, "is missing: the tokens of one optimizer step. Give it, or train.gradient_accumulation_steps.")
@@ -299,7 +299,7 @@ def _columns_mistake(source: Source) -> str | None:
     if len(main) != 1 or ("prompt" in columns) != ("response" in columns) or set(columns) - allowed:
         return f"says {', '.join(columns) or 'nothing'}, from which no document or conversation follows. {example}"
     if others := [key for key in ("text_column", "messages_column", "format") if getattr(source, key)]:
-        return f"stands beside {' and '.join(others)}, which says the same. Keep columns."
+        return f"and {' and '.join(others)} say the same. Keep columns."
     return None
 
 
@@ -393,9 +393,9 @@ def _train(train: dict[str, Any], say: Say) -> None:
             why = f"is {show(value)} and must stay {show(argument.default)}: {argument.only}. Remove it."
             say(f"train.{name}", why)
     if train.get("bf16") is True and train.get("fp16"):
-        say("train.fp16", "stands beside train.bf16. Keep one of the two.")
+        say("train.fp16", "and train.bf16 are both given. Keep one of the two.")
     if train.get("fp8") and (train.get("fp16") or not train.get("bf16")):
-        say("train.fp8", "stands beside bf16, for all but the blocks. Write bf16: true, without fp16.")
+        say("train.fp8", "needs bf16 for all but the blocks. Write bf16: true, without fp16.")
     for name in ("torch_compile_mode", "torch_compile_backend"):
         if train.get(name) is not None and not train.get("torch_compile"):
             say(

@@ -19,7 +19,7 @@ HORIZON_KEYS = ("tokens", "tokens_per_param", "flops")
 
 
 def horizon_steps(recipe: Recipe, batch_tokens: int) -> int | None:
-    """Optimizer steps of the run; None when it is given in epochs and only the data know.
+    """Return the optimizer steps of the run; None when it is given in epochs and only the data know.
 
     Raises ValueError when they follow from sizes that cannot be known (recipe/sizes.py).
     """
@@ -92,7 +92,7 @@ Fill = Callable[..., None]
 
 
 def fill_sizes(recipe: Recipe, fill: Fill) -> None:
-    """n_layer, n_embd and n_head from model.depth."""
+    """Fill n_layer, n_embd and n_head from model.depth."""
     model = recipe.model
     if model.depth is None:
         return
@@ -104,7 +104,7 @@ def fill_sizes(recipe: Recipe, fill: Fill) -> None:
 
 
 def width_of(recipe: Recipe, depth: int) -> int:
-    """Width at a depth: aspect_ratio per layer, rounded up to whole heads."""
+    """Return the width at a depth: aspect_ratio per layer, rounded up to whole heads."""
     return math.ceil(depth * recipe.model.aspect_ratio / recipe.model.head_dim) * recipe.model.head_dim
 
 

@@ -82,7 +82,7 @@ def unknown_key(path: str) -> str:
     """Return the sentence about a key that is not in the schema. path: dotted, as written."""
     section, _, name = path.rpartition(".")
     if SECRET_NAME.search(name):
-        return f"a secret never stands in a recipe. {INSTEAD}"
+        return f"a recipe holds no secrets. {INSTEAD}"
     if section == "train" and name in ARGUMENTS:
         return why_not_accepted(name)
     if section == "model.options" and name in NOT_OPTIONS:
@@ -90,7 +90,7 @@ def unknown_key(path: str) -> str:
     places = all_keys()
     elsewhere = [p for p in places.get(name, []) if p != path]
     if name in SECTIONS and section:
-        return f"no key of {section}; {name} is a section of its own. Begin its line at the left margin."
+        return f"no key of {section}; {name} is a section. Begin its line at the left margin."
     if name in RENAMED:
         text = RENAMED[name]
         return f"is not a key here: {text[1:]}." if text.startswith("-") else f"is not a key here. Use {text}."
@@ -179,7 +179,7 @@ def expected(annotation: Any) -> str:
 
 
 def describe(item: Item) -> str:
-    """Return what stands there, in words."""
+    """Return the value in words."""
     value = item.value
     if isinstance(value, dict):
         return "keys with values"

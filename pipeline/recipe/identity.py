@@ -54,7 +54,7 @@ def resume_keys(recipe: Recipe) -> dict[str, Any]:
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """`key: saved -> now` for every key that differs; a value kept from the first start is no difference."""
+    """Return `key: saved -> now` for every key that differs; a value kept from the first start is no difference."""
     lines = []
     for name in sorted(saved.keys() | now.keys()):
         before, after = saved.get(name), now.get(name)
@@ -66,7 +66,7 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def default_name(recipe: Recipe) -> str:
-    """`<recipe>-<6 hex digits of the keys that must match>`; a fork's are others than its parent's.
+    """Return `<recipe>-<6 hex digits of the keys that must match>`; a fork's are others than its parent's.
 
     Of the file's name only what run.name may hold, since the run's recipe.yaml gives it there.
     """

@@ -36,7 +36,7 @@ def key_at(name: str) -> tuple[Any, Mapping[str, Any]]:
 
 @cache
 def all_keys() -> dict[str, list[str]]:
-    """Return every key by its last word, as dotted paths; `data.sources.<n>.` stands as `data.sources.0.`."""
+    """Return every key by its last word, as dotted paths; an entry of a list has the number 0."""
     found: dict[str, list[str]] = {}
 
     def walk(cls: Any, prefix: str) -> None:

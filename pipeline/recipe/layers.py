@@ -166,7 +166,7 @@ def _set(tree: Item, parts: list[str], item: Item, problems: Problems, name: str
     if not isinstance(tree.value, dict):
         problems.add(
             f"{COMMAND_LINE}: {name}",
-            f"lies inside {name.rpartition('.')[0]}, which is given as a value. Give one of the two.",
+            f"is inside {name.rpartition('.')[0]}, which is given as a value. Give one of the two.",
         )
         return tree
     first, *rest = parts
@@ -206,7 +206,7 @@ def _without_secrets(item: Item, problems: Problems) -> Item:
         values = {}
         for key, child in item.value.items():
             if SECRET_NAME.search(key) and child.value is not None:
-                problems.add(f"{child.where}: {key}", f"a secret never stands in a recipe. {INSTEAD}")
+                problems.add(f"{child.where}: {key}", f"a recipe holds no secrets. {INSTEAD}")
                 continue
             values[key] = _without_secrets(child, problems)
         return replace(item, value=values)

@@ -113,11 +113,11 @@ def explain_yaml(error: yaml.MarkedYAMLError) -> str:
         return "a quote is opened and never closed. Close it on the same line."
     if "undefined alias" in problem:
         return (
-            "an alias without its anchor. Write &name where the value stands first; a text that begins with * must "
-            'stand in quotes: "*.parquet".'
+            "an alias without its anchor. Write &name before its first use; put a text that begins with * "
+            'in quotes: "*.parquet".'
         )
     if "alias" in context:
-        return 'a value that begins with * must stand in quotes: "*.parquet".'
+        return 'a value that begins with *. Put it in quotes: "*.parquet".'
     if "single document" in context:
         return "a second document begins here. A recipe is one document: remove the `---`."
     if "mapping values are not allowed" in problem:

@@ -1,4 +1,4 @@
-"""Sizes of a recipe's model, of configs and built models: by arithmetic (sizes.py) or counted (model_statistics.py)."""
+"""Sizes of a recipe's model, a config or a built model: by arithmetic (sizes.py) or counted (model_statistics.py)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def model_fields(
     recipe: Recipe, *, vocab_size: int, bos_token_id: int | None, eos_token_id: int | None, pad_token_id: int | None
 ) -> dict[str, Any]:
-    """Arguments of the config class of model.type, in its own names."""
+    """Return the arguments of the config class of model.type, in its own names."""
     model = recipe.model
     ids = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
     if model.type not in GPT2_NAMES and ":" not in model.type:

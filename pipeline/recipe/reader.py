@@ -14,9 +14,9 @@ from pipeline.recipe.sizes import LLAMA_NAMES, PORTABLE_PATTERNS, PORTABLE_TYPE
 from pipeline.recipe.values import options_kind, places_of, recipe_kind, section_of, typed_values
 
 
-def read_recipe(argv: list[str], *, stage: Stage | None = None) -> Recipe:
+def read_recipe(argv: list[str], *, stage: Stage | None = None, earlier: Any = None) -> Recipe:
     """Return the recipe argv[0], by path or bare name, with the overrides argv[1:], frozen. stage: that of the
-    command, None when it serves both.
+    command, None when it serves both. earlier: run_dir.earlier_runs.EarlierRuns, where model.start_from may be a run.
 
     Raises RecipeError with one line per mistake, InputMissingError when the recipe or one it extends is not there.
     """
@@ -24,7 +24,7 @@ def read_recipe(argv: list[str], *, stage: Stage | None = None) -> Recipe:
     problems = Problems()
     tree = read_layers(path, argv[1:], problems)
     recipe = _typed(tree, problems)
-    recipe.path, recipe.arguments = path, list(argv)
+    recipe.path, recipe.arguments, recipe.earlier = path, list(argv), earlier
     problems.raise_if_any()
 
     recipe.stage = recipe.run.stage or infer_stage(recipe) or stage or "pretrain"
@@ -65,8 +65,7 @@ def _typed(tree: Item, problems: Problems) -> Recipe:
 
 
 def _sizes_among_options(recipe: Recipe, problems: Problems) -> None:
-    """A size that model.options gives by the config's own name is the one of `model:`, and plan and training take it
-    from there."""
+    """Move a size that model.options gives by the config's own name to `model:`, where plan and training read it."""
     model = recipe.model
     for ours, theirs in LLAMA_NAMES.items():
         for name in {ours, theirs} & model.options.keys():
@@ -97,7 +96,7 @@ _Dumper.add_representer(
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """YAML of every key that has a value. Derived steps are a comment: they follow again from the horizon given."""
+    """Return YAML of every key that has a value. Derived steps are a comment: they follow again from the horizon."""
     values = {section: _given(section, keys) for section, keys in plain(recipe).items()}
     del values["run"]["trust_code"]  # of this start: the user's word, not the recipe's
     if "train.max_steps" in recipe.filled:
@@ -114,7 +113,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def describe_filled(recipe: Recipe) -> list[str]:
-    """`model.n_layer = 24 (set by model.depth)` for every value that the recipe left open and another one set."""
+    """Return `model.n_layer = 24 (set by model.depth)` for every value that another one set."""
     lines = []
     for name, cause in recipe.filled.items():
         value: Any = recipe

@@ -7,6 +7,7 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline.process.storage import read_json
 from pipeline.process.user_code import RECIPE_TRUST, CodeFolder
 from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.located_yaml import Problems
@@ -59,7 +60,7 @@ def infer_stage(recipe: Recipe) -> Stage | None:
 
 
 def fill(recipe: Recipe, problems: Problems) -> None:
-    """Sets every open value that follows from others and notes each in recipe.filled; problems gets what cannot
+    """Set every open value that follows from others and note each in recipe.filled; problems gets what cannot
     follow."""
 
     def set_if_open(name: str, value: Any, cause: str | None = "model.depth") -> None:
@@ -98,19 +99,13 @@ def fill(recipe: Recipe, problems: Problems) -> None:
             recipe.where("model.type"),
             f"{error}, and horizon or rates follow from them. Change the sizes or model.options.",
         )
-    except ImportError as error:
-        problems.add(
-            recipe.where("model.type"),
-            f"the sizes of a {recipe.model.type} are counted on its modules, and {error.name} is not installed. Give "
-            "run.tokens or train.max_steps.",
-        )
     _shorten_warmup(recipe)
     if recipe.run.name is None:
         recipe.run.name = _default_name(recipe)
 
 
 def _default_name(recipe: Recipe) -> str:
-    """Another one for another meaning of `latest:`; the same for a run that was unfinished and has finished since."""
+    """Return the default name: another one for another meaning of `latest:`, the same while that run finishes."""
     start = recipe.model.start_from
     folder = start_folder(recipe) if start and start.startswith("latest:") else None
     named = replace(recipe, model=replace(recipe.model, start_from=str(folder))) if folder else recipe
@@ -140,7 +135,7 @@ def _leave_out_what_portable_has_not(recipe: Recipe) -> None:
 
 
 def _fill_row_tokens(recipe: Recipe) -> None:
-    """The default is what the model can hold."""
+    """Shorten the default to what the model can hold."""
     model, data = recipe.model, recipe.data
     if "data.row_tokens" not in recipe.places and model.n_positions and 8 <= model.n_positions < data.row_tokens:
         data.row_tokens = model.n_positions
@@ -148,8 +143,7 @@ def _fill_row_tokens(recipe: Recipe) -> None:
 
 
 def _shorten_warmup(recipe: Recipe) -> None:
-    """A horizon that a later layer names, as train.max_steps=20 does on the command line, shortens a warm-up that is
-    longer."""
+    """Shorten a warm-up that is longer than a horizon of a later layer, as train.max_steps=20 on the command line."""
     steps, named = recipe.train.get("max_steps"), horizons(recipe)
     if not steps or not named:
         return
@@ -255,24 +249,27 @@ def _ready_vocab(folder: str) -> int | None:
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         return None
-    from tokenizers import Tokenizer
-
     try:
-        return max(Tokenizer.from_file(str(file)).get_vocab().values()) + 1
-    except Exception:
+        content = read_json(file)
+        vocab = content["model"]["vocab"]
+        ids = [entry["id"] for entry in content.get("added_tokens", [])]
+        ids += vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+        return max(ids) + 1
+    except (ValueError, KeyError, TypeError):
         return None  # the tokenizer room says what is wrong with the file
 
 
 def _fill_places(recipe: Recipe) -> None:
-    """Paths that lie beside the recipe become paths from the working folder, so that the saved recipe finds them
-    too."""
+    """Make paths relative to the recipe paths from the working folder, so that the saved recipe finds them too."""
     folder = os.path.relpath(os.path.dirname(recipe.path or "") or ".")
     if recipe.run.code_folder is None:
         recipe.run.code_folder = folder
 
     def place(path: str | None) -> str | None:
-        beside = os.path.normpath(os.path.join(folder, path)) if path else None
-        return beside if path and beside and not os.path.isabs(path) and glob(beside, recursive=True) else path
+        if not path or os.path.isabs(path):
+            return path
+        near = os.path.normpath(os.path.join(folder, path))
+        return near if glob(near, recursive=True) else path
 
     entries: list[Source | OwnTask] = [*recipe.data.sources, *(recipe.data.validation or []), *recipe.evals.chat.own]
     for source in entries:
@@ -294,17 +291,18 @@ def _fill_places(recipe: Recipe) -> None:
 def code_folder_of(recipe: Recipe) -> CodeFolder:
     """Return where the code of a recipe that the user named on the command line may lie.
 
-    Beside the recipe, or where an override of run.code_folder says. Not beside the recipe.yaml of a run: what lies
-    there came with the run, which may be somebody else's.
+    In the recipe's folder, or where an override of run.code_folder says. Not in the folder of a run: what is there
+    came with the run, which may be somebody else's.
     """
-    folder, beside = Path(recipe.run.code_folder or "."), Path(recipe.path or ".").parent
+    folder = Path(recipe.run.code_folder or ".")
+    of_recipe = Path(recipe.path or ".").parent
     if recipe.run.trust_code and recipe.places.get("run.trust_code") == COMMAND_LINE:
         return CodeFolder(str(folder), trusted=True)
     if recipe.places.get("run.code_folder") == COMMAND_LINE:
         return CodeFolder(str(folder))
-    if (beside / "run_manifest.json").exists():
+    if (of_recipe / "run_manifest.json").exists():
         return CodeFolder(None, closed=f"{recipe.path} is the recipe of a run, which may have come from elsewhere")
-    if not folder.resolve().is_relative_to(beside.resolve()):
+    if not folder.resolve().is_relative_to(of_recipe.resolve()):
         why = f"run.code_folder ({folder}) lies outside the recipe's folder. Give it on the command line"
         return CodeFolder(None, closed=why)
     return CodeFolder(str(folder))

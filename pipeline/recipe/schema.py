@@ -119,7 +119,7 @@ class Source(Section):
     """Where documents or conversations come from: `id` (a data set) or `files` (on this machine)."""
 
     id: str | None = key(None, "A Hub dataset; or a folder on this machine, read as `load_dataset` reads it, or as `save_to_disk` wrote it (relative to the recipe's folder, then to the working folder); or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling. Configurations, splits and data files are those that the `datasets` library finds.")
-    files: str | list[str] | None = key(None, "Local files of parquet, arrow, jsonl, json (also one array), csv, tsv, txt or md, the last six also as .gz or .zst: a path, glob or folder, or a list of them; relative to the recipe's folder, then to the working folder. Of a folder all readable files are taken, but of one that `save_to_disk` wrote, or where `split` is not train, that split's; README.md, config.json, dataset_info.json and hidden files are left out, as `datasets` does. With `id` beside it in one recipe: which files of the dataset.")
+    files: str | list[str] | None = key(None, "Local files of parquet, arrow, jsonl, json (also one array), csv, tsv, txt or md, the last six also as .gz or .zst: a path, glob or folder, or a list of them; relative to the recipe's folder, then to the working folder. Of a folder all readable files are taken, but of one that `save_to_disk` wrote, or where `split` is not train, that split's; README.md, config.json, dataset_info.json and hidden files are left out, as `datasets` does. With `id` in the same recipe: which files of the dataset.")
     config: str | None = key(None, "The configuration (subset) of `id`; needed where it has several and none is the default.")
     split: str = key("train", "The split of `id` to read, by any name that it has (train_sft); a wrong one is refused with those that there are.")
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset; resolved to a commit once and kept in the manifest.")
@@ -129,7 +129,7 @@ class Source(Section):
     format: str | None = key(None, f"How a row becomes a document or conversation: {' | '.join(FORMATS)} | module:attr. Default: what is recognised by looking at the rows.")
     weight: float | None = key(None, "Share of the rows of a step, relative to the other sources' weights. Default 1.", above=0, maximum=1e9)
     epochs: float | None = key(None, "How many times the source is seen over the run, instead of a weight.", above=0, maximum=1e9)
-    passes: int | None = key(None, "How many times an epoch reads the files, from the second time on in another order of files and of rows (within blocks of 1,024), packed anew: where a small corpus is seen many times, what stands beside what in a row changes. It is tokenized and stored so many times; data/epoch counts them. Default 1.", minimum=1, maximum=1000)
+    passes: int | None = key(None, "How many times an epoch reads the files, from the second time on in another order of files and of rows (within blocks of 1,024), packed anew: where a small corpus is seen many times, what comes together in a row changes. It is tokenized and stored so many times; data/epoch counts them. Default 1.", minimum=1, maximum=1000)
     at_end: Literal["repeat", "drop", "stop"] = key("repeat", "What happens when a weighted source is used up: repeat it in a new order, drop it from the mixture, or stop the run there.")
     name: str | None = key(None, "Name in tables and metrics; default the last part of id or files.")
 
@@ -141,12 +141,12 @@ class Run(Section):
     stage: Literal["pretrain", "sft"] | None = key(None, "Which command the recipe is for; default: what the sources' columns and formats speak of, else the command's. The other command refuses it.", must_match=True)
     name: str | None = key(None, "Name of the run and its folder; default <recipe>-<6 hex digits of the keys that must match>.", form=FOLDER_NAME)
     directory: str = key("runs", "Folder that holds the run directories.")
-    mirror: str | None = key(None, "Store that whole checkpoints, records and the finished model follow to while the run goes on, e.g. s3://bucket/runs: the same command on an empty disk goes on from there.", form=STORE_FOLDER)
+    mirror: str | None = key(None, "Store that whole checkpoints, records and the finished model follow to while the run trains, e.g. s3://bucket/runs: the same command on an empty disk goes on from there.", form=STORE_FOLDER)
     note: str | None = key(None, "Free text for manifest, trackers and report.")
     tags: list[str] = key(list, "Labels for manifest, trackers and report. `latest:` passes over a run with one that begins with sweep:, as the runs of a sweep have it.")
     resume: int | Literal["auto", "never"] = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one, and start anew where all of them are lost; a step: go back to that checkpoint; the same command again goes on from there.", minimum=1)
     fork_from: str | None = key(None, "RUN or RUN@step: start a new run from that run's whole training state, other keys changed; parent and differences are recorded.", form=FORK)
-    keep_every_steps: int | None = key(None, "Checkpoints whose step is a multiple of this are never deleted, beside the train.save_total_limit newest.", minimum=1)
+    keep_every_steps: int | None = key(None, "Checkpoints whose step is a multiple of this are never deleted, nor are the train.save_total_limit newest.", minimum=1)
     keep_best: bool = key(True, "Never delete the checkpoint with the lowest val/bpb (SFT: sft/assistant_bpb) of those that were evaluated.")
     hang_timeout: float | None = key(600.0, "Seconds of training without any progress after which every rank's stacks are written to stacks/ and the run ends with status 70; null: never. While torch.compile works on the first step and the first evaluation of a start: ten times as long, at least half an hour.", above=0, maximum=10**8)
     tokens: int | None = key(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, maximum=10**18, must_match=True)
@@ -297,7 +297,7 @@ class OwnTask(Section):
     split: str = key("test", "The dataset's split.")
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset.")
     format: str | None = key(None, "How a row becomes a conversation, as data.sources has it; default messages.")
-    checker: str = key("exact", "Whether an answer is right: exact (but for white space around it), contains (the right answer stands in it), or module:attr of a function (messages, text) -> bool.")
+    checker: str = key("exact", "Whether an answer is right: exact (but for white space around it), contains (the right answer is in it), or module:attr of a function (messages, text) -> bool.")
 
 
 @dataclass(kw_only=True)
@@ -316,7 +316,7 @@ class ChatTasks(Section):
 
 @dataclass(kw_only=True)
 class Evals(Section):
-    """What is measured, beside the loss; the cadence of bpb and tasks is train.eval_steps."""
+    """What is measured besides the loss; the cadence of bpb and tasks is train.eval_steps."""
 
     bpb: Bpb = field(default_factory=Bpb, metadata={"doc": "Bits per byte."})
     core: Core = field(default_factory=Core, metadata={"doc": "CORE."})
@@ -386,11 +386,12 @@ class Recipe(Section):
     notes: list[str] = field(default_factory=list, compare=False, metadata={"internal": True})  # what was adapted
     stage: Literal["pretrain", "sft"] = field(default="pretrain", metadata={"internal": True})
     code: CodeFolder = field(default=CodeFolder(None), compare=False, metadata={"internal": True})
+    earlier: Any = field(default=None, repr=False, compare=False, metadata={"internal": True})  # runs, handed to read_recipe
     places: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})
     filled: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})
 
     def where(self, name: str) -> str:
-        """`file:line: name`, the beginning of a message about the key; the file alone for a key that was not given."""
+        """Return `file:line: name`, the beginning of a message about the key; the file alone for a key that was not given."""
         return f"{self.places.get(name) or self.path or 'recipe'}: {name}"
 
 
@@ -437,7 +438,7 @@ checkpoint, 1 our bug."""
 # supported: passed to the Trainer unchanged, with transformers' default. overridden: passed, with our default instead of
 # transformers'. managed: set by another key of the recipe, which the message names. rejected: would break a promise of this
 # program, or do nothing in it; `text` says why. added: no field of TrainingArguments, but a key of `train:` all the same.
-# tests/recipe/test_supported_arguments.py holds the table to the installed version.
+# tests/recipe/test_schema.py holds the table to the installed version.
 
 SCHEDULERS = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay"]  # fmt: skip
 OPTIMIZERS = Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adafactor", "adamw_anyprecision", "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "sgd", "adagrad", "adamw_bnb_8bit", "adamw_8bit", "ademamix_8bit", "lion_8bit", "lion_32bit", "paged_adamw_32bit", "paged_adamw_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit", "paged_lion_32bit", "paged_lion_8bit", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "grokadamw", "stable_adamw"]  # fmt: skip
@@ -541,7 +542,7 @@ ARGUMENTS: dict[str, Argument] = {
     # Precision, memory, compilation
     "bf16": supported(bool | Literal["auto"], False, "bfloat16 autocast; weights stay float32. auto: where the hardware makes it faster."),
     "fp16": supported(bool, False, "float16 autocast with a loss scaler, for GPUs without bfloat16."),
-    "fp8": added(bool, False, "Float8 products (torchao, scales per tensor) in the matrices of a Tandem's blocks without bias, beside bf16 for the rest. Weights and checkpoints are as without it; evaluations and samples compute in bf16. Needs a GPU of compute capability 8.9 (Ada, Hopper) or later and the package torchao; a choice for models wide enough, best with torch_compile. Scales are of one micro-batch, so a step depends on the micro-batch, within float8's rounding."),
+    "fp8": added(bool, False, "Float8 products (torchao, scales per tensor) in the matrices of a Tandem's blocks without bias, with bf16 for the rest. Weights and checkpoints are as without it; evaluations and samples compute in bf16. Needs a GPU of compute capability 8.9 (Ada, Hopper) or later and the package torchao; a choice for models wide enough, best with torch_compile. Scales are of one micro-batch, so a step depends on the micro-batch, within float8's rounding."),
     "bf16_full_eval": rejected("it casts the weights themselves and the training goes on with the rounded ones"),
     "fp16_full_eval": rejected("it casts the weights themselves and the training goes on with the rounded ones"),
     "tf32": supported(bool | None, None, "TF32 matrix products on NVIDIA GPUs; default as torch has it."),
@@ -589,7 +590,7 @@ ARGUMENTS: dict[str, Argument] = {
     # Checkpoints
     "save_strategy": overridden(Literal["steps", "no"], "steps", "no: no checkpoint while training; a run that stops is lost."),
     "save_steps": supported(int, 500, "Optimizer steps between checkpoints; the last step is always saved.", minimum=1),
-    "save_total_limit": overridden(int | None, 2, "The newest checkpoints that are kept, beside run.keep_best and run.keep_every_steps; null keeps all.", minimum=1),
+    "save_total_limit": overridden(int | None, 2, "The newest checkpoints that are kept, with those of run.keep_best and run.keep_every_steps; null keeps all.", minimum=1),
     "save_only_model": rejected("a checkpoint without the optimizer cannot be continued from"),
     "save_on_each_node": rejected("all nodes share one run directory"),
     "enable_jit_checkpoint": rejected("SIGTERM, SIGHUP and Ctrl-C always save a whole checkpoint here, agreed on by all ranks"),
@@ -604,7 +605,7 @@ ARGUMENTS: dict[str, Argument] = {
     "push_to_hub": managed("hub.id"),
     "hub_model_id": managed("hub.id"),
     "hub_private_repo": managed("hub.private"),
-    "hub_token": rejected("a token never stands in a recipe; set HF_TOKEN or run `hf auth login`"),
+    "hub_token": rejected("a recipe holds no token; set HF_TOKEN or run `hf auth login`"),
     "hub_strategy": managed("hub.strategy"),
     "hub_always_push": managed("hub.strategy"),
     "hub_revision": managed("hub.revision"),
@@ -658,7 +659,7 @@ def defaults(*, trainer_optimizer: bool) -> dict[str, Any]:
 def training_arguments(
     recipe: Recipe, *, output_dir: str, max_steps: int, gradient_accumulation_steps: int
 ) -> dict[str, Any]:
-    """Arguments for transformers.TrainingArguments. "auto" of bf16 and torch_compile is left out: the hardware decides."""
+    """Return the arguments for transformers.TrainingArguments. "auto" of bf16 and torch_compile is left out: the hardware decides."""
     values = {name: value for name, value in recipe.train.items() if name not in DERIVED and value is not None}
     values = {name: value for name, value in values.items() if value != "auto" and ARGUMENTS[name].kind != "added"}
     return {

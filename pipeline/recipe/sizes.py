@@ -99,7 +99,7 @@ LLAMA_NAMES = {
 
 
 def default_inner(n_embd: int, *, gated: bool) -> int:
-    """Width of an MLP where none is given: 4 x n_embd of two matrices; of three 8/3 of it, which makes as many
+    """Return the width of an MLP where none is given: 4 x n_embd of two matrices; of three 8/3 of it, for as many
     parameters.
 
     The latter rounded up to a multiple of 64, below a width of 256 of 8.
@@ -131,7 +131,7 @@ BY_ARITHMETIC = ("tandem", "gpt2", "nanochat")
 
 
 def mean_visible_keys(window: int, rows: int) -> float:
-    """Keys that a query of a row sees in the mean, itself included, when it sees `window` of them at most."""
+    """Return the keys that a query sees in the mean over a row, itself included; `window` of them at most."""
     window = min(window, rows)
     return (window * (window + 1) / 2 + (rows - window) * window) / rows
 
@@ -214,11 +214,11 @@ class Sizes:
 
     @property
     def variances(self) -> int:
-        """NorMuon's second state: a row or column of each matrix of the blocks."""
+        """Return the size of NorMuon's second state: a row or column of each matrix of the blocks."""
         return self.n_layer * (4 * max(self.n_embd, self.n_head * self.head_dim) + 2 * self.n_inner)
 
     def flops_per_token(self, convention: Convention = "exact_causal", *, seen: KeysSeen | None = None) -> float:
-        """FLOPs of forward and backward per row position.
+        """Return the FLOPs of forward and backward per row position.
 
         All three count 6 per parameter of a matrix product. exact_causal counts each visible query-key pair once,
         windows included. nanochat counts min(window, row) keys for every query. full counts every pair of the row, as
@@ -263,8 +263,8 @@ def arithmetic_sizes(options: dict[str, Any], model_type: str, row_tokens: int) 
 
 
 def layer_windows(options: dict[str, Any], layers: int, row_tokens: int) -> list[int]:
-    """Keys seen per layer, the query itself included, as transformers counts sliding_window. options: as a config
-    names them."""
+    """Return the keys seen per layer, the query itself included, as transformers counts sliding_window. options: as a
+    config names them."""
     window = options.get("sliding_window")
     if pattern := options.get("window_pattern"):
         window = window or short_window(options["n_positions"])
@@ -279,5 +279,5 @@ def layer_windows(options: dict[str, Any], layers: int, row_tokens: int) -> list
 
 
 def short_window(n_positions: int) -> int:
-    """Tandem's default window: a query, and before it a quarter of the longest sequence rounded up to 128."""
+    """Return Tandem's default window: a query, and before it a quarter of the longest sequence rounded up to 128."""
     return math.ceil(n_positions / 4 / 128) * 128 + 1

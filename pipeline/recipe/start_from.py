@@ -11,8 +11,6 @@ from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.schema import REPOSITORY, Recipe, with_values
 from pipeline.recipe.sizes import LLAMA_NAMES, options_of
-from pipeline.run_dir.checkpoints import by_step
-from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 # Options of a training that say nothing of the weights: a finished model has no padding rows, whatever it was trained
 # with.
@@ -30,16 +28,17 @@ def resolve_start(recipe: Recipe) -> Recipe:
     start = recipe.model.start_from
     if start is None:
         return recipe
-    run = _run(recipe, start)
-    if run is None and start.startswith("latest:"):
+    earlier, of_run = recipe.earlier, (start, recipe.run.directory, recipe.run.name)
+    is_run = earlier is not None and earlier.is_run(*of_run)
+    if not is_run and start.startswith("latest:"):
         name = start.removeprefix("latest:")
         raise InputMissingError(
             f"{recipe.where('model.start_from')}: {recipe.run.directory}/ has no finished run of a recipe or stage "
             f"{name!r}. Train it first (stage 1 is `{command('pretrain')} RECIPE`; runs of a sweep do not count), or "
             "name a run, a folder with a model or a Hub id."
         )
-    if run is not None:
-        folder = _kept(recipe, run) or (run.model if run.model.is_dir() else run.whole_checkpoint())
+    if is_run:
+        folder = earlier.weights_folder(*of_run)
         if folder is None:
             raise InputMissingError(
                 f"{recipe.where('model.start_from')}: run {start} has neither model/ nor a whole checkpoint yet. Let "
@@ -63,9 +62,10 @@ def start_folder(recipe: Recipe) -> Path | None:
     start = recipe.model.start_from
     if start is None:
         return None
-    run = _run(recipe, start)
-    folders = [Path(start)] if run is None else [run.model, *reversed(by_step(run.checkpoints))]
-    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+    earlier, of_run = recipe.earlier, (start, recipe.run.directory, recipe.run.name)
+    if earlier is not None and earlier.is_run(*of_run):
+        return earlier.config_folder(*of_run)
+    return Path(start) if (Path(start) / "config.json").is_file() else None
 
 
 def becomes_tandem(recipe: Recipe) -> bool:
@@ -74,15 +74,6 @@ def becomes_tandem(recipe: Recipe) -> bool:
     if model.start_from is None:
         return model.type == "tandem"
     return model.start_config is not None and model.start_config.get("model_type") in ("tandem", "gpt2", "nanochat")
-
-
-def previous_attempt(recipe: Recipe) -> dict[str, Any]:
-    """Return what the recipe's run was begun with, by dotted key; empty while it has not made a step."""
-    if recipe.run.name is None:
-        return {}
-    run = RunDirectory(Path(recipe.run.directory) / recipe.run.name)
-    begun = run.read_manifest().get("must_match", {})
-    return begun if begun and run.has_trained() else {}
 
 
 def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
@@ -117,7 +108,7 @@ def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
 
 
 def check_sizes(recipe: Recipe, config: Any) -> None:
-    """Raises RecipeError when the loaded model is not of the sizes that the recipe stands on."""
+    """Raise RecipeError when the loaded model has other sizes than the recipe."""
     have = config.get_text_config()
     given = {name: getattr(recipe.model, name) for name in ("n_layer", "n_embd", "n_head", "n_kv_head")}
     wrong = [
@@ -142,7 +133,9 @@ def check_sizes(recipe: Recipe, config: Any) -> None:
 def _forget_inherited(recipe: Recipe) -> None:
     """Drop what an extended recipe says of the architecture, when the weights are on the Hub."""
     start, model = recipe.model.start_from, recipe.model
-    if start is None or start.startswith("latest:") or _run(recipe, start) is not None:
+    if start is None or start.startswith("latest:"):
+        return
+    if recipe.earlier is not None and recipe.earlier.is_run(start, recipe.run.directory, recipe.run.name):
         return
     for name in LLAMA_NAMES:
         if not _is_own(recipe, f"model.{name}"):
@@ -174,24 +167,6 @@ def says_itself(recipe: Recipe, name: str, value: Any, found: Problems, what: st
             "the tokenizer.",
         )
     return True
-
-
-def _run(recipe: Recipe, start: str) -> RunDirectory | None:
-    begun = previous_attempt(recipe).get("model.start_from") if start.startswith("latest:") else None
-    if begun is not None and Path(begun).is_dir():
-        run = RunDirectory(Path(begun).parent)
-        manifest = run.read_manifest()
-        if start.removeprefix("latest:") in (manifest.get("recipe_name"), manifest.get("stage")):
-            return run
-    return find_run(start, recipe.run.directory)
-
-
-def _kept(recipe: Recipe, run: RunDirectory) -> Path | None:
-    """Return the folder of that run which the recipe's run began from."""
-    begun = previous_attempt(recipe).get("model.start_from")
-    if begun is None or not Path(begun).is_dir() or not Path(begun).resolve().is_relative_to(run.path.resolve()):
-        return None
-    return Path(begun)
 
 
 def _layer(recipe: Recipe, name: str) -> int:

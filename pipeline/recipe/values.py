@@ -75,7 +75,8 @@ def _keys(name: str, keys: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> Any:
         default = {"default": facts["default"]} if "default" in facts else None
         shown = Field(description=facts.get("doc"), json_schema_extra=default)
         fields[key] = Annotated[_kind(annotation, facts), shown]
-    kind: Any = TypedDict(name, fields, total=False)  # type: ignore[operator]
+    make: Any = TypedDict
+    kind = make(name, fields, total=False)
     kind.__pydantic_config__ = {"extra": "forbid"}
     return Annotated[kind, BeforeValidator(lambda value: {} if value is None else value)]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pipeline.process.commands import program
 from pipeline.report.comparison import comparison, write_comparison
-from pipeline.report.run_data import read_runs, write_csv
-from pipeline.report.single import report, serve, write_report
+from pipeline.report.run_data import read_runs
+from pipeline.report.serve import serve
+from pipeline.report.single import report, write_report
 from pipeline.run_dir.failures import exit_with_status
 
 
@@ -22,8 +23,6 @@ def main(argv: list[str]) -> int:
         for number, line in data.lost_lines:
             lost = f"{data.run.path}:{number}: looks like a measured step and cannot be read: {line[:120]!r}"
             print(lost, file=sys.stderr)
-    if options.csv:
-        write_csv(runs, options.csv)
     if len(runs) > 1:
         print(write_comparison(runs, options.output) if options.output else comparison(runs), end="")
     elif runs[0].is_imported:
@@ -60,7 +59,6 @@ def _options(argv: list[str]) -> argparse.Namespace:
             "FLOPs), as comparison.md and curves.png"
         ),
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all rows of all runs as one table")
     parser.add_argument(
         "--serve",
         action="store_true",

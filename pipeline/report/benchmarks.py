@@ -7,6 +7,7 @@ from pipeline.evals.core_bundle import why_partial
 from pipeline.metrics import why_not_compared
 from pipeline.report.run_data import (
     Benchmark,
+    Key,
     RunData,
     Score,
     cell,
@@ -23,7 +24,6 @@ from pipeline.report.run_data import (
     task_name,
 )
 
-# Figures of evaluations side by side, only where the same was scored.
 SHOWN = 3  # other runs against which a figure that is not compared is named
 
 
@@ -34,31 +34,36 @@ def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
     refused = []
     for key in sorted({key for scores in newest for key in scores}, key=repr):
         name, protocol, items = key
-        having = [cell(data.name) for data, scores in zip(runs, newest, strict=True) if key in scores]
-        on = f"protocol {protocol}" + (f"; {_amount(items)}" if items else "")
+        having = [data for data in runs if key in data.newest_scores]
         if protocol is None:
             refused += [
-                f"{name} of {run} is not compared: the run does not say under which protocol it was scored."
-                for run in having
+                f"{name} of {cell(data.name)} is not compared: the run does not say under which protocol it was scored."
+                for data in having
             ]
         elif len(having) > 1:
-            values = [scores.get(key) for scores in newest]
-            rows.append([f"{name} (last; {on})", *(None if v is None else f"{v.value:.6f}" for v in values)])
+            values = [scores[key].value if key in scores else None for scores in newest]
+            on = f"protocol {protocol}" + (f"; {_amount(items)}" if items else "")
+            rows.append([f"{name} (last; {on})", *(None if value is None else f"{value:.6f}" for value in values)])
         else:
-            on_these = f" on the same {_amount(items)}" if items else ""
-            (own,) = (n for n, scores in enumerate(newest) if key in scores)
-            why = [
-                _against(newest[own][key], other, runs[n])
-                for n, scores in enumerate(newest)
-                if n != own
-                for other in scores.values()
-                if other.name == name and other.protocol is not None
-            ]
-            refused.append(
-                f"{name} of {having[0]} is not compared: no other of these runs was scored{on_these} under its "
-                f"protocol {protocol}." + "".join(f" {line}" for line in why[:SHOWN])
-            )
+            refused.append(_not_compared(key, having[0], runs))
     return rows, refused
+
+
+def _not_compared(key: Key, data: RunData, runs: Sequence[RunData]) -> str:
+    """Return why a run's figure has no counterpart: in what the same figure of others was measured differently."""
+    name, protocol, items = key
+    own = data.newest_scores[key]
+    on_these = f" on the same {_amount(items)}" if items else ""
+    text = f"{name} of {cell(data.name)} is not compared: no other of these runs was scored{on_these} under its "
+    text += f"protocol {protocol}."
+    others = [(run, score) for run in runs if run is not data for score in run.newest_scores.values()]
+    same = [(run, score) for run, score in others if score.name == name and score.protocol is not None]
+    for run, other in same[:SHOWN]:
+        why = f"{_amount(items)} against {_amount(other.items)}"
+        if other.protocol != protocol:
+            why = why_not_compared(own.parts, other.parts)
+        text += f" Against {cell(run.name)} ({other.protocol}): {cell(why)}."
+    return text
 
 
 def protocols_text(scores: Sequence[Score]) -> str:
@@ -77,16 +82,6 @@ def protocols_text(scores: Sequence[Score]) -> str:
             if known
         ]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _against(own: Score, other: Score, run: RunData) -> str:
-    """Say in which parts of its protocol, or else in which items, the figure of another run is another measurement."""
-    why = (
-        why_not_compared(own.parts, other.parts)
-        if own.protocol != other.protocol
-        else f"{_amount(own.items)} against {_amount(other.items)}"
-    )
-    return f"Against {cell(run.name)} ({other.protocol}): {cell(why)}."
 
 
 def _amount(items: tuple[tuple[str, int | None], ...]) -> str:
@@ -248,20 +243,20 @@ def _notes(task: dict[str, Any]) -> list[str]:
 
 
 def _looked(benchmark: Benchmark) -> str:
-    """Return what a contaminated item is, and where nobody looked for one."""
+    """Return what a contaminated item is, and which text was not searched."""
     found = [_contamination(row) for row in benchmark.tasks if _contamination(row)]
     if not found:
         return ""
-    shards, unchecked = (max(row.get(key) or 0 for row in found) for key in ("shards", "unchecked_shards"))
     line = (
-        "An item is contaminated when 13 of its words in a row (all of an item of 8 to 12) stand in the text trained "
-        "on"
+        "An item is contaminated when 13 of its words in a row (all of an item of 8 to 12) are in the text trained on"
     )
+    shards = max(row.get("shards") or 0 for row in found)
+    unchecked = max(row.get("unchecked_shards") or 0 for row in found)
     if shards:
-        line += f"; looked at were {number(shards - unchecked)} of {number(shards)} shards of that text"
-    missing = list(dict.fromkeys(name for row in found for name in row.get("not_searched") or []))
+        line += f"; {number(shards - unchecked)} of {number(shards)} shards of that text were searched"
+    missing = dict.fromkeys(name for row in found for name in row.get("not_searched") or [])
     if missing:
-        line += f"; the text of {', '.join(map(cell, missing))}, which this model comes from, was not looked at"
+        line += f"; the text of {', '.join(map(cell, missing))}, which this model comes from, was not"
     return f"{line}.\n"
 
 
@@ -275,33 +270,22 @@ def _history(series: list[Benchmark]) -> str:
 
 
 def _facts(benchmark: Benchmark) -> str:
-    """Return what it takes to repeat the measurement: command, versions, device, protocol, and the files by their
-    hash."""
+    """Return what it takes to repeat the measurement; evals.json has the files and their hashes too."""
     entry, rows = benchmark.entry, [*benchmark.means, *benchmark.tasks]
     protocols = benchmark.protocols()
     versions = ", ".join(f"{name} {version}" for name, version in (entry.get("versions") or {}).items())
-    # Of CORE each mean has the seconds of all its tasks, of chat tasks each task has its own.
-    seconds = max((mean["seconds"] for mean in benchmark.means if "seconds" in mean), default=0)
-    seconds = seconds or sum(task.get("seconds") or 0 for task in benchmark.tasks)
+    # Of CORE each mean has the sum over its tasks, of chat tasks each task has its own.
+    seconds = max((mean.get("seconds") or 0 for mean in benchmark.means), default=0)
     facts = [
         ["time", date(entry.get("time"))],
         ["device", entry.get("device")],
         ["versions", versions or None],
         ["protocol", protocols[0] if len(protocols) == 1 else None],
         ["bundle", next((row["bundle"] for row in rows if row.get("bundle")), None)],
-        ["seconds", number(seconds) if seconds else None],
+        ["seconds", number(seconds or sum(task.get("seconds") or 0 for task in benchmark.tasks) or None)],
     ]
-    files = [
-        [task_name(task), file.get("label"), number(file.get("bytes")), file.get("sha256"), task.get("revision")]
-        for task in benchmark.tasks
-        for file in task.get("files") or []
-    ]
-    return joined(
-        code(entry["command"], "bash") if entry.get("command") else "",
-        facts_table("what", facts),
-        benchmark.protocols_text(),
-        filled_table(["task", "file", "bytes", "sha256", "revision"], files),
-    )
+    command = code(entry["command"], "bash") if entry.get("command") else ""
+    return joined(command, facts_table("what", facts), benchmark.protocols_text())
 
 
 def _failures(data: RunData) -> str:

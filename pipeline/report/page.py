@@ -37,7 +37,7 @@ from pipeline.report.curves import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.report.single import Summary
+    from pipeline.report.summary import Summary
 
 # The panels as interactive plots (Bokeh, whose script comes out of its package) and as PNG (matplotlib).
 
@@ -220,10 +220,9 @@ def _draw(panel: Panel, axes: Any, x: str, *, smooth: bool) -> dict[str, Any]:
     return lines
 
 
-PAGE_BYTES = 2_000_000
+SECTION_CHARS = 100_000
 MOST_PARTS = 8  # of a folded section, named beside its title
 RELOAD_S = 5  # that a served page stands at least
-CUT = "\n\nThe rest is left out here for its length; {} has it whole.\n"
 
 
 def page(
@@ -240,13 +239,12 @@ def page(
     one_legend: bool = False,
     version: str | None = None,
 ) -> str:
-    """Return the whole page, at most PAGE_BYTES in UTF-8: the longest sections are cut where all of them would be
-    more.
+    """Return the whole page; sections longer than SECTION_CHARS are cut.
 
     kind: report or comparison, as the file beside it that holds the whole text is called. axes: labels of the x axes.
     summary, head: the first screen, of a run or in Markdown. unfolded: titles of sections that are open at first.
     one_legend: a name means the same curve in every panel, and is shown or hidden in all at once. version: of a page
-    that is served (single.py).
+    that is served (serve.py).
     """
     plots = plots_of(panels, axes) if panels else None
     titles = [*sections, *(title for title in dict.fromkeys(p.section for p in panels) if title not in sections)]
@@ -267,13 +265,12 @@ def page(
         "version": version,
         "RELOAD_S": RELOAD_S,
     }
-    template = _environment().get_template("page.html.jinja")
-    parts = {
-        title: _parts(sections.get(title, ""), [p.title for p in panels if p.section == title]) for title in titles
-    }
-    empty = template.render(shown, sections=[_section(title, "", parts[title]) for title in titles])
-    htmls = _fitted(sections, PAGE_BYTES - len(empty.encode(errors="backslashreplace")), cut=CUT.format(f"{kind}.md"))
-    return template.render(shown, sections=[_section(title, htmls.get(title, ""), parts[title]) for title in titles])
+    listed = []
+    for title in titles:
+        text = sections.get(title, "")
+        parts = [*(p.title for p in panels if p.section == title), *re.findall(r"^### (.+)$", text, re.MULTILINE)]
+        listed.append(_section(title, html_of(_cut(text, rest=f"{kind}.md")), parts[:MOST_PARTS]))
+    return _environment().get_template("page.html.jinja").render(shown, sections=listed)
 
 
 def _panel(panel: Panel, place: int) -> dict[str, Any]:
@@ -309,37 +306,14 @@ def _section(title: str, html: str, parts: Iterable[str] = ()) -> dict[str, Any]
     return {"title": title, "id": name, "html": Markup(html), "hint": ", ".join(dict.fromkeys(parts))}
 
 
-def _parts(text: str, panels: list[str]) -> list[str]:
-    """Return the titles of a section's plots and tables."""
-    return [*panels, *re.findall(r"^### (.+)$", text, re.MULTILINE)][:MOST_PARTS]
-
-
-def _fitted(sections: dict[str, str], room: int, *, cut: str) -> dict[str, str]:
-    """Return every section as HTML. Where all do not fit, each one longer than its share is cut at a line."""
-    htmls = {title: html_of(text) for title, text in sections.items()}
-    sizes = {title: len(html.encode(errors="backslashreplace")) for title, html in htmls.items()}
-    share = room
-    while sum(min(size, share) for size in sizes.values()) > room:
-        share = int(share * 0.9)
-    for title, text in sections.items():
-        lines = text.splitlines(keepends=True)
-        while sizes[title] > share and lines:
-            lines = lines[: int(len(lines) * min(0.9, share / sizes[title]))]
-            htmls[title] = html_of("".join(lines) + _fence(lines) + cut)
-            sizes[title] = len(htmls[title].encode(errors="backslashreplace"))
-    return htmls
-
-
-def _fence(lines: list[str]) -> str:
-    """Return what closes a block of code that was cut."""
-    opened = ""
-    for line in lines:
-        fence = re.match(r"`{3,}", line)
-        if fence and not opened:
-            opened = fence[0]
-        elif opened and line.strip() == opened:
-            opened = ""
-    return f"\n{opened}\n" if opened else ""
+def _cut(text: str, *, rest: str) -> str:
+    """Return the beginning of a section that is too long for the page, with the file that has the rest."""
+    if len(text) <= SECTION_CHARS:
+        return text
+    lines = text[:SECTION_CHARS].splitlines()[:-1]
+    fences = [line for line in lines if line.startswith("```")]
+    end = f"\n{fences[-1].rstrip('abcdefghijklmnopqrstuvwxyz')}\n" if len(fences) % 2 else "\n"
+    return "\n".join(lines) + f"{end}\nThe rest is left out here for its length; {rest} has it whole.\n"
 
 
 def html_of(markdown: str) -> str:

@@ -1,9 +1,7 @@
 """Everything the report shows, read from a run directory once. Any file but one may be missing: a crash leaves what it
 leaves."""
 
-import csv
 import datetime
-import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,15 +14,13 @@ import numpy as np
 
 from pipeline.metrics import SECTIONS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS, Protocol
 from pipeline.process.errors import InputMissingError, TandemError
-from pipeline.process.storage import folder_bytes, read_json, write_text
+from pipeline.process.storage import folder_bytes, read_json
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.checkpoints import SEAL, by_step, step_of
-from pipeline.run_dir.columns import MOST_INTEGER, Columns, attempt_spans, read_columns
+from pipeline.run_dir.columns import Columns, attempt_spans, read_columns
 from pipeline.run_dir.parents import base_run
 from pipeline.run_dir.rows import counts_beside, read_rows
 from pipeline.run_dir.run_directory import RunDirectory, find_run
-
-# Markdown tables, and numbers for people.
 
 # Control characters but tab and newline, and Unicode's marks of direction.
 HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -115,134 +111,6 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
-# The files of a run directory as a report may use them: what no run writes (text for a step, a list for a name) is
-# left out.
-
-# Keys of a recipe that a report computes with.
-NUMBERS = (
-    "run.gpu_hour_cost", "monitor.gpu_hz", "train.max_grad_norm", "train.max_steps", "train.seed", "train.save_steps",
-    "train.eval_steps", "train.eval_delay", "train.logging_steps", "train.warmup_steps", "train.learning_rate",
-    "data.row_tokens", "data.batch_tokens", "optimizer.schedule.warmup_steps",
-)  # fmt: skip
-TEXTS = (
-    "run.name", "run.note", "run.stage", "model.start_from", "hub.id", "train.save_strategy", "optimizer.type",
-    "model.type",
-)  # fmt: skip
-OBJECTS = ("optimizer.schedule", "optimizer.groups", "evals.chat", "evals.core")
-
-
-def read_failure(run: RunDirectory) -> dict[str, Any] | None:
-    """Return failure.json; None where there is none, or it was torn by a crash."""
-    found = read_json_or_none(run.failure)
-    if not found:
-        return None
-    status, facts = found.get("status"), found.get("facts")
-    return {
-        "status": status if is_whole_number(status) else None,
-        "class": str(found.get("class")),
-        "message": str(found.get("message")),
-        "facts": facts if isinstance(facts, dict) else None,
-        **{name: value for name, value in found.items() if name not in ("status", "class", "message", "facts")},
-    }
-
-
-def read_manifest(run: RunDirectory) -> dict[str, Any]:
-    """Return what run_manifest.json holds; nothing where it was torn by a crash."""
-    manifest = read_json_or_none(run.manifest) or {}
-    inputs = manifest.get("inputs") or {}
-    for use in ("sources", "validation"):
-        if use in inputs:
-            inputs[use] = [_source(source) for source in inputs[use]]
-    return manifest
-
-
-def _source(source: dict[str, Any]) -> dict[str, Any]:
-    """Return a source's facts, which sources/ describes and the manifest's own check does not look into."""
-    texts, files = ("name", "id", "fingerprint", "format"), source.get("files")
-    kept = {name: value for name, value in source.items() if name not in texts or is_text(value)}
-    return kept | {"files": [f for f in files if is_object(f)] if isinstance(files, list) else []}
-
-
-def read_recipe(run: RunDirectory) -> dict[str, Any]:
-    """Return recipe.yaml by sections; none of it where it is no YAML, or YAML without bounds."""
-    try:
-        return _documented(load_mapping(run.recipe))
-    except (FileNotFoundError, ValueError):  # its damage is one
-        return {}
-
-
-def _documented(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return the sections, without values of another type where a report needs a certain one."""
-    sections: dict[str, Any] = {name: value for name, value in recipe.items() if isinstance(value, dict)}
-    for names, fits in ((OBJECTS, is_object), (NUMBERS, is_number), (TEXTS, is_text)):
-        for dotted in names:
-            *parents, last = dotted.split(".")
-            node: Any = sections
-            for parent in parents:
-                node = node.get(parent) if isinstance(node, dict) else None
-            if isinstance(node, dict) and node.get(last) is not None and not fits(node[last]):
-                del node[last]
-    return sections
-
-
-def read_samples(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return texts that the model wrote while training, of the attempts that count."""
-    return [
-        row
-        for row in read_rows(run.samples)
-        if _is_sample(row)
-        and is_whole_number(row.get("step"))
-        and is_whole_number(row.get("attempt", 0))
-        and all(counts_beside(row, a) for a in attempts if a.get("attempt", 0) > row.get("attempt", 0))
-    ]
-
-
-def read_evals(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries of evals.json, with those of their results that are numbers by name.
-
-    An entry of a model that a later attempt went back behind says nothing about the run's models.
-    """
-    found = (read_json_or_none(run.evals) or {}).get("entries")
-    entries = [_entry(entry) for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-    return [
-        entry
-        for entry in entries
-        if entry.get("step") is None
-        or all(counts_beside(entry, a) for a in attempts if a.get("time", 0) > entry.get("time", float("inf")))
-    ]
-
-
-def _entry(entry: dict[str, Any]) -> dict[str, Any]:
-    kept = {
-        name: value
-        for name, value in entry.items()
-        if {"step": is_whole_number, "time": is_number, "versions": is_object}.get(name, lambda value: True)(value)
-    }
-    for name in ("subject", "command", "device"):
-        if not is_text(kept.get(name, "")):
-            kept[name] = None
-    results, samples = entry.get("results"), entry.get("samples")
-    kept["results"] = [r for r in results if _is_result(r)] if isinstance(results, list) else []
-    kept["samples"] = [s for s in samples if _is_sample(s)] if isinstance(samples, list) else []
-    return kept
-
-
-def _is_result(row: Any) -> bool:
-    if not isinstance(row, dict) or not is_text(row.get("name")) or not is_number(row.get("value")):
-        return False
-    numbers = ("items", "bytes", "low", "high", "stderr", "centered", "tokens", "seconds")
-    if not isinstance(row.get("protocol_parts", {}), dict):
-        return False
-    texts = ("protocol", "dtype")
-    return all(row.get(n) is None or is_number(row[n]) for n in numbers) and all(
-        is_text(row.get(t) or "") for t in texts
-    )
-
-
-def _is_sample(row: Any) -> bool:
-    return is_object(row) and is_text(row.get("prompt")) and is_text(row.get("text"))
-
-
 def read_json_or_none(path: Path) -> dict[str, Any] | None:
     """Return the object in the file; None when it is missing or was torn by a crash."""
     try:
@@ -251,23 +119,34 @@ def read_json_or_none(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, float) or is_whole_number(value)
+def read_recipe(run: RunDirectory) -> dict[str, Any]:
+    """Return the sections of recipe.yaml, none where it cannot be read."""
+    try:
+        recipe = load_mapping(run.recipe)
+    except (FileNotFoundError, ValueError):  # its damage is one
+        return {}
+    return {name: value for name, value in recipe.items() if isinstance(value, dict)}
 
 
-def is_whole_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MOST_INTEGER
+def read_samples(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return texts that the model wrote while training, of the attempts that count."""
+    return [
+        row
+        for row in read_rows(run.samples)
+        if all(counts_beside(row, a) for a in attempts if a.get("attempt", 0) > row.get("attempt", 0))
+    ]
 
 
-def is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def read_evals(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries of evals.json, without those of a model that a later attempt went back behind."""
+    found = []
+    for entry in (read_json_or_none(run.evals) or {}).get("entries") or []:
+        later = [a for a in attempts if a.get("time", 0) > entry.get("time", float("inf"))]
+        if entry.get("step") is None or all(counts_beside(entry, a) for a in later):
+            entry.setdefault("results", [])
+            found.append(entry)
+    return found
 
-
-def is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-# The benchmarks in evals.json: which rows are theirs, which entries tell of the same, and which figures compare.
 
 SUITES = {"core": "core", "core_partial": "core", "chat": "chat", "lm_eval": "lm_eval"}
 MEANS = tuple(m.name for m in SECTIONS["Benchmarks"] if m.unit == "-")  # of tasks, whose scores are shares
@@ -349,16 +228,9 @@ class Benchmark:
 
 
 def _parts(row: dict[str, Any]) -> Mapping[str, Any]:
-    """Return the parts of a row's protocol; of an earlier version's row what its id says."""
-    if protocol := Protocol.of(row):
-        return protocol.parts
-    found: dict[str, Any] = {"chat": True} if ", chat" in row["protocol"] else {}
-    if "-crop" in row["protocol"]:
-        found["long_prompts"] = "crop"
-    for part, pattern in (("items", r"(?:-|, )first ?(\d+)"), ("max_new_tokens", r"-(\d+)tokens")):
-        if match := re.search(pattern, row["protocol"]):
-            found[part] = int(match[1])
-    return found
+    """Return the parts of a row's protocol; {} for a row of an earlier version, which recorded its id alone."""
+    protocol = Protocol.of(row)
+    return protocol.parts if protocol else {}
 
 
 def task_name(row: dict[str, Any]) -> str:
@@ -636,17 +508,16 @@ def read_run(name: str) -> RunData:
             "report. Give the path of a run directory, such as runs/<name>."
         )
     rows = read_columns(run.metrics)
-    manifest = read_manifest(run)
     attempts = [row for _, row in rows.events("attempt")]
     return RunData(
         run=run,
         recipe=read_recipe(run),
-        manifest=manifest,
+        manifest=read_json_or_none(run.manifest) or {},
         rows=rows.that_count(),
         all_rows=rows,
         samples=read_samples(run, attempts),
         evals=read_evals(run, attempts),
-        failure=read_failure(run),
+        failure=read_json_or_none(run.failure),
         checkpoints=[
             (step_of(folder) or 0, folder_bytes(folder), (folder / SEAL).exists())
             for folder in by_step(run.checkpoints)
@@ -672,19 +543,3 @@ def read_runs(names: Sequence[str]) -> list[RunData]:
         if count > 1:
             data.manifest["name"] = f"{data.name} #{count}"
     return runs
-
-
-# The rows of runs as one CSV table, a column each metric; read again by `python -m pipeline.report`.
-
-STAMPS = ["step", "attempt", "time", "tokens"]
-
-
-def write_csv(runs: Sequence[RunData], path: Path) -> None:
-    """Write the rows that count, without events; a number that a row does not have is left empty."""
-    rows = [(data.name, row) for data in runs for row in data.rows if "event" not in row]
-    names = sorted({name for _, row in rows for name in row} - set(STAMPS))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", *STAMPS, *names])
-    writer.writerows([run, *(row.get(name) for name in (*STAMPS, *names))] for run, row in rows)
-    write_text(path, text.getvalue())

@@ -58,9 +58,7 @@ def add_callbacks(
     samples = recipe.samples
     trainer.remove_callback(PrinterCallback)
     for callback in (
-        HangWatch(
-            run, timeout=recipe.run.hang_timeout, attempt=attempt, ranks=trainer.ranks, timer=trainer.timer
-        ),
+        HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, ranks=trainer.ranks, timer=trainer.timer),
         Machine(
             run,
             attempt=attempt,

@@ -37,9 +37,10 @@ from pipeline.recipe.model_sizes import model_fields
 from pipeline.recipe.resolve import warmup_of
 from pipeline.recipe.schema import ARGUMENTS, with_values
 from pipeline.recipe.sizes import options_of
-from pipeline.recipe.start_from import becomes_tandem, drops_attention, previous_attempt, start_folder
+from pipeline.recipe.start_from import becomes_tandem, drops_attention, start_folder
 from pipeline.run.attention import AS_RECIPE, AttentionNeeds, attention_line, choose_attention, refuse_attention
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, unexpected_model_files
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import open_sources, with_recorded_inputs
 
@@ -308,7 +309,8 @@ def _start(plan: Plan) -> None:
     every start."""
     recipe, folder = plan.recipe, Path(plan.recipe.model.start_from or "")
     run = RunDirectory(folder.parent.parent)
-    begun = previous_attempt(recipe).get("model.start_from") == str(folder)
+    attempt = EarlierRuns().previous_attempt(recipe.run.directory, recipe.run.name)
+    begun = attempt.get("model.start_from") == str(folder)
     if not begun and folder.parent == run.checkpoints and run.in_use():
         raise InputMissingError(
             f"{recipe.where('model.start_from')}: run {run.path} is training, and may delete {folder.name} once it "

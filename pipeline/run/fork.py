@@ -18,7 +18,7 @@ FIXED_IN_A_FORK = (
 
 def can_fork(differing: list[str]) -> bool:
     """Return whether a fork could take up the state of a run that differs in these keys (lines of
-    identity.differences)."""
+    recipe.identity.differences)."""
     return not any(line.startswith(FIXED_IN_A_FORK) for line in differing)
 
 
@@ -53,11 +53,11 @@ def parent_of(recipe: Recipe) -> tuple[Path, dict[str, Any]]:
 
 
 def refuse_without_steps(recipe: Recipe, step: int) -> None:
-    """Raises RecipeError when a fork from that step has nothing left to train; a horizon in epochs is known with the
+    """Raise RecipeError when a fork from that step has nothing left to train; a horizon in epochs is known with the
     data."""
     horizon = recipe.train.get("max_steps")
     if horizon and horizon <= step:
         raise RecipeError(
-            f"{recipe.where('run.fork_from')}: goes on from step {step}, and this run ends at step {horizon}: the "
+            f"{recipe.where('run.fork_from')}: begins at step {step}, and this run ends at step {horizon}: the "
             "parent's weights would come out unchanged. Fork from an earlier step, or train longer."
         )

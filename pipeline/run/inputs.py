@@ -92,7 +92,7 @@ def _protocols(recipe: Recipe, validation: Any, scored_bytes: dict[str, int]) ->
 
 
 def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any]:
-    """Looked for before the first step (run/data.py) and kept from then on; nothing where nothing is held out."""
+    """Return what was looked for before the first step and kept from then on; nothing where nothing is held out."""
     if begun:
         return {"overlap": begun["overlap"]} if "overlap" in begun else {}
     from pipeline.data.overlap import overlap_of

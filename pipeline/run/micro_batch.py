@@ -106,5 +106,5 @@ def _tried(trainer: TandemTrainer, possible: list[int], step: int) -> int | None
             found = n
             break
     if on_cuda:
-        torch.cuda.reset_peak_memory_stats(args.device)  # the training's own peak is what memory_hint tells
+        torch.cuda.reset_peak_memory_stats(args.device)  # the manifest records the training's own peak
     return found

@@ -29,6 +29,7 @@ from pipeline.recipe.schema import with_values
 from pipeline.run.attention import choose_attention
 from pipeline.run.checks import attention_needs
 from pipeline.run.start_process import resolve_open_values, start_process
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.load import load_ready
 from pipeline.training.build import build_from_recipe, build_trainer, resolve_rows
@@ -107,7 +108,7 @@ class StepTimer(TrainerCallback):
 
 
 def main(argv: list[str]) -> None:
-    recipe = read_recipe(argv[1:])
+    recipe = read_recipe(argv[1:], earlier=EarlierRuns())
     processes = start_process(recipe)
     recipe = resolve_open_values(recipe, processes)
     few = {"train.eval_strategy": "no", "train.save_strategy": "no", "train.max_steps": 10 * MOST_STEPS}

@@ -21,8 +21,9 @@ from pipeline.process.storage import cache_dir, is_writable
 from pipeline.recipe import Recipe, dump_recipe
 from pipeline.recipe.batch import with_batch_tokens
 from pipeline.recipe.schema import with_values
-from pipeline.recipe.start_from import previous_attempt, resolve_start
+from pipeline.recipe.start_from import resolve_start
 from pipeline.run.open_run import dotted, versions
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import from_every_rank, on_rank_0
 
@@ -127,7 +128,7 @@ def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:
     continues it."""
     recipe = resolve_start(recipe)
     batch_tokens = with_batch_tokens(recipe, batch_ranks(processes))
-    kept = previous_attempt(recipe).get("data.batch_tokens")
+    kept = EarlierRuns().previous_attempt(recipe.run.directory, recipe.run.name).get("data.batch_tokens")
     if recipe.data.batch_tokens is None and kept not in (None, batch_tokens):
         print(
             f"{recipe.where('train.gradient_accumulation_steps')}: would make a step of {batch_tokens:,} tokens on "
@@ -155,4 +156,6 @@ def _trains_in_bfloat16(recipe: Recipe) -> bool:
 def _kept_shape(recipe: Recipe) -> dict[str, Any]:
     """Return what a run that has begun on this kind of processor was trained with; empty for any other."""
     shape = RunDirectory.of(recipe.run).read_manifest().get("shape", {})
-    return shape if shape.get("device") == cpu_name() and previous_attempt(recipe) else {}
+    if shape.get("device") != cpu_name():
+        return {}
+    return shape if EarlierRuns().previous_attempt(recipe.run.directory, recipe.run.name) else {}

@@ -14,14 +14,14 @@ def name_of_model(folder: Path) -> str:
 
 
 def base_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
-    """Return the run whose model this one began with, where it still lies and its model has the recorded hash."""
+    """Return the run whose model this one began with, where it is still here and its model has the recorded hash."""
     begun_with = _start_of(manifest)
     weights = _hashes(begun_with)
     if not weights:
         return None
     model = Path(begun_with["from"])
     here = run.resolve().parent
-    # As it was named, or beside this run: of runs/<name>/model or runs/<name>/checkpoints/checkpoint-<step> the run.
+    # As it was named, or in this run's folder: of <name>/model or <name>/checkpoints/checkpoint-<step> the run.
     for candidate in (model, here / Path(*model.parts[-2:]), here / Path(*model.parts[-3:])):
         base = RunDirectory(candidate.parent.parent if candidate.parent.name == "checkpoints" else candidate.parent)
         if _has_weights(candidate, weights) and base.manifest.exists():
@@ -30,7 +30,7 @@ def base_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
 
 
 def forked_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
-    """Return the run that this one forks (run.fork_from), where it still lies: as it was named, or beside this run."""
+    """Return the run that this one forks (run.fork_from), where it is still here: as named, or in this run's folder."""
     if not (name := (manifest.get("forked_from") or {}).get("run")):
         return None
     paths = (Path(name), run.resolve().parent / Path(name).name)
@@ -38,7 +38,7 @@ def forked_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
 
 
 def parents_of(run: RunDirectory) -> tuple[list[RunDirectory], list[str]]:
-    """(runs, names): those it comes from directly that lie here, and the names of the runs and models that do not."""
+    """Return the runs it comes from directly that are here, and the names of the runs and models that are not."""
     manifest = run.read_manifest()
     begun_with, fork = _start_of(manifest), (manifest.get("forked_from") or {}).get("run")
     found, absent = [], []

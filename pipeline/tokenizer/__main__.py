@@ -3,6 +3,7 @@
 import argparse
 
 from pipeline.process.commands import program
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import exit_with_status
 
 
@@ -25,7 +26,7 @@ def main(argv: list[str]) -> int:
 def _show(arguments: argparse.Namespace) -> None:
     from pipeline.recipe import read_recipe
 
-    recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
+    recipe = read_recipe([arguments.recipe, *arguments.overrides], earlier=EarlierRuns())
 
     from pipeline.process.storage import read_json
     from pipeline.sources.open import open_sources

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from benchmarks.ladder import fit_power_law, fit_runs, main
-from pipeline.plan.plan import _sizes
+from pipeline.plan.plan import planned_sizes
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import write_text
 from pipeline.recipe import read_recipe
@@ -40,7 +40,7 @@ def family(tmp_path, monkeypatch):
 
     def write(depth, *overrides, name=None, off=1.0, finished=True, protocol="p", parts=None, text="f"):
         settled = recipe(depth, *overrides)
-        sizes, tokens = _sizes(settled)[0], settled.train["max_steps"] * settled.data.batch_tokens
+        sizes, tokens = planned_sizes(settled)[0], settled.train["max_steps"] * settled.data.batch_tokens
         per_token, run = sizes.flops_per_token("nanochat"), RunDirectory(tmp_path / "runs" / (name or f"d{depth}"))
         run.update_manifest(
             name=run.name,

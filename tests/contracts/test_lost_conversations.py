@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.report.diagnosis import diagnose
+from pipeline.report.diagnosis_rules import diagnose
 from pipeline.report.run_data import read_run
 from tests.conftest import docstrings
 
@@ -25,7 +25,7 @@ def test_a_run_that_drops_conversations_warns_and_its_diagnosis_says_the_same_an
         result = runner.train(recipe, sources, f"run.name={name}", *more, stage="sft")
         warnings = [line for line in result.output.splitlines() if line.startswith("warning: ")]
         before = result.output[: result.output.index("step 00000")]
-        finding = next(f for f in diagnose(read_run(str(result.directory))) if f.rule == CONVERSATIONS)
+        finding = diagnose(read_run(str(result.directory)))[CONVERSATIONS]
         levels[name] = finding.level
         said = [line for line in warnings if "uneven: " in line]
         assert len(said) == (name == "short")

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from pipeline.plan.__main__ import main
+from pipeline.report.cost import plan_vs_actual_text
 from pipeline.report.run_data import read_run
-from pipeline.report.sections import outcome_text
 
 EXACT = ("parameters", "steps", "tokens (row positions)", "FLOPs, nanochat's formula")
 
@@ -16,7 +16,7 @@ EXACT = ("parameters", "steps", "tokens (row positions)", "FLOPs, nanochat's for
 def test_parameters_steps_tokens_and_flops_are_those_planned(runner, model, stage):
     write = runner.recipe if stage == "pretrain" else runner.sft_recipe
     run = runner.train(write(f"{model}-{stage}", model, train={"max_steps": 4}), stage=stage)
-    text = outcome_text(read_run(str(run.directory)))
+    text = plan_vs_actual_text(read_run(str(run.directory)))
     for name in EXACT:
         assert re.search(rf"\| {re.escape(name)} \|.*\| exact \|", text), f"{name}\n{text}"
 

@@ -11,7 +11,6 @@ from pipeline.data.losses import ENOUGH_BYTES, conversation_facts, loss_warnings
 from pipeline.data.prepare import ShardBuilder
 from pipeline.data.rows import TrainingRows
 from pipeline.data.validation import ValidationRows
-from pipeline.plan.__main__ import prepared_notes
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
 from pipeline.recipe.schema import Source
@@ -250,16 +249,6 @@ def test_answers_of_which_most_is_not_trained_are_refused_but_not_to_a_run_that_
     sources = stripping.sources(recipe)
     validation = ValidationRows.open(rows.preparation)
     warning_lines(rows.plan, validation, sources=sources, tokenizer=stripping.tokenizer, has_begun=True)
-
-
-def test_the_plan_of_a_run_refuses_what_the_run_would_refuse(stripping, tmp_path):
-    recipe = stripping.recipe(stage="sft", sources=[thinking(tmp_path / "all.jsonl", thought="I take it from here.", every=1)])  # fmt: skip
-    stripping.tokenizer.save_pretrained(tmp_path / "tokenizer")
-    recipe.tokenizer.path = str(tmp_path / "tokenizer")
-    with pytest.raises(DataError, match="are not trained: the chat template takes <think>"):
-        prepared_notes(recipe)
-    recipe.data.sources = [thinking(tmp_path / "few.jsonl", thought="I take it.", every=20)]
-    assert [note for note in prepared_notes(recipe) if "few: " in note and "are not trained" in note]
 
 
 def test_a_few_answers_that_are_not_trained_are_said(stripping, tmp_path):

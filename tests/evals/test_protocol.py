@@ -171,9 +171,9 @@ def test_what_is_scored_of_each_file_is_reported_where_it_is_not_all(folder, mod
     (folder / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
     (row,) = scored(model, tokenizer, "--text", "b.jsonl", "c.txt", "--max-bytes", "100")
     printed = capsys.readouterr().out
-    assert "not all of the 2 files is scored (--max-bytes 100; raise it to score more):" in printed
-    assert f"  b.jsonl: the first 100 bytes, of a file of {(folder / 'b.jsonl').stat().st_size} bytes\n" in printed
-    assert "  c.txt: left out, 750 bytes\n" in printed
+    size = (folder / "b.jsonl").stat().st_size
+    assert f"b.jsonl: not all of it is scored, 100 of {size} bytes (--max-bytes 100)\n" in printed
+    assert "c.txt: not all of it is scored, 0 of 750 bytes (--max-bytes 100)\n" in printed
     assert [file["bytes"] for file in row["files"]] == [100, 0]
 
 

@@ -15,6 +15,7 @@ from pipeline.recipe.keys import all_keys
 from pipeline.recipe.schema import ARGUMENTS, alternatives, annotation_of
 from pipeline.recipe.start_from import resolve_start
 from pipeline.run.checks import check_before_training
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_arguments
 from tests.hostile import random_inputs as st
@@ -236,7 +237,7 @@ def _overrides(words: list[str]) -> None:
 
 def _check(argv: list[str]) -> None:
     """What the stages do before they prepare data."""
-    recipe = resolve_start(read_recipe(argv))
+    recipe = resolve_start(read_recipe(argv, earlier=EarlierRuns()))
     recipe = check_before_training(recipe, processes=1)
     if "max_steps" in recipe.train:  # else the data say it
         build_arguments(recipe, RunDirectory(Path(recipe.run.directory) / str(recipe.run.name)))

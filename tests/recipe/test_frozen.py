@@ -9,6 +9,7 @@ import pytest
 from pipeline.recipe import dump_recipe, read_recipe
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.start_from import resolve_start
+from pipeline.run_dir.earlier_runs import EarlierRuns
 
 QUICKSTART = "recipes/quickstart_pretrain.yaml"
 
@@ -57,7 +58,7 @@ def test_another_recipe_has_the_new_values_and_is_frozen_and_the_old_one_stays()
 
 
 def test_copies_of_a_frozen_recipe_are_equal_and_frozen():
-    recipe = resolve_start(read_recipe([QUICKSTART]))
+    recipe = resolve_start(read_recipe([QUICKSTART], earlier=EarlierRuns()))
     for other in (copy.deepcopy(recipe), pickle.loads(pickle.dumps(recipe))):
         assert other == recipe
         with pytest.raises(FrozenInstanceError):

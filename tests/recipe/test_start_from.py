@@ -1,6 +1,7 @@
 """What model.start_from means: resolved once, and kept by a run that has begun."""
 
 import json
+from functools import partial
 
 import pytest
 from transformers import GPT2Config
@@ -11,6 +12,9 @@ from pipeline.recipe import dump_recipe, read_recipe
 from pipeline.recipe.model_sizes import sizes_from_config, sizes_of
 from pipeline.recipe.start_from import check_sizes, resolve_start
 from pipeline.run_dir.checkpoints import whole_folder
+from pipeline.run_dir.earlier_runs import EarlierRuns
+
+read = partial(read_recipe, earlier=EarlierRuns())
 
 SFT = """\
 model: {start_from: START}
@@ -47,7 +51,7 @@ def checkpoint(run, step):
 
 def resolved(folder, start, *overrides):
     (folder / "sft.yaml").write_text(SFT.replace("START", start))
-    return resolve_start(read_recipe(["sft.yaml", *overrides], stage="sft"))
+    return resolve_start(read(["sft.yaml", *overrides], stage="sft"))
 
 
 def test_latest_is_the_run_of_that_recipe_that_finished_last(folder):
@@ -140,14 +144,14 @@ def test_sizes_come_with_the_weights_in_place_of_those_of_an_extended_recipe(fol
         "model: {n_layer: 7, n_embd: 96, n_head: 6, preset: modern, options: {smear: false}}"
     )
     (folder / "sft.yaml").write_text("extends: base.yaml\n" + SFT.replace("START", start))
-    recipe = read_recipe(["sft.yaml"], stage="sft")
+    recipe = read(["sft.yaml"], stage="sft")
     assert (recipe.model.n_layer, recipe.model.n_embd, recipe.model.n_head) == (2, 64, 4)
     saved = dump_recipe(recipe)
     assert "n_layer: 2" in saved
     assert "preset" not in saved
     assert "smear" not in saved
     (folder / "saved.yaml").write_text(saved)
-    assert read_recipe(["saved.yaml"], stage="sft").model == recipe.model
+    assert read(["saved.yaml"], stage="sft").model == recipe.model
 
 
 def test_the_dial_scales_rates_by_the_width_of_the_weights(folder):
@@ -156,7 +160,7 @@ def test_the_dial_scales_rates_by_the_width_of_the_weights(folder):
         "model: {depth: 12}\ntokenizer: {vocab_size: 512}\noptimizer: {type: muon_adamw}\n"
     )
     (folder / "sft.yaml").write_text("extends: base.yaml\n" + SFT.replace("START", "latest:base"))
-    recipe = read_recipe(["sft.yaml"], stage="sft")
+    recipe = read(["sft.yaml"], stage="sft")
     assert recipe.model.depth == 2
     assert recipe.optimizer.groups.embeddings.learning_rate == pytest.approx(0.3 * (768 / 64) ** 0.5)
 
@@ -186,7 +190,7 @@ def test_the_saved_recipe_of_a_run_that_began_from_plain_gpt2_weights_reads_back
     recipe = resolved(folder, "runs/a/model", "run.name=mine")
     assert recipe.model.n_kv_head == 4
     (folder / "saved.yaml").write_text(dump_recipe(recipe))
-    again = read_recipe(["saved.yaml"], stage="sft")
+    again = read(["saved.yaml"], stage="sft")
     assert again.model == recipe.model
     for wrong in ("model.n_kv_head=2", "model.n_inner=100"):
         with pytest.raises(RecipeError, match="and what this run starts from has"):
@@ -228,11 +232,11 @@ def test_a_fork_has_another_default_name_than_its_parent(folder):
 def test_a_model_of_the_hub_is_compared_when_it_is_loaded(folder):
     (folder / "base.yaml").write_text("model: {n_layer: 7, n_embd: 96, n_head: 6, preset: modern}")
     (folder / "sft.yaml").write_text("extends: base.yaml\n" + SFT.replace("START", "somebody/model"))
-    inherited = read_recipe(["sft.yaml"], stage="sft")
+    inherited = read(["sft.yaml"], stage="sft")
     assert inherited.model.n_layer is None
     config = GPT2Config(n_layer=2, n_embd=64, n_head=4)
     check_sizes(inherited, config)
-    own = read_recipe(["sft.yaml", "model.n_layer=7"], stage="sft")
+    own = read(["sft.yaml", "model.n_layer=7"], stage="sft")
     with pytest.raises(RecipeError, match=r"model\.n_layer is 7, theirs 2"):
         check_sizes(own, config)
 

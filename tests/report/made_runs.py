@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.report.diagnosis import RULES, Finding
-from pipeline.report.diagnosis_finding import Figures
+from pipeline.report.diagnosis_rules import Result, diagnose
 from pipeline.report.run_data import RunData
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -46,9 +45,9 @@ def made_run(
     )
 
 
-def found(data: RunData, rule: str) -> Finding:
+def found(data: RunData, rule: str) -> Result:
     """What the rule of that name says of the run."""
-    return next(one for one in RULES if one.name == rule).finding(Figures(data))
+    return diagnose(data)[rule]
 
 
 def noisy(values: Any, *, share: float = 0.02, seed: int = 0) -> list[float]:

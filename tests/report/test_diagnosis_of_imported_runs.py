@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from pipeline.report.diagnosis import diagnose, diagnosis_text
+from pipeline.report.diagnosis import diagnosis_text
+from pipeline.report.diagnosis_rules import diagnose
 from tests.report.made_runs import made_run, noisy
 
 # A nanochat base run of depth 16 on two H100s: planned steps, and the step at whose evaluation a download failed.
@@ -65,22 +66,20 @@ def nemo_run(name, *, recipe):
 
 
 def titles(data, *levels):
-    return {finding.rule: finding.title for finding in diagnose(data) if finding.level in levels}
+    return {rule: result.title for rule, result in diagnose(data).items() if result.level in levels}
 
 
 def test_a_nanochat_run_that_crashed_at_its_evaluation_is_unfinished_and_lost():
     data = nanochat_run()
     trouble = titles(data, "trouble")
     assert trouble["run reached its end"] == "the run is unfinished"
-    assert trouble["run can be resumed"] == "there is no checkpoint to resume from"
     text = diagnosis_text(data)
-    assert "step 2,000 of 12,800 (15.6%)" in text
-    assert "0.68 h of steps cannot be continued" in text
+    assert "step 2,000 of 12,800 (15.6%); no checkpoint to resume from" in text
     # The training itself was sound.
     healthy = titles(data, "healthy")
     assert {"loss falls", "loss does not rise", "step time stays the same", "the accelerator is used"} <= healthy.keys()  # fmt: skip
     # Its log lines hold no validation of these steps; that is all that is held against it.
-    assert trouble.keys() == {"run reached its end", "run can be resumed", "something is held out"}
+    assert trouble.keys() == {"run reached its end", "something is held out"}
 
 
 @pytest.mark.parametrize("name", NEMO)
@@ -88,23 +87,14 @@ def test_nemo_runs_that_end_inside_warm_up_without_validation_or_checkpoint_are_
     data = nemo_run(name, recipe=SETTINGS)
     assert titles(data, "trouble") == {
         "run reached its end": "the run is unfinished",
-        "run can be resumed": "the run saves no checkpoint: it cannot be resumed",
         "run goes on beyond its warm-up": "the run ends inside its warm-up",
         "something is held out": "no validation at all",
     }
     notes = titles(data, "note")
-    assert notes == {
-        "clipping acts now and then": "clipping was never active",
-        "gradient norm does not spike": "the gradient norm spikes",
-    }
+    assert notes == {"clipping acts now and then": "clipping was never active"}
     count = NEMO[name]["steps"]
     text = diagnosis_text(data)
-    assert f"{count} steps made, 2,000 of warm-up: {count / 2000:.0%} of the way to the peak rate" in text
-    assert f"step {NEMO[name]['spike'][0]}" in text
-    assert f"{NEMO[name]['samples']:,} samples x 8,192 positions = {NEMO[name]['samples'] * 8192:,} tokens" in text
-    came_and_went = (NEMO[name]["peak"] - NEMO[name]["allocated"]) / GIB
-    assert f"{came_and_went:.2f} GiB came and went within a step" in text
-    assert "**Utilisation is not efficiency**: 100 %; power 100 % of its limit" in text
+    assert f"{count} steps made, 2,000 of warm-up: {count / 2000:.0%} of it" in text
 
 
 @pytest.mark.parametrize("name", NEMO)
@@ -113,9 +103,4 @@ def test_a_nemo_export_without_its_settings_still_shows_that_the_rate_was_rising
     trouble = titles(data, "trouble")
     assert trouble["run goes on beyond its warm-up"] == "the run ends while its learning rate still rises"
     assert trouble["something is held out"] == "no validation at all"
-    assert trouble["run can be resumed"] == "there is no checkpoint to resume from"
     assert {"clipping acts now and then", "run reached its end"} <= titles(data, "unknown").keys()
-
-
-def test_the_tokens_of_the_bf16_run_are_counted_right():
-    assert "601,882,624 tokens" in diagnosis_text(nemo_run("bf16", recipe=SETTINGS))

@@ -91,7 +91,7 @@ def test_a_foreign_host_or_origin_is_refused_and_there_is_nothing_but_the_page(r
 
 
 def test_the_page_made_before_stands_where_the_files_cannot_be_read(run, monkeypatch):
-    from pipeline.report import single as live
+    from pipeline.report import serve as live
 
     page = live.LivePage(str(run.path))
     first = page.current()

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from pipeline.report.diagnosis import diagnose, verdict
+from pipeline.report.diagnosis import verdict
+from pipeline.report.diagnosis_rules import diagnose
 from pipeline.report.run_data import read_run
 from tests.conftest import docstrings
 from tests.runner import WarmRunner
@@ -69,10 +70,10 @@ def diagnosed(runner, name, *, status=0, train=None, **sections):
     run = runner.train(recipe, status=status).directory
     findings = diagnose(read_run(str(run)))
     print(f"\n{name}: {verdict(findings)}")
-    for finding in findings:
+    for rule, finding in findings.items():
         if finding.level in ("trouble", "note"):
-            print(f"  {finding.level:8} {finding.rule}: {finding.title} | {finding.evidence}")
-    return {finding.rule: finding for finding in findings}
+            print(f"  {finding.level:8} {rule}: {finding.title} | {finding.evidence}")
+    return findings
 
 
 def troubles(findings):
@@ -82,14 +83,14 @@ def troubles(findings):
 def test_a_healthy_run_is_called_healthy(runner):
     findings = diagnosed(runner, "healthy")
     assert troubles(findings) == set()
-    assert verdict(list(findings.values())).startswith("**Healthy**")
+    assert verdict(findings).startswith("**Healthy**")
 
 
 def test_a_rate_that_is_too_high_is_seen_in_the_loss(runner):
     findings = diagnosed(runner, "high-rate", optimizer={"type": "adamw", "rate_scale": 30.0})
-    in_the_loss = {"loss falls", "loss stays below its start", "loss does not rise", "loss does not spike"}  # fmt: skip
+    in_the_loss = {"loss falls", "loss does not rise", "loss does not spike"}
     assert troubles(findings) & in_the_loss
-    assert troubles(findings) <= in_the_loss | {"gradient norm does not spike", "gradient norm stays bounded"}
+    assert troubles(findings) <= in_the_loss
 
 
 def test_a_reader_that_is_slow_is_seen_as_a_data_stall(runner):
@@ -137,7 +138,7 @@ def test_validation_text_that_is_trained_on_is_seen_as_a_leak(runner):
     assert "validation text is not trained on" in troubles(findings)
 
 
-def test_text_that_is_learnt_by_heart_is_seen_as_validation_apart_from_training(runner):
+def test_text_that_is_learnt_by_heart_is_seen_in_validation(runner):
     texts = docstrings(modules=60)
     findings = diagnosed(
         runner,
@@ -149,5 +150,5 @@ def test_text_that_is_learnt_by_heart_is_seen_as_validation_apart_from_training(
         model={**SMALL, "n_embd": 128},
         train={"max_steps": 2 * STEPS},
     )
-    assert {"validation keeps falling", "validation stays beside training"} <= troubles(findings)
+    assert "validation keeps falling" in troubles(findings)
     assert findings["validation text is not trained on"].level == "healthy"

@@ -600,7 +600,8 @@ def print_resolved(recipe, processes):
 
 network.file_system = lambda scheme: DirFileSystem(path=sys.argv[1], fs=LocalFileSystem(auto_mkdir=True))
 life.check_before_training = print_resolved
-life.train(read_recipe(sys.argv[2:], stage="sft"), Signals())
+from pipeline.run_dir.earlier_runs import EarlierRuns
+life.train(read_recipe(sys.argv[2:], stage="sft", earlier=EarlierRuns()), Signals())
 """
 
 

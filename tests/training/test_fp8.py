@@ -232,7 +232,7 @@ def test_mixed_precision_fp8_of_the_launcher_is_refused_in_favour_of_the_key(mon
 
 @pytest.mark.parametrize("beside", [["train.bf16=false"], ["train.bf16=false", "train.fp16=true"]])
 def test_float8_stands_beside_bfloat16_only(beside):
-    with pytest.raises(RecipeError, match=r"train\.fp8: stands beside bf16"):
+    with pytest.raises(RecipeError, match=r"train\.fp8: needs bf16"):
         read_recipe([QUICKSTART, *SMALL, "train.fp8=true", *beside])
 
 

@@ -146,7 +146,7 @@ def test_every_other_field_is_refused_with_its_owner_or_reason(tmp_path, name):
     with pytest.raises(RecipeError) as error:
         read_recipe([recipe_file(tmp_path, **{name: 1})])
     message = str(error.value)
-    assert ARGUMENTS[name].text in message or "a secret never stands in a recipe" in message
+    assert ARGUMENTS[name].text in message or "a recipe holds no secrets" in message
 
 
 def test_rate_settings_of_the_trainer_stay_out_beside_groups():

@@ -1,9 +1,7 @@
-"""Rules of the diagnosis and their findings."""
+"""A run's numbers as the rules of the diagnosis read them: finite values by step, each series read once."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -11,10 +9,10 @@ from pipeline.recipe.schema import Schedule
 from pipeline.report.run_data import RunData
 from pipeline.run_dir.columns import Columns
 
-# Statistics that a few wild values do not move.
-
 SD_OF_MAD = 1.4826  # standard deviation of a normal distribution / its median absolute deviation
 SE_OF_MEDIAN = 1.2533  # standard error of a median / that of a mean, of normal values
+# Series that have a value in each logged step: a log of another program may hold some of them only.
+OF_A_STEP = ("train/loss", "train/loss_ema", "optim/lr", "optim/lrm", "optim/grad_norm", "perf/step_s", "data/samples")
 
 
 def median(values: np.ndarray) -> float:
@@ -22,10 +20,11 @@ def median(values: np.ndarray) -> float:
 
 
 def noise(values: np.ndarray) -> float:
-    """Return the robust standard deviation of the values around their own trend: from the differences of
-    neighbours."""
+    """Return the robust standard deviation of the values around their trend, from differences of neighbours."""
     differences = np.diff(values)
-    return SD_OF_MAD * median(np.abs(differences - np.median(differences))) / np.sqrt(2) if differences.size else 0.0
+    if not differences.size:
+        return 0.0
+    return SD_OF_MAD * median(np.abs(differences - np.median(differences))) / np.sqrt(2)
 
 
 def windows(values: np.ndarray, count: int) -> np.ndarray:
@@ -38,11 +37,6 @@ def error_of_difference(values: np.ndarray, length: int) -> float:
     return SE_OF_MEDIAN * noise(values) * float(np.sqrt(2 / length))
 
 
-# A run's numbers in the form that rules read: finite values, each series read once.
-
-OF_A_STEP = ("train/loss", "train/loss_ema", "optim/lr", "optim/lrm", "optim/grad_norm", "perf/step_s", "data/samples")
-
-
 @dataclass(frozen=True)
 class Series:
     """Values by step, in the order of the steps."""
@@ -51,10 +45,11 @@ class Series:
     values: np.ndarray
 
     def intervals(self) -> np.ndarray:
-        """Return of how many steps each value is. The first steps of a log may be missing: its first interval is no
-        longer than others."""
+        """Return how many steps each value covers. A log may lack its first steps: the first interval is at most as
+        long as the others usually are."""
         since = np.diff(self.steps)
-        return np.append(np.minimum(self.steps[:1], np.median(since) if since.size else np.inf), since)
+        usual = np.median(since) if since.size else np.inf
+        return np.append(np.minimum(self.steps[:1], usual), since)
 
     def __len__(self) -> int:
         return self.values.size
@@ -63,8 +58,8 @@ class Series:
         return Series(self.steps[kept], self.values[kept])
 
 
-class Figures:
-    """A run as rules read it: series, recipe and manifest by dotted path. Imported runs may lack any of it."""
+class RunMetrics:
+    """A run's series, recipe and manifest by dotted path. A log of another program may lack any of them."""
 
     def __init__(self, data: RunData):
         self.data, self.recipe, self.manifest = data, data.setting, data.fact
@@ -78,7 +73,7 @@ class Figures:
             self._series[name] = Series(steps[finite], values[finite].astype(np.float64))
         return self._series[name]
 
-    def wild(self, name: str) -> list[int]:
+    def nonfinite_steps(self, name: str) -> list[int]:
         """Return steps at which the metric is NaN or infinite."""
         steps, values = self.data.curve(name)
         return [int(step) for step in steps[~np.isfinite(values)]]
@@ -87,15 +82,8 @@ class Figures:
         """Return the training loss that the run has; an export may hold only a smoothed one."""
         return self.series(self.data.loss_name())
 
-    def usual_norm(self) -> Series:
-        """Return each interval's median gradient norm; of earlier versions and other programs the one norm that they
-        have."""
-        usual = self.series("optim/grad_norm_median")
-        return usual if len(usual) else self.series("optim/grad_norm")
-
     def clipped(self) -> Series:
-        """Return the share of each interval's steps that were clipped; none where neither that nor the limit is
-        known."""
+        """Return the share of each interval's steps that were clipped; empty where it is not known."""
         share, limit = self.series("optim/clip_frac"), self.recipe("train.max_grad_norm")
         if len(share) or not limit:
             return share
@@ -103,17 +91,18 @@ class Figures:
         return Series(norm.steps, norm.values > limit)
 
     def by_step(self, series: Series) -> np.ndarray:
-        """Return which of the logged values stand for steps that were all looked at, as they are since norms have a
-        median."""
+        """Return which logged values cover steps that were all measured, as in rows with a median norm."""
         return np.isin(series.steps, self.series("optim/grad_norm_median").steps)
 
     def rate(self) -> Series:
         """Return the learning rate, else its multiplier."""
-        return self.series("optim/lr") if len(self.series("optim/lr")) else self.series("optim/lrm")
+        rate = self.series("optim/lr")
+        return rate if len(rate) else self.series("optim/lrm")
 
     def step(self) -> int:
-        """Return optimizer steps that count; an export may hold everything but the loss."""
-        return int(max((self.series(name).steps[-1] for name in OF_A_STEP if len(self.series(name))), default=0))
+        """Return the number of optimizer steps that count."""
+        known = [self.series(name).steps for name in OF_A_STEP]
+        return int(max((steps[-1] for steps in known if steps.size), default=0))
 
     def whole_steps(self) -> int:
         """Return the steps of the run: those made, or while it trains those that are planned."""
@@ -129,10 +118,10 @@ class Figures:
         epoch = self.series("data/epoch")
         # Ours and nanochat's counts from one; the Trainer's is the fraction that was read.
         is_fraction = self.manifest("imported.program") == "Trainer"
-        return Series(epoch.steps, epoch.values if is_fraction else epoch.values - 1)
+        return epoch if is_fraction else Series(epoch.steps, epoch.values - 1)
 
     def timed(self, name: str) -> Series:
-        """Return the same without the first logged value of each start, which holds compilation and cold caches."""
+        """Return a series without the first logged value of each start, which holds compilation and cold caches."""
         series, starts = self.series(name), self.series("perf/first_step_s").steps
         kept = ~np.isin(series.steps, starts)
         kept[:1] = False
@@ -142,17 +131,6 @@ class Figures:
         values = self.series(name).values
         return float(values[-1]) if values.size else None
 
-    def seconds(self) -> float | None:
-        """Return seconds in steps over all attempts that count; None when nobody measured them."""
-        total = self.last("perf/total_s")
-        if total is None and len(self.timed("perf/step_s")):
-            total = float(np.median(self.timed("perf/step_s").values)) * self.step()
-        return total
-
-    def is_watched(self) -> bool:
-        """Return whether our own alarm looked at every value as it came: then its events tell the spikes."""
-        return not self.manifest("imported") and bool(self.data.events("attempt"))
-
     def restarts(self) -> tuple[int, int]:
         """Return (restarts, optimizer steps that were made again after them)."""
         written = Columns.of(self.data.all_rows)
@@ -161,7 +139,8 @@ class Figures:
         lost, began = 0, 0
         for row, attempt in written.events("attempt"):
             before = steps[(rows >= began) & (rows < row)]
-            lost, began = lost + max(int(before.max(initial=0)) - attempt["step"], 0), row
+            lost += max(int(before.max(initial=0)) - attempt["step"], 0)
+            began = row
         return max(int(attempts.max(initial=1)) - 1, 0), lost
 
     def starts_trained(self) -> bool:
@@ -193,61 +172,3 @@ class Figures:
             return None if warmup is None else int(warmup)
         steps = self.data.max_steps()
         return None if steps is None else math.ceil(warmup * steps)
-
-
-LONG_ENOUGH_S = 600.0  # shorter runs: start-up, saves and evaluations are a large share of any, and cost little
-Level = Literal["healthy", "note", "trouble", "unknown"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A rule's judgement.
-
-    level: trouble asks for an investigation, a note is worth knowing, unknown: the numbers that the rule needs are not
-    there. evidence: numbers and steps, "" when unknown.
-    """
-
-    level: Level
-    title: str
-    evidence: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding(Verdict):
-    """Result of one rule for one run."""
-
-    rule: str
-    threshold: str
-    advice: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """One sign of health or trouble. judge gives None when the numbers it needs are not there or are too few.
-
-    name: the healthy state. threshold, reason: as docs/diagnosis.md prints them.
-    """
-
-    name: str
-    judge: Callable[[Figures], Verdict | None]
-    needs: str
-    threshold: str
-    reason: str
-    advice: str
-
-    def finding(self, figures: Figures) -> Finding:
-        verdict = self.judge(figures) or Verdict("unknown", self.needs, "")
-        return Finding(**vars(verdict), rule=self.name, threshold=self.threshold, advice=self.advice)
-
-
-def rule(
-    name: str, *, needs: str, threshold: str, reason: str, advice: str
-) -> Callable[[Callable[[Figures], Verdict | None]], Rule]:
-    """Make the function below it the judge of a rule of that name."""
-    return lambda judge: Rule(name=name, judge=judge, needs=needs, threshold=threshold, reason=reason, advice=advice)
-
-
-def graded(value: float, *, note: float, trouble: float, titles: tuple[str, str], evidence: str) -> Verdict:
-    """Return a verdict on a number that is better when it is small. titles: when it is below both limits, and else."""
-    level: Level = "trouble" if value >= trouble else "note" if value >= note else "healthy"
-    return Verdict(level, titles[level != "healthy"], evidence)
