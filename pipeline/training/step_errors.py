@@ -53,7 +53,7 @@ class MemoryAdvice:
     of a recipe that says how many, else None. fits: tries a micro-batch; None where nothing can be tried.
     """
 
-    path: Path | str
+    path: Path | str | None
     where: Callable[[str], str]
     micro_batch: int
     row_tokens: int
