@@ -439,7 +439,9 @@ def parameters_are_the_models(run_metrics: RunMetrics) -> Audit | None:
     if shapes is not None and saved is not None:
         audit.compared.append(f"model/ {saved:,}")
         of_an_id = sum(
-            shape[1] for shape in shapes if len(shape) == 2 and shape[0] == run_metrics.manifest("inputs.tokenizer.size")
+            shape[1]
+            for shape in shapes
+            if len(shape) == 2 and shape[0] == run_metrics.manifest("inputs.tokenizer.size")
         )
         # A finished model is written without the rows that model.options.vocab_multiple adds to its vocabulary.
         padded = (

@@ -146,7 +146,6 @@ def in_precision(results: list[dict[str, Any]], dtype: str) -> list[dict[str, An
 
 def append_entry(run: RunDirectory, entry: dict[str, Any]) -> None:
     """Add an `entry_of` to the run's evals.json."""
-    run.refuse_links(run.report)
     # Two evaluations of one run may end at the same time.
     with file_lock(run.evals.with_name(".evals.lock")):
         entries = read_json(run.evals)["entries"] if run.evals.exists() else []

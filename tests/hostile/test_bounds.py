@@ -25,8 +25,6 @@ def test_a_link_to_the_system_s_own_folders_is_looked_through_no_more_than_they(
         local_files("data/**/*.txt", where="data.sources.0", folder=str(tmp_path))
 
 
-
-
 def test_weights_of_a_terabyte_of_nothing_are_not_hashed(tmp_path):
     with open(tmp_path / "model.safetensors", "wb") as file:
         file.truncate(1 << 40)

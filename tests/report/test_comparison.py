@@ -1,6 +1,5 @@
 """The comparison says what differs, puts curves on common axes, and calls a difference real only beyond seed noise."""
 
-
 import numpy as np
 import pytest
 import yaml
