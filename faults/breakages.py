@@ -49,10 +49,10 @@ BREAKAGES = (
     Breakage("a limit of a number lets the number beside it pass", '("above", operator.gt, "greater than")', '("above", operator.ge, "greater than")', "test_a_wrong_recipe_is_refused_with_place_and_cure"),
     Breakage("FLOPs leave the backward pass out", "return 6 * linear + pair * sum(", "return 2 * linear + pair * sum(", "test_gpt2_flops_are_the_known_ones"),
     # Monitor
-    Breakage("energy takes the last power for the whole interval", "self.joules += elapsed * (watts + self._last[1]) / 2", "self.joules += elapsed * watts", "test_energy_of_a_known_power_sampled_at_uneven_times_is_its_integral_to_a_thousandth"),
+    Breakage("energy takes the last power for the whole interval", "self.joules += elapsed * (watts + self._last[1]) / 2", "self.joules += elapsed * watts", "test_energy_of_known_power_at_uneven_samples_matches_to_a_thousandth"),
     Breakage("totals that are being written are read", "if first != last or last == self.samples:", "if last == self.samples:", "test_totals_that_are_being_written_are_read_the_next_time"),
     # Sources
-    Breakage("two messages of the user in a row are trained on", 'if role == "user" and previous == "user":', "if False:", "test_a_conversation_from_which_nothing_can_be_learned_is_left_out_counted_and_named"),
+    Breakage("two messages of the user in a row are trained on", 'if role == "user" and previous == "user":', "if False:", "test_a_conversation_that_teaches_nothing_is_left_out_and_named"),
     Breakage("held-out rows stand at the same place of every period", "return drawn % period == place", "return place == 0", "test_held_out_rows_are_not_the_same_place_of_every_period"),
     Breakage("copies of a held-out file are trained on", "rest = [file for file in train if file.sha256 not in contents]", "rest = list(train)", "test_copies_of_a_file_drawn_are_held_out_with_it"),
     # Tokenizer
@@ -62,7 +62,7 @@ BREAKAGES = (
     # Data
     Breakage("a source that ended is begun anew instead of going on", "return sources, self.bases[sources] + block", "return sources, block", "test_a_source_that_ends_is_dropped_repeated_or_stops_the_run"),
     Breakage("positions go on over the beginning of a document", "return at - np.maximum.accumulate(np.where(starts_BT, at, 0), axis=1)", "return at - np.zeros_like(starts_BT, dtype=np.int64)", "test_isolated_documents_restart_their_positions_at_every_bos"),
-    Breakage("ranks get the same rows", "first = (micro_step * world_size + rank) * rows", "first = micro_step * world_size * rows", "test_the_rows_of_a_step_are_the_same_for_any_processes_and_micro_batch"),
+    Breakage("ranks get the same rows", "first = (micro_step * world_size + rank) * rows", "first = micro_step * world_size * rows", "test_rows_of_a_step_do_not_depend_on_processes_or_micro_batch"),
     Breakage("an n-gram is found over the end of a text", "texts[n - 1 :][:count]) & ~first)", "texts[:count]) & ~first)", "test_no_ngram_spans_two_texts"),
     Breakage("users' words are trained on", "labels_BT[at] = np.where(bits(shard.trained[numbers], T + 1)[:, 1:], ids[:, 1:], np.int64(IGNORED))", "labels_BT[at] = ids[:, 1:]", "test_only_what_the_assistant_writes_is_trained_and_conversations_are_isolated"),
     # Model
@@ -70,25 +70,25 @@ BREAKAGES = (
     Breakage("rotary positions turn half of the channels the other way", "second * cosine - first * sine", "second * cosine + first * sine", "test_modern_restricted_to_nanochats_options_is_nanochat"),
     Breakage("the gradient of the loss leaves the softcap out", "gradient.mul_(torch.addcmul(one, capped, capped, value=-1.0, out=capped))", "pass", "test_the_chunked_loss_and_its_gradients_are_the_plain_ones"),
     # Generation
-    Breakage("top_p leaves out the token that reaches it", "dropped_BV = share_BV.cumsum(-1) - share_BV >= top_p", "dropped_BV = share_BV.cumsum(-1) >= top_p", "test_top_k_and_top_p_keep_the_tokens_that_they_name_in_each_row"),
+    Breakage("top_p leaves out the token that reaches it", "dropped_BV = share_BV.cumsum(-1) - share_BV >= top_p", "dropped_BV = share_BV.cumsum(-1) >= top_p", "test_top_k_and_top_p_keep_their_own_tokens_per_row"),
     Breakage("an expression of any length is calculated", "if len(expression) > LONGEST or not", "if not", "test_the_length_has_a_limit"),
     # Evaluations
     Breakage("special tokens count as text in bits per byte", "return bytes_BT, bytes_BT > 0", "return bytes_BT, is_target_BT", "test_loss_counts_special_targets_and_bpb_does_not"),
-    Breakage("an item of CORE can be its own example", "return [place + (place >= index) for place in drawn]", "return drawn", "test_examples_are_those_that_sampling_from_a_list_of_the_others_would_draw"),
+    Breakage("an item of CORE can be its own example", "return [place + (place >= index) for place in drawn]", "return drawn", "test_examples_are_sampled_as_from_a_list_without_the_item"),
     Breakage("a program that says anything at its end has passed", "if answer == token:", "if answer:", "test_wrong_programs_fail_with_the_last_line_of_their_traceback_in_the_order_of_the_programs"),
     Breakage("a number with commas is another number", 'return found[1].replace(",", "") if found else None', "return found[1] if found else None", "test_gsm8k_is_judged_by_the_first_number_behind_the_marks_without_commas"),
     # Training
-    Breakage("the first step of the warm-up has a rate of zero", "multiplier = min(multiplier, (step + 1) / schedule.warmup_steps)", "multiplier = min(multiplier, step / schedule.warmup_steps)", "test_the_first_update_has_a_rate_above_zero_unlike_a_warm_up_from_zero"),
+    Breakage("the first step of the warm-up has a rate of zero", "multiplier = min(multiplier, (step + 1) / schedule.warmup_steps)", "multiplier = min(multiplier, step / schedule.warmup_steps)", "test_the_first_update_of_a_warm_up_has_a_rate_above_zero"),
     Breakage("Muon decays what the update grows", "agree = (direction * parameter).ge_(0)", "agree = (direction * parameter).le_(0)", "test_weight_decay_shrinks_only_what_the_update_shrinks_too"),
     Breakage("optimizer state comes back to another parameter", 'return [(p, names[id(p)]) for group in optimizer.param_groups for p in group["params"]]', 'return list(zip([p for group in optimizer.param_groups for p in group["params"]], names.values(), strict=True))', "test_state_finds_its_parameter_by_name_whatever_the_order_of_the_groups"),
     Breakage("steps that were left out long ago count for ever", "self.skips = [s for s in self.skips if s > step - AMONG_STEPS] + [step]", "self.skips = self.skips + [step]", "test_steps_left_out_long_ago_no_longer_count"),
     # Callbacks
     Breakage("a rank gives up an evaluation alone", "if self.agreed() if lockstep else self.signals.received:", "if self.signals.received:", "test_ranks_that_score_in_lockstep_give_up_at_the_same_batch"),
     Breakage("samples that a kill left there are written again", "if prompt in there or not first:", "if not first:", "test_a_kill_between_two_prompts_loses_neither_and_repeats_neither"),
-    Breakage("Python searches for cycles within a step", "gc.disable()", "pass", "test_cycles_live_through_steps_and_go_at_the_next_save_evaluation_or_thousandth_step"),
+    Breakage("Python searches for cycles within a step", "gc.disable()", "pass", "test_cycles_are_collected_only_at_saves_evaluations_and_every_thousand_steps"),
     # Report
     Breakage("several comparisons each have the whole chance of a false call", "shown = chance < CHANCE / comparisons", "shown = chance < CHANCE", "test_several_comparisons_share_the_chance_of_a_false_call"),
-    Breakage("a prediction leaves the noise of the predicted run out", "spread = 1 + (power / y) ** 2", "spread = (power / y) ** 2", "test_a_line_with_known_noise_and_no_floor_gives_the_regressions_and_the_textbooks_interval"),
+    Breakage("a prediction leaves the noise of the predicted run out", "spread = 1 + (power / y) ** 2", "spread = (power / y) ** 2", "test_without_a_floor_the_fit_is_the_textbook_regression_with_its_interval"),
     Breakage("a gradient norm that collapses is healthy", "if last <= second / GRADIENT_COLLAPSE:", "if False:", "test_a_sign_is_named_just_beyond_its_threshold_and_not_just_within"),
     # Hub
     Breakage("a secret between two blocks of a file is uploaded", "kept = data[-_OVERLAP:]", 'kept = b""', "test_a_secret_between_two_blocks_of_a_large_file_is_found"),
@@ -101,7 +101,7 @@ BREAKAGES = (
     # Chat
     Breakage("half of the oldest turn stays in a conversation that is too long", "del messages[: turns[1]]", "del messages[: turns[1] - 1]", "test_a_turn_with_a_tool_call_is_left_out_as_a_whole"),
     # Launcher
-    Breakage("a run with a wrong recipe is started again", "RESTARTABLE = (1, 70, ", "RESTARTABLE = (1, 64, 70, ", "test_a_crash_is_started_again_only_when_that_can_mend_it_and_progress_was_made"),
+    Breakage("a run with a wrong recipe is started again", "RESTARTABLE = (1, 70, ", "RESTARTABLE = (1, 64, 70, ", "test_a_crash_restarts_only_when_that_can_help_and_progress_was_made"),
     Breakage("overrides alone are taken for a recipe", 'if arguments and "=" not in arguments[0] and not', "if arguments and not", "test_the_default_recipe_is_used_when_only_overrides_are_given"),
 )
 # fmt: on

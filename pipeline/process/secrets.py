@@ -69,6 +69,11 @@ _ENVIRONMENT = re.compile(
     r"(TOKEN|SECRET|PASS(WORD|WD|PHRASE|CODE)?|(API|ACCESS)KEY|_KEY|_PWD|CREDENTIALS?|CONN(ECTION)?_?STR(ING)?|_SAS|_DSN|COOKIE"
     r"|WEBHOOK(_URL)?)(_?[0-9]+)?$"
 )
+# The secret inside of a longer value, which a program may print alone: of an address, of a connection string.
+_INSIDE = (
+    re.compile(r"://[^\s/:@]*:([^\s/@]+)@"),
+    re.compile(r"(?:^|;)\s*(?:AccountKey|Shared\w+|Password|Pwd)\s*=\s*([^;]+)", re.IGNORECASE),
+)
 
 
 def kinds_in(block: bytes) -> set[str]:
@@ -96,6 +101,9 @@ def known_secrets() -> dict[str, bytes]:
     """Return secrets this machine holds, by where they are: environment, the Hugging Face login, ~/.netrc (W&B's
     login)."""
     found = {f"${k}": v for k, v in os.environ.items() if _ENVIRONMENT.search(k.upper()) and not _is_path(v)}
+    for name, value in os.environ.items():
+        inside = [secret for pattern in _INSIDE for secret in pattern.findall(value)]
+        found |= {f"password {number} in ${name}": secret for number, secret in enumerate(inside, 1)}
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     token = Path(os.environ.get("HF_TOKEN_PATH") or Path(os.environ.get("HF_HOME") or cache / "huggingface") / "token")
     with suppress(OSError, ValueError, RuntimeError):  # no login or no home, no secret

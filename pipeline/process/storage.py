@@ -376,12 +376,28 @@ def lock(path: str | Path, *, wait_s: float = 0.0) -> filelock.BaseFileLock | No
     file = f"{path}.held" if os.name == "nt" else str(path)
     # A process has one singleton for a file, which counts how often it is held: two of one process would not exclude
     # each other.
-    held = filelock.FileLock(file, is_singleton=False, thread_local=False)
+    held = filelock.FileLock(
+        file, is_singleton=False, thread_local=False, fallback_to_soft=False, preserve_lock_file=True
+    )
     try:
         held.acquire(timeout=-1 if wait_s == FOREVER else wait_s, poll_interval=POLL_S)
     except filelock.Timeout:
         return None
     return held
+
+
+def is_locked(path: str | Path) -> bool:
+    """Return whether a process holds the lock on a file that this user may only read."""
+    if os.name == "nt":
+        return False
+    import fcntl
+
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import filelock
 
 from pipeline.process.errors import CannotWriteError, DamagedFileError
 from pipeline.process.storage import (
+    is_locked,
     keep_in_place,
     lock,
     move_folder,
@@ -159,8 +160,10 @@ class RunDirectory:
 
     def in_use(self) -> bool:
         """Return whether a living process holds the lock."""
-        if not (self.lock.exists() and os.access(self.lock, os.W_OK)):
+        if not self.lock.exists():
             return False
+        if not os.access(self.lock, os.W_OK):  # another user's run, as a report reads it
+            return is_locked(self.lock)
         held = lock(self.lock)
         if held is not None:
             held.release()

@@ -69,7 +69,7 @@ def law_at(x, floor, exponent):
     return floor + 1.8 * (x / 1e12) ** -exponent
 
 
-def test_a_line_with_known_noise_and_no_floor_gives_the_regressions_and_the_textbooks_interval():
+def test_without_a_floor_the_fit_is_the_textbook_regression_with_its_interval():
     noise = np.random.default_rng(1)
     x = np.geomspace(1e9, 1e15, 40)  # six decades of 40 points leave no doubt of floor and noise
     y = 20 * x**-0.1 * np.exp(noise.normal(0, 0.005, 40))
@@ -84,7 +84,7 @@ def test_a_line_with_known_noise_and_no_floor_gives_the_regressions_and_the_text
     assert math.log(high / low) / 2 == pytest.approx(half, rel=0.25)  # what doubt of a small floor is left
 
 
-def test_a_floor_is_found_where_many_points_show_one_and_allowed_up_to_a_stated_one_where_few_do_not():
+def test_many_points_show_a_floor_and_few_points_only_bound_it():
     noise = np.random.default_rng(0)
     x = np.geomspace(1e9, 1e15, 40)
     shown = fit_power_law(x.tolist(), ((0.7 + 100 * x**-0.17) * np.exp(noise.normal(0, 1e-3, 40))).tolist())
@@ -99,7 +99,7 @@ def chance_below(law, y, x):
     return law._chance_below(math.log(y), *law._further_run(x))
 
 
-def test_the_prediction_s_ends_leave_2_and_a_half_of_100_beyond_each():
+def test_the_prediction_interval_leaves_2_5_percent_beyond_each_end():
     law = fit_power_law(X, [law_at(v, 0.6, 0.12) for v in X])
     middle, low, high = law.predict(3e14)
     assert low < middle < high
@@ -110,7 +110,7 @@ def test_the_prediction_s_ends_leave_2_and_a_half_of_100_beyond_each():
     ("sizes", "floor", "exponent", "spread"),
     [(3, 0.6, 0.12, 0.004), (4, 0.6, 0.12, 0.004), (5, 0.6, 0.12, 0.001), (6, 0.6, 0.12, 0.004), (6, 0.0, 0.12, 0.004), (6, 1.5, 0.3, 0.001)],
 )  # fmt: skip
-def test_the_interval_holds_further_runs_of_ten_times_the_compute_whatever_the_floor(sizes, floor, exponent, spread):
+def test_the_interval_covers_new_runs_at_ten_times_the_compute(sizes, floor, exponent, spread):
     draws, held = np.random.default_rng(1), 0
     x = np.geomspace(X[0], X[-1], sizes)
     for _ in range(200):
@@ -120,7 +120,7 @@ def test_the_interval_holds_further_runs_of_ten_times_the_compute_whatever_the_f
     assert held >= 180  # 95 % less three standard errors of 200
 
 
-def test_points_of_no_law_are_refused_and_such_that_scatter_bring_their_own_noise():
+def test_points_without_a_law_are_refused_and_scatter_widens_the_interval():
     with pytest.raises(ValueError, match="takes an exponent"):
         fit_power_law(X[:3], [1.0, 1.1, 1.2])
     with pytest.raises(ValueError, match="2 different x"):
@@ -142,7 +142,7 @@ def test_runs_of_a_family_are_fitted_by_the_command(family, capsys):
     assert re.findall(r"^\| (d\d) ", printed, re.MULTILINE) == ["d2", "d4", "d6"]
 
 
-def test_a_law_through_runs_of_few_steps_is_printed_with_a_warning_that_names_them(family, capsys):
+def test_a_law_through_short_runs_prints_a_warning_naming_them(family, capsys):
     steps = {depth: family.recipe(depth).train["max_steps"] for depth in (2, 4, 6)}
     assert steps[2] < 200 < steps[6]
     for depth in (2, 4, 6):

@@ -56,7 +56,7 @@ def _beginnings(line):
 
 
 @pytest.mark.slow
-def test_the_pipeline_answers_in_the_chat_format_and_continues_a_text_after_its_bos(place):
+def test_the_pipeline_answers_chats_and_continues_plain_text_after_its_bos(place):
     results = place.example(
         "generate",
         """
@@ -272,7 +272,7 @@ results["written"] = model.generate(ids[:, :8], max_new_tokens=4, do_sample=Fals
 @pytest.mark.slow
 @pytest.mark.parametrize("ensured", [True, False])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3"])
-def test_a_lora_on_a_tied_head_is_read_back_only_as_the_page_says(kind, ensured, tmp_path):
+def test_a_lora_on_a_tied_head_loads_back_only_as_documented(kind, ensured, tmp_path):
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
 

@@ -45,9 +45,7 @@ def test_the_time_left_reads_not_available_until_it_is_known():
     assert step_line(row, step=0, max_steps=10).endswith(" | total time: 92.46m | eta: n/a")
 
 
-def test_an_evaluations_line_has_the_whole_and_leaves_out_its_sources_the_tasks_of_core_and_other_numbers(
-    tmp_path, capsys
-):
+def test_an_evaluation_line_shows_whole_scores_without_sources_and_single_tasks(tmp_path, capsys):
     row = {
         "val/bpb": 1.5,
         "val/bpb/web": 1.4,

@@ -26,7 +26,7 @@ def step(callback: GarbageCollection, number: int) -> None:
 
 
 @pytest.mark.parametrize("moment", ["on_save", "on_evaluate", "many steps"])
-def test_cycles_live_through_steps_and_go_at_the_next_save_evaluation_or_thousandth_step(garbage, moment):
+def test_cycles_are_collected_only_at_saves_evaluations_and_every_thousand_steps(garbage, moment):
     step(garbage, 1)
     cycle = weakref.ref(Node())
     junk = [[] for _ in range(100_000)]  # would start a search many times over

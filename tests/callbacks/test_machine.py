@@ -41,7 +41,7 @@ def reading(joules):
     return {"gpu/power_w": 300.0, "energy_j": joules, "gpus": 2}
 
 
-def test_energy_per_token_is_power_times_the_time_of_a_step_over_its_tokens(tmp_path, monkeypatch):
+def test_energy_per_token_is_power_times_step_time_over_tokens(tmp_path, monkeypatch):
     callback, trainer = machine(tmp_path, monkeypatch)
     callback.gpus = Readings(reading(3.6e6), {}, reading(7.2e6))
     first = {"train/loss": 1.0}
@@ -57,7 +57,7 @@ def test_energy_per_token_is_power_times_the_time_of_a_step_over_its_tokens(tmp_
     assert not {"energy_j", "gpus"} & row.keys()
 
 
-def test_a_run_on_several_hosts_has_the_gpus_of_this_one_and_no_energy(tmp_path, monkeypatch):
+def test_a_run_on_several_hosts_logs_local_gpus_and_no_energy(tmp_path, monkeypatch):
     callback, trainer = machine(tmp_path, monkeypatch, world_size=16, local_ranks=8)
     callback.gpus = Readings(reading(3.6e6), reading(7.2e6))
     callback.numbers(trainer.state.global_step)
@@ -75,7 +75,7 @@ def test_energy_that_is_not_known_is_left_out(tmp_path, monkeypatch):
     } == {"gpu/temp_c"}
 
 
-def test_the_hosts_numbers_stand_in_the_first_row_and_then_once_a_second(tmp_path, monkeypatch):
+def test_host_numbers_are_logged_in_the_first_row_and_every_second(tmp_path, monkeypatch):
     callback, trainer = machine(tmp_path, monkeypatch)
     assert set(callback.numbers(trainer.state.global_step)) >= HOST | {"host/cpu_pct"}
     assert callback.numbers(trainer.state.global_step) == {}

@@ -53,7 +53,7 @@ def test_the_trace_holds_the_operators_of_the_steps_and_of_no_other(tmp_path):
 
 
 @pytest.mark.parametrize(("start", "steps", "traced"), [(3, 6, ["step 3"]), (0, 3, ["step 2"]), (4, 6, None)])
-def test_a_run_that_begins_or_ends_within_the_steps_has_those_it_made(tmp_path, start, steps, traced):
+def test_a_run_that_covers_only_some_profiled_steps_traces_those(tmp_path, start, steps, traced):
     run = RunDirectory(tmp_path)
     train(ProfileSteps(run, 2, 3, meter=meter()), start=start, steps=steps)
     trace = run.profile / "steps-2-3.json"

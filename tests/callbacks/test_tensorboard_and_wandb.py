@@ -52,7 +52,7 @@ def test_tensorboard_holds_each_step_once_after_a_restart_as_float32(tmp_path):
     assert tensorboard_texts(tmp_path, "samples/text_summary")[9] == "<pre>A</pre>\n\n<pre>after 9</pre>"
 
 
-def test_tensorboard_shows_what_a_metric_is_in_which_unit_and_which_direction_is_better(tmp_path):
+def test_tensorboard_shows_the_meaning_unit_and_better_direction_of_a_metric(tmp_path):
     tracker = TensorBoard(tmp_path, start_step=0)
     tracker.on_train_begin(None, state(), None)
     log(tracker, range(1, 3))

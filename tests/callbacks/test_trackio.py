@@ -50,7 +50,7 @@ def attempt(run, number, *, start, steps, samples=()):
     return tracker
 
 
-def test_trackio_holds_every_row_that_counts_once_and_the_samples_of_a_step_as_a_table(run):
+def test_trackio_holds_each_counting_row_once_and_samples_as_tables(run):
     attempt(run, 1, start=0, steps=range(1, 13), samples=(6, 12))  # killed: nothing ends it
     attempt(run, 2, start=10, steps=range(11, 15), samples=(14,)).on_train_end(None, state(14), None)
     found = trackio_rows(run.trackio)

@@ -80,7 +80,7 @@ def own_code(run, tokenizer, tmp_path_factory):
     return path
 
 
-def test_an_openai_client_gets_the_answer_in_pieces_up_to_the_end_token(run, tmp_path):
+def test_an_openai_client_streams_the_answer_up_to_the_end_token(run, tmp_path):
     for package in NEEDED:
         pytest.importorskip(package)
     model = str(run / "model")
@@ -158,7 +158,7 @@ def test_ctrl_c_ends_the_server_with_the_status_of_one(raised):
     assert _serve(app, ["serve"], path="model") == 130
 
 
-def test_a_hub_model_that_needs_its_own_code_is_refused_before_it_is_served(monkeypatch):
+def test_a_hub_model_that_needs_its_own_code_is_not_served(monkeypatch):
     found = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C"}}
     monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", lambda path, revision: (found, {}))
     with pytest.raises(TandemError, match="evil/run: its model_type 'evil' is known only to code") as caught:

@@ -53,7 +53,7 @@ def test_both_sides_of_the_conversation_are_kept(run):
     assert talking.messages == DIALOG
 
 
-def test_control_characters_of_a_model_are_written_out_and_never_reach_the_terminal(run, monkeypatch, capsys):
+def test_control_characters_from_a_model_are_escaped_before_the_terminal(run, monkeypatch, capsys):
     monkeypatch.setattr(
         Conversation, "answer", lambda *_: (piece for piece in ("\x1b]52;c;aGk=\x07", "a\tb\n", "\x9b2J\r\u202e"))
     )
@@ -89,7 +89,7 @@ def test_a_seed_gives_its_answer_again_and_another_seed_another(run, monkeypatch
     assert answer(1) == answer(1) != answer(2)
 
 
-def test_every_place_of_a_model_is_found_and_checkpoints_serve_a_run_without_model(run, tmp_path, monkeypatch, capsys):
+def test_a_model_is_found_in_a_run_folder_or_checkpoint(run, tmp_path, monkeypatch, capsys):
     from pipeline.run_dir.checkpoints import whole_folder
 
     other = tmp_path / "cut"
@@ -113,7 +113,7 @@ def test_a_base_model_says_so_and_continues_the_text(run, base, tmp_path, monkey
     assert open_chat_model(str(run / "model")).chats
 
 
-def test_a_base_model_goes_on_for_fewer_tokens_than_an_answer_may_have_unless_more_are_asked_for():
+def test_a_base_model_has_a_lower_default_token_limit():
     for arguments, chats, most in (([], False, 128), ([], True, 512), (["--max-new-tokens", "700"], False, 700)):
         assert sampling_of(read_arguments(["model", *arguments]), chats=chats).max_new_tokens == most
 
@@ -193,13 +193,13 @@ def test_help_is_quick_and_wrong_numbers_are_refused_without_torch(capsys):
     assert "-1 is below 0" in capsys.readouterr().err
 
 
-def test_what_only_the_page_or_only_the_terminal_can_do_is_refused_elsewhere(capsys):
+def test_options_of_the_page_and_the_terminal_cannot_be_mixed(capsys):
     with pytest.raises(SystemExit):
         main(["x", "--web", "-p", "hello"])
     assert "give one of them" in capsys.readouterr().err
 
 
-def test_without_gradio_the_page_is_refused_in_a_sentence_before_a_model_is_loaded(monkeypatch, capsys):
+def test_without_gradio_the_page_is_refused_before_a_model_is_loaded(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gradio", None)  # importing it is an error
     with pytest.raises(TandemError, match=r'pip install "tandem-llm\[web\]"') as caught:
         talk(monkeypatch, capsys, [], "no/such/model", "--web")
@@ -279,7 +279,7 @@ def keyboard(*words, cache: Path, code: str | None = None):
     assert "Traceback" not in keys.screen, keys.screen
 
 
-def test_somebody_at_a_terminal_learns_the_model_and_the_commands_and_ctrl_c_asks_again(run, tmp_path):
+def test_the_terminal_names_model_and_commands_and_ctrl_c_asks_again(run, tmp_path):
     with keyboard(run, "--greedy", cache=tmp_path) as keys:
         assert "parrot: chat model, gpt2, " in keys.screen
         assert "128 positions\n" in keys.screen
@@ -325,7 +325,7 @@ def test_without_readline_the_terminal_works(run, tmp_path):
         assert "pong" in keys.type("ping\n")
 
 
-def test_ctrl_c_stops_an_answer_at_a_terminal_and_the_next_message_is_answered(babbler, tmp_path):
+def test_ctrl_c_stops_an_answer_and_the_next_message_is_answered(babbler, tmp_path):
     with keyboard(babbler, "--greedy", "--max-new-tokens", "4000", cache=tmp_path) as keys:
         keys.type("xyz\n", until=r"xyz\n.{20}")
         stopped = keys.type("\x03")
@@ -338,7 +338,7 @@ def test_ctrl_c_stops_an_answer_at_a_terminal_and_the_next_message_is_answered(b
         assert keys.status() == 0
 
 
-def test_a_base_model_says_at_the_start_that_it_continues_text_and_reads_no_system_message(base, tmp_path):
+def test_a_base_model_says_it_continues_text_without_system_messages(base, tmp_path):
     with keyboard(base, "--max-new-tokens", "3", cache=tmp_path) as keys:
         assert "base is a base model: it was not trained to chat and continues your text" in keys.screen
         assert "/system" not in keys.type("/help\n")

@@ -28,7 +28,7 @@ def limited(**fields):
 
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_tried_micro_batch_fits_is_kept_by_later_starts_and_leaves_batch_and_random_state_alone(runner, ranks):
+def test_a_tried_micro_batch_fits_is_kept_and_changes_no_losses(runner, ranks):
     (runner.folder / "mine.py").write_text(LIMITED)
     model = {"type": "mine:limited", "options": {}}  # with dropout
     train = {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": "auto", "logging_steps": 1}

@@ -71,7 +71,7 @@ def events(run, name):
 
 @pytest.mark.full_except("modern")
 @pytest.mark.parametrize("model", [pytest.param("gpt2", marks=pytest.mark.slow), "modern"])
-def test_core_is_scored_at_its_cadence_and_at_the_end_and_changes_nothing(runner, model):
+def test_core_is_scored_at_its_cadence_and_end_and_changes_nothing(runner, model):
     run = runner.train(recipe_of(runner, "scored", model))
     assert sorted(run.values("core_partial/v1")) == [4, 8, 10]
     assert set(run.values("core_partial/v1")) == set(run.values("core/copa")) == set(run.values("core/eval_s"))
@@ -110,7 +110,7 @@ def test_a_failing_benchmark_is_reported_and_the_run_goes_on(runner, ranks):
 
 
 @pytest.mark.full
-def test_the_report_tells_the_scores_of_a_training_by_step_and_what_was_not_scored(runner):
+def test_the_report_lists_scores_by_step_and_what_was_not_scored(runner):
     run = runner.train(recipe_of(runner, "failing"), "run.callbacks=[breaks:Breaks]")
     text = (run.directory / "report" / "report.md").read_text()
     section = text.split("## Evaluations\n")[1].split("\n## ")[0]
@@ -123,7 +123,7 @@ def test_the_report_tells_the_scores_of_a_training_by_step_and_what_was_not_scor
     assert "core/copa" not in text.split("## Time, cost and energy\n")[1].split("\n## ")[0]
 
 
-def test_a_record_that_cannot_be_written_is_reported_and_the_run_goes_on(runner):
+def test_an_unwritable_record_is_reported_without_stopping_the_run(runner):
     recipe = recipe_of(runner, "damaged")
     report = runner.folder / "runs" / "damaged" / "report"
     report.mkdir(parents=True)
@@ -151,7 +151,7 @@ def test_what_was_due_and_not_scored_is_scored_first_after_a_kill(runner):
 
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_signal_while_scoring_saves_the_step_and_it_is_scored_first_after_the_resume(runner, ranks):
+def test_a_step_interrupted_while_scoring_is_scored_first_after_the_resume(runner, ranks):
     recipe = recipe_of(runner, "cut")
     whole = runner.train(recipe, "run.name=whole", ranks=ranks)
     cut = runner.train(recipe, "run.callbacks=[breaks:Signalled]", status=75, ranks=ranks)

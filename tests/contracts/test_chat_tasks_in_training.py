@@ -64,7 +64,7 @@ def entries_of(run):
 
 
 @pytest.mark.full
-def test_chat_tasks_are_scored_at_their_cadence_and_at_the_end_and_change_nothing(runner):
+def test_chat_tasks_are_scored_at_their_cadence_and_change_nothing(runner):
     run = runner.train(recipe_of(runner, "scored"), stage="sft")
     for name in ("chat/arc_easy", "chat/gsm8k", "chat/mine", "chat/eval_s"):
         assert sorted(run.values(name)) == [4, 8, 10]
@@ -80,7 +80,7 @@ def test_chat_tasks_are_scored_at_their_cadence_and_at_the_end_and_change_nothin
 
 
 @pytest.mark.full
-def test_the_questions_of_a_subject_have_a_score_of_their_own_and_what_training_starts_from_is_scored_first(runner):
+def test_each_subject_has_its_own_score_and_the_start_is_scored(runner):
     recipe = recipe_of(runner, "subjects", every_steps=10, at_start=True, tasks=[])
     said = [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "it"}]
     write_jsonl(runner.folder / "tasks" / "own.jsonl", [{"messages": said, "subject": s} for s in ("a", "b", "b")])
@@ -99,7 +99,7 @@ def test_the_questions_of_a_subject_have_a_score_of_their_own_and_what_training_
 
 
 @pytest.mark.full
-def test_on_a_cpu_answers_are_generated_in_float32_and_the_training_stays_in_bfloat16(runner):
+def test_cpu_answers_are_generated_in_float32_while_training_stays_in_bfloat16(runner):
     (runner.folder / "precision.py").write_text(PRECISION)
     recipe = recipe_of(runner, "precision", every_steps=10, at_start=True, tasks=[])
     run = runner.train(recipe, "train.bf16=true", "run.callbacks=[precision:Precision]", stage="sft")
@@ -123,7 +123,7 @@ def test_two_ranks_have_the_chat_scores_of_one(runner):
 
 
 @pytest.mark.full
-def test_a_checker_that_fails_is_reported_on_both_ranks_and_the_run_goes_on(runner):
+def test_a_failing_checker_is_reported_on_both_ranks_and_training_continues(runner):
     (runner.folder / "own_checks.py").write_text("def broken(messages, text):\n    raise KeyError('nothing')\n")
     own = [{"name": "mine", "files": "tasks/own.jsonl", "checker": "own_checks:broken"}]
     run = runner.train(recipe_of(runner, "broken", every_steps=10, own=own), ranks=2, stage="sft")

@@ -88,7 +88,7 @@ def positions(directory: Path) -> dict[int, dict]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("model", "close"), [pytest.param("gpt2", 1e-5, marks=pytest.mark.slow), ("modern", 1e-4)])
-def test_ranks_may_change_from_2_to_1_to_2_without_a_repeated_or_skipped_row(runner, model, close):
+def test_changing_the_number_of_ranks_neither_repeats_nor_skips_rows(runner, model, close):
     recipe = runner.recipe("elastic", model)
     whole = runner.train(recipe, "run.name=whole", ranks=2)
     directory = runner.kill(recipe, name="elastic", after_step=6, ranks=2)
@@ -101,7 +101,7 @@ def test_ranks_may_change_from_2_to_1_to_2_without_a_repeated_or_skipped_row(run
 
 
 @pytest.mark.full
-def test_a_batch_given_by_accumulation_is_kept_when_another_number_of_ranks_goes_on(runner):
+def test_a_batch_set_by_accumulation_is_kept_when_the_ranks_change(runner):
     recipe = runner.recipe(
         "kept",
         "gpt2",
@@ -117,7 +117,7 @@ def test_a_batch_given_by_accumulation_is_kept_when_another_number_of_ranks_goes
 
 
 @pytest.mark.full
-def test_the_evaluation_due_at_the_checkpoint_is_made_up_for_after_a_kill(runner):
+def test_an_evaluation_missed_by_a_kill_is_made_after_resuming(runner):
     recipe = runner.recipe(
         "owed",
         "gpt2",

@@ -93,9 +93,7 @@ def test_the_same_command_goes_on_bitwise_on_a_machine_without_the_run(runner, a
 
 
 @pytest.mark.full
-def test_a_pulled_run_goes_on_bitwise_and_one_without_its_state_says_what_is_missing(
-    runner, another_machine, tmp_path
-):
+def test_a_pulled_run_goes_on_bitwise_or_names_its_missing_state(runner, another_machine, tmp_path):
     recipe = runner.recipe("hub", "gpt2", hub={"id": REPO, "strategy": "checkpoint"})
     uncut = runner.train(recipe, "run.name=uncut", "hub.id=null")
 
@@ -123,7 +121,7 @@ def test_a_pulled_run_goes_on_bitwise_and_one_without_its_state_says_what_is_mis
 
 
 @pytest.mark.full
-def test_stage_2_starts_from_a_pushed_base_by_its_id_and_records_the_commit(runner, another_machine, tmp_path):
+def test_stage_2_starts_from_a_pushed_base_and_records_its_commit(runner, another_machine, tmp_path):
     short = {**TEN_STEPS, "max_steps": 4, "save_steps": 2}
     base = runner.recipe("base", "modern", train=short, hub={"id": REPO})
     chat = another_machine.sft_recipe("chat", "gpt2", train=short)

@@ -39,7 +39,7 @@ def unknown(names):
     return {name for name, metric in metrics.items() if not (metric and metric.unit and metric.meaning)}
 
 
-def test_every_number_that_a_mixture_writes_is_in_the_registry_and_says_what_its_formula_says(runner):
+def test_every_number_of_a_mixture_is_registered_and_matches_its_formula(runner):
     data = data_of(runner) | {"cache_dir": str(runner.cache)}
     recipe = runner.recipe("numbers", "modern", data=data, train=TRAIN | {"logging_steps": 5, "max_grad_norm": 0.5})
     run = runner.train(recipe)
@@ -79,7 +79,7 @@ def test_every_number_that_a_mixture_writes_is_in_the_registry_and_says_what_its
 
 
 @pytest.mark.full
-def test_clip_frac_is_the_share_of_clipped_steps_and_the_other_numbers_do_not_depend_on_the_cadence(runner):
+def test_clip_frac_is_the_share_of_clipped_steps_at_any_cadence(runner):
     recipe = runner.recipe("cadence", "modern", train=TRAIN | {"max_steps": 12})
     each = runner.train(recipe, "run.name=each", "train.logging_steps=1")
     norms = each.values("optim/grad_norm")
@@ -122,7 +122,7 @@ OF_THE_RUN = (
 
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_cut_run_has_the_numbers_of_the_uncut_one_and_counts_what_the_cut_cost(runner, ranks):
+def test_a_cut_run_logs_the_uncut_numbers_and_counts_its_losses(runner, ranks):
     data = data_of(runner) | {"cache_dir": str(runner.cache)}
     # The checkpoints lie between two logs, and half of the steps are clipped.
     train = TRAIN | {"logging_steps": 3, "max_grad_norm": 0.9}

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.full
 CONVERSATIONS = "conversations fit their rows"
 
 
-def test_a_run_that_drops_conversations_warns_and_its_diagnosis_says_the_same_and_a_sound_one_does_neither(runner):
+def test_only_a_run_that_drops_conversations_warns_and_is_diagnosed_so(runner):
     texts = docstrings(modules=20)[:200]
     path = runner.folder / "uneven.jsonl"
     rows = [[{"role": "user", "content": "What?"}, {"role": "assistant", "content": text[:900]}] for text in texts]

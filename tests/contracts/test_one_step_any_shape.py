@@ -24,7 +24,7 @@ def runner(runner):
         pytest.param("sft", "modern", marks=pytest.mark.slow),
     ],
 )
-def test_the_losses_of_20_steps_do_not_depend_on_micro_batch_or_processes(runner, stage, model):
+def test_losses_do_not_depend_on_micro_batch_or_processes(runner, stage, model):
     # SFT rows carry uneven masks: a mean of means would show.
     recipe = runner.recipe("shape", model) if stage == "pretrain" else runner.sft_recipe("shape", model)
     reference = runner.train(recipe, "run.name=a", "train.per_device_train_batch_size=8", stage=stage).values(

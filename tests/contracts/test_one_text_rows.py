@@ -10,7 +10,7 @@ from tests.training.test_isolation import recipe_for
 SAID = "rows: texts that share one see each other in a Qwen3_5ForCausalLM (tried on two), so each row holds one conversation, padded"
 
 
-def test_one_text_rows_give_the_same_losses_in_any_shape_and_after_a_kill(runner, tmp_path):
+def test_losses_of_one_text_rows_survive_any_shape_and_a_kill(runner, tmp_path):
     recipe = recipe_for(tmp_path, tmp_path / "cache", "qwen3_5", "sft")
     overrides = (
         "train.max_steps=6",

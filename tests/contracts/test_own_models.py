@@ -65,9 +65,7 @@ def recipe_for(runner, name, stage, folder):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_fine_tuned_model_is_its_family_s_and_chats_with_its_own_template_in_stock_transformers(
-    runner, tmp_path, stock, name
-):
+def test_a_fine_tuned_model_keeps_its_family_and_template_in_stock_transformers(runner, tmp_path, stock, name):
     folder = save_model(name, tmp_path / name)
     result = runner.train(recipe_for(runner, name, "sft", folder), stage="sft")
     found = json.loads(stock.run(STOCK, result.directory / "model", json.dumps(QUESTION), folder=tmp_path))
@@ -93,9 +91,7 @@ def test_a_fine_tuned_model_is_its_family_s_and_chats_with_its_own_template_in_s
 
 @pytest.mark.full_except("qwen3")
 @pytest.mark.parametrize("name", FAMILIES)
-def test_continued_pretraining_keeps_tokenizer_and_vocabulary_and_begins_documents_as_the_model_does(
-    runner, tmp_path, name
-):
+def test_continued_pretraining_keeps_the_tokenizer_the_vocabulary_and_document_starts(runner, tmp_path, name):
     folder = save_model(name, tmp_path / name)
     result = runner.train(recipe_for(runner, name, "pretrain", folder))
     before, after = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(result.directory / "model")
@@ -128,7 +124,7 @@ def test_rows_that_no_text_has_shrink_by_the_weight_decay_alone(runner, tmp_path
 @pytest.mark.full
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_packed_conversations_do_not_see_each_other_in_a_model_of_ones_own(tmp_path, name, attention):
+def test_packed_conversations_do_not_see_each_other_in_an_own_model(tmp_path, name, attention):
     model = load_model(save_model(name, tmp_path), attn_implementation=attention).train()
     model.config.use_cache = False  # as Trainer sets it; with a cache transformers takes a row for one text
     generator = torch.Generator().manual_seed(1)
@@ -143,9 +139,7 @@ def test_packed_conversations_do_not_see_each_other_in_a_model_of_ones_own(tmp_p
     assert (together[37:] - alone[1]).abs().max() > 1e-3
 
 
-def test_generation_ends_at_the_template_s_end_of_turn_where_the_model_knows_only_the_text_s(
-    tmp_path, cache, text_files, chat_files, capsys
-):
+def test_generation_also_ends_at_the_end_of_turn_of_the_template(tmp_path, cache, text_files, chat_files, capsys):
     runner = Runner(tmp_path, cache, text_files, chat_files)
     # As Qwen2.5's base models are: a chat template, and <|endoftext|> as the only end.
     folder = save_model("qwen2", tmp_path / "qwen2")

@@ -94,7 +94,7 @@ def test_keys_that_may_change_are_applied_and_recorded(runner):
 
 
 @pytest.mark.full
-def test_a_recipe_that_failed_before_its_first_step_may_be_mended_under_the_same_name(runner):
+def test_a_recipe_that_failed_before_step_1_may_be_mended(runner):
     recipe = runner.recipe("mended", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
     other = shutil.copy(recipe, runner.folder / "other.yaml")
     runner.train(other, "data.sources=[{files: nowhere/*.jsonl}]", status=66)
@@ -126,7 +126,7 @@ def parent(runner):
 
 
 @pytest.mark.full
-def test_a_fork_goes_on_from_its_parents_step_and_records_parent_and_difference(runner, parent):
+def test_a_fork_continues_at_its_parents_step_and_records_the_difference(runner, parent):
     recipe, whole = parent
     same = runner.train(recipe, "run.name=same", "run.fork_from=parent@5")
     assert same.values("train/loss") == {k: v for k, v in whole.values("train/loss").items() if k > 5}
@@ -161,9 +161,7 @@ def test_a_fork_goes_on_from_its_parents_step_and_records_parent_and_difference(
         "optimizer.schedule.batch_warmup_steps=4",
     ],
 )
-def test_a_fork_that_could_not_take_up_its_parents_state_is_refused_before_anything_is_written(
-    runner, parent, override
-):
+def test_a_fork_that_cannot_take_its_parents_state_writes_nothing(runner, parent, override):
     recipe, _ = parent
     refused = runner.train(recipe, "run.name=fork", "run.fork_from=parent@5", override, status=64)
     assert "a fork takes up parent's weights" in refused.output
@@ -181,7 +179,7 @@ def test_a_fork_that_has_nothing_left_to_train_is_refused(runner, parent):
 
 
 @pytest.mark.full
-def test_resume_names_the_step_to_go_on_from_and_sets_later_checkpoints_aside(runner, parent):
+def test_resume_goes_on_at_a_step_and_sets_later_checkpoints_aside(runner, parent):
     recipe, whole = parent
     before, model = whole.values("train/loss"), whole.directory / "model" / "model.safetensors"
     bytes_before = model.read_bytes()
@@ -211,7 +209,7 @@ def test_resume_names_the_step_to_go_on_from_and_sets_later_checkpoints_aside(ru
 
 
 @pytest.mark.full
-def test_a_run_goes_on_with_data_that_were_moved_and_refuses_other_bytes(runner, text_files, tmp_path):
+def test_a_run_goes_on_with_moved_data_and_refuses_changed_bytes(runner, text_files, tmp_path):
     here = shutil.copy(text_files[0], tmp_path / "text.jsonl")
     one = {"sources": [{"files": str(here)}], "validation": [{"files": str(text_files[2])}]}
     recipe = runner.recipe("moved", "gpt2", data=one, train={"max_steps": 8, "save_steps": 4, "logging_steps": 1})
@@ -251,7 +249,7 @@ def test_changed_text_is_refused_by_the_name_of_its_file(runner, text_files):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_run_with_a_whole_checkpoint_at_the_step_it_came_in(runner, number, status):
+def test_a_signal_ends_the_run_with_a_checkpoint_of_its_step(runner, number, status):
     recipe = runner.recipe(
         "signal", "gpt2", train={"max_steps": 2000, "save_steps": 10000, "per_device_train_batch_size": 8}
     )
@@ -312,7 +310,7 @@ def test_a_signal_to_one_of_two_ranks_stops_both_at_one_step(runner):
     assert sorted(p.name for p in checkpoint.glob("rng-*")) == ["rng-0.safetensors", "rng-1.safetensors"]
 
 
-def test_a_gradient_that_is_not_finite_stops_before_the_update_and_names_the_rows(runner):
+def test_a_gradient_that_is_not_finite_stops_and_names_the_rows(runner):
     recipe = runner.recipe(
         "nan", "gpt2", train={"max_steps": 50, "save_steps": 2, "per_device_train_batch_size": 8, "max_grad_norm": 0.0}
     )
@@ -355,7 +353,7 @@ def test_an_error_on_another_rank_than_the_first_is_recorded(runner):
     ],
     ids=["a mean of its own", "labels shifted twice", "no such arguments"],
 )
-def test_a_model_whose_loss_is_another_than_it_is_told_is_refused_before_step_1(runner, taken, handed_on):
+def test_a_model_that_gives_another_loss_is_refused_before_step_1(runner, taken, handed_on):
     (runner.folder / "mine.py").write_text(
         "from transformers import LlamaConfig, LlamaForCausalLM\n\n\n"
         "class OwnMeanForCausalLM(LlamaForCausalLM):\n"
@@ -382,7 +380,7 @@ def test_a_model_type_beside_which_transformers_loads_another_tokenizer_is_refus
 
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_spike_is_recorded_and_stops_the_run_when_the_recipe_says_so(runner, ranks):
+def test_a_spike_is_recorded_and_can_stop_the_run(runner, ranks):
     # A rate that grows hundredfold at step 25, after enough quiet steps.
     (runner.folder / "mine.py").write_text(
         "from transformers import TrainerCallback\n\n\n"

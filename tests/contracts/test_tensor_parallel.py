@@ -19,7 +19,7 @@ FP32 = "train.bf16=false"
         ("portable", ["optimizer.type=adamw"]),
     ],
 )
-def test_losses_and_norms_of_two_ranks_that_compute_each_layer_together_are_those_of_one_process(runner, model, more):
+def test_two_tensor_parallel_ranks_have_the_losses_of_one_process(runner, model, more):
     recipe = runner.recipe("shape", model, train={"max_steps": 20, "logging_steps": 1, "max_grad_norm": 0.5})
     small = ("train.per_device_train_batch_size=2", *more, FP32)
     one, two = (runner.train(recipe, f"run.name={name}", *small, **how) for name, how in (("one", {}), ("two", SPLIT)))
@@ -61,7 +61,7 @@ def test_in_bf16_the_losses_are_those_of_one_process(runner):
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one_with_its_samples(runner):
+def test_a_run_killed_midway_ends_bitwise_as_the_uncut_one(runner):
     recipe = runner.recipe("resume", "portable", samples={"every_steps": 10, "prompts": ["the"], "max_new_tokens": 8})
     more = (FP32,)
     uncut = runner.train(recipe, "run.name=uncut", *more, **SPLIT)
@@ -75,7 +75,7 @@ def test_a_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one_with_its_sampl
 
 
 @pytest.mark.slow
-def test_a_run_goes_from_split_layers_to_one_process_and_to_a_sharded_model_without_a_repeated_or_skipped_row(runner):
+def test_switching_from_split_layers_neither_repeats_nor_skips_rows(runner):
     recipe = runner.recipe("shapes", "portable")
     whole = runner.train(recipe, "run.name=whole", FP32)
     shapes = (SPLIT, {"ranks": 1}, {"ranks": 2, "sharded": True})

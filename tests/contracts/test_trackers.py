@@ -73,7 +73,7 @@ def test_tensorboard_holds_what_counts_as_float32(tracked):
 
 
 @pytest.mark.full
-def test_wandb_goes_on_under_its_id_and_holds_every_row_of_every_attempt(tracked):
+def test_wandb_continues_under_its_id_and_holds_rows_of_every_attempt(tracked):
     run, first_id = tracked
     assert json.loads((run.directory / "run_manifest.json").read_text())["wandb_id"] == first_id
     folders = offline_runs(run.directory)

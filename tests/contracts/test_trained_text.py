@@ -73,9 +73,7 @@ def expected(run, steps, *, ranks):
         ("sft", "llama", 1, []),
     ],
 )
-def test_bits_per_byte_of_an_interval_are_those_of_its_rows_under_the_weights_of_each_step(
-    runner, stage, model, ranks, more
-):
+def test_interval_bits_per_byte_use_the_weights_of_each_step(runner, stage, model, ranks, more):
     (runner.folder / "seen.py").write_text(SEEN)
     make = runner.recipe if stage == "pretrain" else runner.sft_recipe
     train = {"max_steps": 5, "per_device_train_batch_size": 2, "logging_steps": 2, "eval_steps": 5, "seed": 7}

@@ -100,7 +100,7 @@ def assert_told(entry, flags, count):
 
 @pytest.mark.full_except("1")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_tells_which_items_stand_in_its_text_and_the_score_without_them(runner, capsys, ranks):
+def test_a_run_tells_which_items_it_saw_and_scores_without_them(runner, capsys, ranks):
     recipe, flags = recipe_of(runner, "run")
     run = runner.train(recipe, ranks=ranks)
     assert [entry["step"] for entry in entries_of(run.directory)] == [4, 8, 10]
@@ -129,7 +129,7 @@ def test_a_run_tells_which_items_stand_in_its_text_and_the_score_without_them(ru
 
 
 @pytest.mark.full
-def test_a_run_that_was_killed_and_resumed_tells_what_an_undisturbed_one_tells(runner):
+def test_a_killed_and_resumed_run_tells_what_an_undisturbed_one_tells(runner):
     recipe, flags = recipe_of(runner, "cut")
     whole = runner.train(recipe, "run.name=whole", f"data.cache_dir={runner.folder / 'other'}")
     runner.kill(recipe, name="cut", after_step=7)
@@ -153,7 +153,7 @@ def test_without_benchmarks_nothing_is_looked_for(runner, capsys):
 
 
 @pytest.mark.full
-def test_text_that_was_prepared_before_is_counted_and_can_be_looked_at_later(runner):
+def test_text_prepared_earlier_is_counted_and_can_be_searched_later(runner):
     recipe, flags = recipe_of(runner, "late")
     runner.train(recipe, "evals.core.every_steps=null", "run.name=before")
     run = runner.train(recipe)
@@ -238,7 +238,7 @@ def test_a_chat_tasks_text_is_its_question_and_right_answer():
 
 
 @pytest.mark.full
-def test_a_core_score_leaves_out_just_the_contaminated_ones_of_the_items_scored(tmp_path, text_files):
+def test_a_core_score_leaves_out_exactly_its_contaminated_items(tmp_path, text_files):
     folder, flags = bundle_of(tmp_path, text_files)
     bundle = open_bundle(str(folder))
     tasks = {}
@@ -258,7 +258,7 @@ def test_a_core_score_leaves_out_just_the_contaminated_ones_of_the_items_scored(
 
 
 @pytest.mark.full
-def test_a_chat_score_leaves_out_just_the_contaminated_ones_of_the_items_scored():
+def test_a_chat_score_leaves_out_exactly_its_contaminated_items():
     tasks, scores, found = [], [], {}
     for name in CHAT_CORE:
         row = {"question": "Is it so", "choices": {"text": ["no", "yes"], "label": ["A", "B"]}, "answerKey": "B"}

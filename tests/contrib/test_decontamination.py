@@ -57,7 +57,7 @@ def long_documents(path):
         "the\u2014quick\u00a0brown\u2026fox jumps over \u00abthe\u00bb lazy dog while nobody looks 42",
     ],
 )
-def test_the_hash_of_thirteen_words_is_the_same_wherever_and_however_they_stand(other):
+def test_the_hash_of_thirteen_words_does_not_depend_on_their_surroundings(other):
     (wanted,) = hashes(THIRTEEN)
     assert wanted in hashes("first", other, "last")
 
@@ -136,7 +136,7 @@ def test_an_item_is_found_at_any_place_of_the_text(n):
         assert not len(watchlist.found([other]))
 
 
-def test_items_of_fewer_than_eight_words_and_words_that_many_items_share_are_not_judged():
+def test_short_items_and_words_shared_by_many_items_are_not_judged():
     wording = "please complete the rest of this sequence and make sure that all parentheses are closed input"
     texts = [f"{wording} {'a' * i}" for i in range(1, 30)] + ["only seven words are in this one"]
     assert set(item_ngrams(texts)[1].tolist()) == set(range(29))  # the last words of each are its own
@@ -195,7 +195,7 @@ def test_shards_are_the_same_bytes_whether_or_not_items_are_looked_for(bench, ta
         assert all(seen.contaminated(tasks["known"]))
 
 
-def test_what_was_found_for_a_shard_does_not_depend_on_where_preparation_was_stopped(bench, tasks, tmp_path):
+def test_what_a_shard_contains_does_not_depend_on_where_preparation_stopped(bench, tasks, tmp_path):
     path = Watchlist.of(tasks).save(tmp_path)
     found = []
     for cache, stops_after in (("whole", 10_000), ("stopped", 1), ("stopped later", 3)):
@@ -212,7 +212,7 @@ def test_what_was_found_for_a_shard_does_not_depend_on_where_preparation_was_sto
     assert len(set(found[0].values())) > 1
 
 
-def test_shards_that_were_sealed_without_the_watchlist_are_counted_and_looked_at_again(bench, tasks, tmp_path):
+def test_shards_sealed_without_the_watchlist_are_counted_and_searched_again(bench, tasks, tmp_path):
     watchlist = Watchlist.of(tasks)
     path = watchlist.save(tmp_path)
     expected = files(prepared(bench, bench.recipe(cache="watched"), path), "seen-*")

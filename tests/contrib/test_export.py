@@ -142,7 +142,7 @@ def test_shards_hold_the_same_weights_in_the_type_asked_for(model, tmp_path):
     subprocess.run([sys.executable, "-c", said, str(folder)], check=True, cwd=tmp_path)
 
 
-def test_an_export_is_not_written_over_another_and_a_type_that_is_none_is_named(model, tmp_path):
+def test_an_existing_export_is_not_overwritten_and_unknown_types_are_refused(model, tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(CannotWriteError, match="exists and is not overwritten"):
         export(str(model), to="safetensors", output=str(tmp_path / "there"), max_shard_size="5GB")

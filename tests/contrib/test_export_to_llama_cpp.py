@@ -154,7 +154,7 @@ def test_every_type_gives_the_models_probabilities(models, dtype, tolerance, tmp
         assert compared >= 50
 
 
-def test_llama_cpps_own_converter_takes_a_model_with_gpt2s_tokenizer_as_it_is(models, tmp_path):
+def test_the_llama_cpp_converter_takes_a_model_with_the_gpt2_tokenizer(models, tmp_path):
     """LLAMA_CPP: a checkout of llama.cpp, whose convert_hf_to_gguf.py is in no package."""
     gguf = pytest.importorskip("gguf")
     if "LLAMA_CPP" not in os.environ:

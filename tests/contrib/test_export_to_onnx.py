@@ -24,7 +24,7 @@ print(json.dumps(model.generate(ids, max_new_tokens=24, do_sample=False, eos_tok
 
 
 @pytest.mark.slow  # needs an environment with optimum-onnx, which wants transformers 4
-def test_optimum_takes_a_gpt2_of_ours_as_it_is_and_generates_its_greedy_tokens(tmp_path):
+def test_optimum_takes_our_gpt2_and_generates_its_greedy_tokens(tmp_path):
     """OPTIMUM: a virtual environment with optimum-onnx[onnxruntime]."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -103,7 +103,7 @@ def test_an_mfu_of_zero_is_one_that_was_not_known(tmp_path):
     assert "perf/bf16_mfu_pct" not in data.rows[0]
 
 
-def test_sft_and_mid_training_count_steps_from_one_and_sft_bpb_is_the_assistants(tmp_path):
+def test_sft_and_mid_logs_count_from_one_and_keep_assistant_bpb(tmp_path):
     text = "".join(sft_line(step) for step in range(1, 8)) + "Step 00007 | Validation bpb: 0.5123\n"
     text += "Step 00007 | ChatCORE: 0.1000 | ChatCORE_cat: 0.0900\n"
     sft = one(write(tmp_path / "sft.log", text))
@@ -128,7 +128,7 @@ def test_the_first_sft_script_logged_an_unsmoothed_loss(tmp_path):
     assert (data.step(), data.series("val/loss")) == (9, [(5, 1.234567)])
 
 
-def test_a_line_that_looks_like_a_step_and_cannot_be_read_is_reported_with_its_number(tmp_path, capsys):
+def test_a_step_line_that_cannot_be_read_is_reported_by_number(tmp_path, capsys):
     garbled = base_line(5).replace("loss: 9.500000", "loss: 9.5x0|0")
     lines = [base_line(step) for step in range(5)] + [garbled, "step 00006/00030 (20.00%) | lo\n"]
     lines += ["At step 2000 (15.6 %) it crashed.\n", "- step 3: look at the loss: 2.5 | and dt\n"]
@@ -141,7 +141,7 @@ def test_a_line_that_looks_like_a_step_and_cannot_be_read_is_reported_with_its_n
     assert f"{path}:6: looks like a measured step and cannot be read: 'step 00005/00030" in capsys.readouterr().err
 
 
-def test_a_number_that_is_not_finite_is_left_out_and_the_step_marked(tmp_path):
+def test_a_number_not_finite_is_dropped_and_its_step_marked(tmp_path):
     lines = [base_line(step, loss=math.nan if step == 3 else 2.0) for step in range(5)]
     data = one(write(tmp_path / "a.log", "".join(lines)))
     assert [step for step, _ in data.series("train/loss_ema")] == [1, 2, 3, 5]
@@ -149,7 +149,7 @@ def test_a_number_that_is_not_finite_is_left_out_and_the_step_marked(tmp_path):
     assert [(row["step"], row["metrics"]) for row in events] == [(4, ["train/loss_ema"])]
 
 
-def test_steps_that_begin_again_are_another_attempt_and_the_lost_ones_do_not_count(tmp_path):
+def test_steps_that_start_again_replace_the_lost_ones_as_another_attempt(tmp_path):
     first = [base_line(step, loss=9) for step in range(8)]
     again = ["Step 00005 | Validation bpb: 2.500000\n", *(base_line(step, loss=5) for step in range(5, 12))]
     data = one(write(tmp_path / "a.log", "".join([*first, *again])))
@@ -174,7 +174,7 @@ def test_the_stages_of_one_log_are_runs_of_their_own(tmp_path):
 
 
 @pytest.mark.skipif(not SEEDS.exists(), reason="the seed documents are not here")
-def test_the_line_of_the_analysis_that_people_read_is_found_inside_its_text(tmp_path):
+def test_the_line_of_a_written_analysis_is_found_inside_its_text(tmp_path):
     (document,) = SEEDS.glob("000_*")
     data = one(document)
     (row,) = data.rows
@@ -224,7 +224,7 @@ def check_nemo(data):
     assert data.meaning_of("perf/tflops_per_gpu") == "attention counted in full, not causally"
 
 
-def test_a_history_of_nemo_from_wandb_is_a_run_as_csv_json_and_json_lines(tmp_path):
+def test_a_nemo_history_from_wandb_is_read_as_csv_and_json(tmp_path):
     rows = nemo_rows()
     text = ",".join(rows[0]) + "\n" + "".join(",".join(map(str, row.values())) + "\n" for row in rows)
     for name, content in (
@@ -261,7 +261,7 @@ def test_scalars_from_tensorboard_a_file_each_become_one_run(tmp_path):
     assert data.rows[0]["time"] == 1.7e9
 
 
-def test_a_cell_that_is_no_number_is_reported_and_one_that_is_nan_left_out(tmp_path):
+def test_an_unreadable_cell_is_reported_and_a_nan_cell_left_out(tmp_path):
     text = "global_step,reduced_train_loss,lr\n0,11.9,1e-4\n1,seven,1e-4\n2,NaN,2e-4\n,5.0,2e-4\n"
     (data,) = read_log(write(tmp_path / "a.csv", text))
     assert [number for number, _ in data.lost_lines] == [3, 5]
@@ -290,7 +290,7 @@ def test_a_trainer_state_is_a_run_named_after_its_folder(tmp_path):
     assert data.meaning_of("val/loss") == "mean of batch means"
 
 
-def test_a_file_without_a_measured_step_is_refused_with_what_can_be_given(tmp_path):
+def test_a_file_without_a_measured_step_is_refused_with_a_hint(tmp_path):
     for name, text in (
         ("a.log", "hello\nworld\n"),
         ("b.csv", "name,age\nx,1\n"),
@@ -301,7 +301,7 @@ def test_a_file_without_a_measured_step_is_refused_with_what_can_be_given(tmp_pa
             read_log(write(tmp_path / name, text))
 
 
-def test_a_report_of_a_log_is_printed_and_no_file_written_beside_it(tmp_path, capsys):
+def test_the_report_of_a_log_is_printed_and_writes_no_file(tmp_path, capsys):
     path = write(tmp_path / "a.log", "".join(base_line(step) for step in range(30)))
     assert main([str(path)]) == 0
     assert capsys.readouterr().out.startswith("# a\n\nStatus: finished.")

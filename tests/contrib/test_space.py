@@ -72,7 +72,7 @@ def alone(hub, tmp_path):
     }  # fmt: skip
 
 
-def test_it_names_its_models_by_commit_its_packages_by_version_and_itself_to_the_hub(space):
+def test_it_pins_models_and_packages_and_describes_itself_to_the_hub(space):
     front = yaml.safe_load((space / "README.md").read_text().split("---")[1])
     assert (front["sdk"], front["app_file"], front["models"]) == ("gradio", "app.py", ["somebody/parrot"])
     assert f"somebody/parrot@{OLD}" in (space / "app.py").read_text()
@@ -83,7 +83,7 @@ def test_it_names_its_models_by_commit_its_packages_by_version_and_itself_to_the
     assert not list(space.rglob("*.pyc"))
 
 
-def test_its_program_answers_with_the_commit_that_was_pushed_and_the_packages_it_names(space, alone):
+def test_its_program_answers_with_only_the_pushed_commit_and_named_packages(space, alone):
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({TRAINING_ONLY}))\n"  # importing one is an error
         "from app import MODELS; import pipeline; from pipeline.chat.__main__ import main\n"
@@ -123,7 +123,7 @@ def test_its_page_starts_where_the_environment_says_and_ends_on_sigterm(space, a
         process.kill()
 
 
-def test_a_run_that_was_not_pushed_and_a_folder_that_is_there_are_refused(run, space, tmp_path):
+def test_an_unpushed_run_and_an_existing_folder_are_refused(run, space, tmp_path):
     with pytest.raises(CannotWriteError, match="is there already"):
         write_space([run], output=space)
     waiting = RunDirectory(tmp_path / "runs" / "waiting")

@@ -35,7 +35,7 @@ MIXED = {"name": "many", "weight": 0.7}, {"name": "few", "weight": 0.3}
 
 
 @pytest.mark.parametrize("packing", ["cut_and_fit", "best_fit_crop", "concat"])
-def test_sources_of_a_mixture_are_counted_as_every_row_of_the_steps_says(bench, packing):
+def test_mixture_sources_are_counted_as_the_rows_of_the_steps_say(bench, packing):
     sources = [Source(files=str(f), **how) for f, how in zip(bench.text_files[:2], MIXED, strict=True)]
     rows = TrainingRows.open(preparation=bench.prepared(bench.recipe(sources=sources, packing=packing)))
     for step in (0, 1, 7, 30):

@@ -86,9 +86,7 @@ def test_a_missing_file_is_told_in_one_sentence_with_status_66(recipe_file):
     assert "Traceback" not in done.stderr
 
 
-def test_prune_keeps_what_runs_of_other_folders_use_and_what_an_earlier_version_prepared_lately(
-    recipe_file, command, tmp_path
-):
+def test_prune_keeps_what_other_runs_use_and_what_was_prepared_lately(recipe_file, command, tmp_path):
     shards = tmp_path / "cache" / "shards"
     assert command(recipe_file)[0] == 0
     mine = set(shards.iterdir())

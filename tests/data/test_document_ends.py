@@ -86,7 +86,7 @@ def test_bytes_of_validation_stay_what_they_are_without_ends(going_on, bench):
     assert "end" not in without.plan
 
 
-def test_rows_are_as_before_from_scratch_and_in_a_run_that_has_begun(going_on, bench, tmp_path):
+def test_rows_from_scratch_or_of_a_begun_run_stay_unchanged(going_on, bench, tmp_path):
     recipe = going_on("llama")
     recipe.run.name = "begun"
 

@@ -20,7 +20,7 @@ class Rows:
         return self.made[-1]
 
 
-def test_on_a_cpu_the_loader_hands_on_the_very_tensors_that_were_read_beginning_at_its_step():
+def test_on_a_cpu_the_loader_yields_its_rows_unchanged_from_its_step():
     rows = Rows()
     shape = {"micro_steps": 2, "micro_batch": 3, "rank": 0, "world_size": 1}
     loader = StepLoader(rows, start_step=5, max_steps=7, device=torch.device("cpu"), **shape)

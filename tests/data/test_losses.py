@@ -48,7 +48,7 @@ def uneven(tmp_path):
     return write(tmp_path / "uneven.jsonl", [{"messages": talk("What?", t[:400], 1 + i % 3)} for i, t in enumerate(texts)])  # fmt: skip
 
 
-def test_rows_of_the_advised_length_hold_99_of_100_conversations_whole_and_shorter_ones_do_not(bench, uneven):
+def test_rows_of_the_advised_length_hold_99_percent_of_conversations_whole(bench, uneven):
     recipe = bench.recipe(stage="sft", sources=[Source(files=str(uneven))], train={"num_train_epochs": 1})
     (warning, *_), rows = said(bench, recipe)
     facts = rows.shares()["uneven"]["conversations"]
@@ -86,7 +86,7 @@ def test_the_counts_are_the_same_after_an_interruption_behind_any_shard(bench, u
 
 
 @pytest.mark.parametrize(("bad", "said_of"), [(3, 0), (8, 1)])
-def test_empty_and_unreadable_rows_are_counted_and_said_above_one_in_a_hundred(bench, tmp_path, bad, said_of):
+def test_empty_and_unreadable_rows_above_one_percent_are_reported(bench, tmp_path, bad, said_of):
     good, alone = {"messages": talk("What?", "That.")}, {"messages": [{"role": "user", "content": "Alone?"}]}
     chat = write(tmp_path / "chat.jsonl", [good] * 100 + [{"messages": 7}] * bad + [good] * (300 - bad))
     talks = write(tmp_path / "talks.jsonl", [good] * 100 + [alone] * bad + [good] * (300 - bad))
@@ -107,18 +107,14 @@ def test_empty_and_unreadable_rows_are_counted_and_said_above_one_in_a_hundred(b
 
 @pytest.mark.parametrize("train", [{"max_steps": 5}, {"num_train_epochs": 1}])
 @pytest.mark.parametrize("at_end", ["repeat", "drop"])
-def test_where_no_conversation_fits_the_run_is_refused_with_numbers_and_the_rows_to_set(
-    bench, tmp_path, train, at_end
-):
+def test_a_run_that_fits_no_conversation_names_the_row_length_to_set(bench, tmp_path, train, at_end):
     path = write(tmp_path / "long.jsonl", [{"messages": talk("Why?", "because " * 200)}] * 20)
     recipe = bench.recipe(stage="sft", sources=[Source(files=str(path), at_end=at_end)], train=train)
     with pytest.raises(DataError, match=r"nothing is left to train on. long: 20 rows, 20 too long for a row of 64 tokens. Set data.row_tokens to \d+"):  # fmt: skip
         TrainingRows.open(preparation=bench.prepared(recipe))
 
 
-def test_where_the_template_refuses_every_conversation_the_run_is_refused_with_the_reason(
-    bench, tmp_path, monkeypatch
-):
+def test_a_run_whose_template_refuses_every_conversation_gives_the_reason(bench, tmp_path, monkeypatch):
     roles = (*ROLES, "critic")  # one that the tokenizer's template lacks
     monkeypatch.setattr("pipeline.sources.formats.ROLES", roles)
     path = write(
@@ -129,14 +125,14 @@ def test_where_the_template_refuses_every_conversation_the_run_is_refused_with_t
         TrainingRows.open(preparation=bench.prepared(recipe))
 
 
-def test_where_no_conversation_of_the_validation_fits_it_is_said_before_the_first_step(bench, tmp_path):
+def test_a_validation_that_fits_no_conversation_is_refused_before_training(bench, tmp_path):
     path = write(tmp_path / "held.jsonl", [{"messages": talk("Why?", "because " * 200)}] * 20)
     recipe = bench.recipe(stage="sft", validation=[Source(files=str(path))])
     with pytest.raises(DataError, match=r"no row to score. held: 20 rows, 20 too long"):
         said(bench, recipe)
 
 
-def test_the_command_ends_with_status_65_and_no_stack_where_no_conversation_fits(bench, tmp_path):
+def test_the_command_exits_with_65_and_no_stack_when_nothing_fits(bench, tmp_path):
     import yaml
 
     bench.tokenizer.save_pretrained(tmp_path / "tokenizer")
@@ -241,7 +237,7 @@ def stripping(bench):
     return bench
 
 
-def test_answers_of_which_most_is_not_trained_are_refused_but_not_to_a_run_that_has_begun(stripping, tmp_path):
+def test_mostly_untrained_answers_are_refused_unless_the_run_has_begun(stripping, tmp_path):
     recipe = stripping.recipe(stage="sft", sources=[thinking(tmp_path / "all.jsonl", thought="I take it from here.", every=1)])  # fmt: skip
     with pytest.raises(DataError, match=r"data.sources: all: 6\d\.\d % of the answers' characters are not trained: the chat template takes <think>"):  # fmt: skip
         said(stripping, recipe)

@@ -78,7 +78,7 @@ def test_what_is_learned_of_a_later_end_does_not_change_earlier_rows():
     assert mixture.used(3000)[:2] == [150, 900]
 
 
-def test_epochs_give_a_source_exactly_so_many_rows_of_the_run_and_weights_share_the_rest():
+def test_epochs_fix_the_rows_of_a_source_and_weights_share_others():
     mixture = Mixture([SourceWeight(None, epochs=2), SourceWeight(3.0), SourceWeight(1.0)], total_rows=10_000)
     assert not mixture.ready
     mixture.learn([7, None, None])

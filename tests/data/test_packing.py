@@ -43,7 +43,7 @@ def test_cut_and_fit_makes_every_text_token_a_target_exactly_once(lengths):
 
 
 @given(lengths_of_documents)
-def test_cut_and_fit_continues_a_cut_document_after_a_bos_and_ends_documents_before_one(lengths):
+def test_cut_and_fit_starts_every_piece_of_a_document_with_bos(lengths):
     texts = documents(lengths)
     ends = {int(ids[-1]) for ids in texts}
     made = pack(packer("cut_and_fit"), texts)
@@ -154,7 +154,7 @@ def test_packed_conversations_keep_their_masks_starts_and_order_over_a_resume():
     assert sorted(found) == sorted(talks)
 
 
-def test_a_document_that_waits_does_not_hold_the_block_that_it_came_in():
+def test_a_waiting_document_does_not_keep_its_whole_block_in_memory():
     packing = packer("best_fit_crop", row_tokens=16, documents=8)
     block = np.arange(300, dtype=np.uint16)
     packing.add([(block[:100], (0, 0, 0)), (block[100:103], (0, 0, 1)), (block[103:300], (0, 0, 2))])

@@ -58,7 +58,7 @@ def test_what_is_prepared_starts_no_process(bench):
     assert started(bench, recipe).child is None
 
 
-def test_a_killed_preparation_is_told_and_the_next_start_goes_on_with_the_same_bytes(bench):
+def test_a_killed_preparation_is_reported_and_finished_with_the_same_bytes(bench):
     recipe = bench.recipe(train={"max_steps": STEPS})
     expected = shard_bytes(bench.prepared(recipe).plan)
     recipe = bench.recipe(train={"max_steps": STEPS}, cache="killed")
@@ -101,7 +101,7 @@ def test_a_killed_preparation_is_started_again_where_rows_are_waited_for(bench, 
     assert shard_bytes(preparation.plan) == shard_bytes(bench.prepared(bench.recipe(train={"max_steps": STEPS})).plan)
 
 
-def test_a_failure_of_the_preparing_process_is_raised_where_rows_are_waited_for(bench, tmp_path):
+def test_a_failure_while_preparing_is_raised_where_rows_are_awaited(bench, tmp_path):
     path = tmp_path / "vanishing.jsonl"
     path.write_bytes(bench.text_files[0].read_bytes())
     recipe = bench.recipe(sources=[Source(files=str(path))])
@@ -115,7 +115,7 @@ def test_a_failure_of_the_preparing_process_is_raised_where_rows_are_waited_for(
         TrainingRows.open(preparation=attached)
 
 
-def test_a_rank_on_another_machine_waits_for_a_preparation_whose_lock_it_cannot_see(bench):
+def test_a_rank_on_another_machine_waits_without_seeing_the_lock(bench):
     preparation = bench.prepared(bench.recipe(train={"max_steps": STEPS}))
     preparation.folder.mkdir(parents=True, exist_ok=True)
     attached = Preparation.attach({**preparation.description(), "machine": "another"})
@@ -125,7 +125,7 @@ def test_a_rank_on_another_machine_waits_for_a_preparation_whose_lock_it_cannot_
     assert not attached.is_running()
 
 
-def test_a_second_start_attaches_and_takes_over_when_the_first_one_is_gone(bench):
+def test_a_second_start_joins_a_preparation_and_takes_over_when_abandoned(bench):
     recipe = bench.recipe(train={"max_steps": STEPS}, cache="shared")
     holder = bench.recipe(train={"max_steps": STEPS}, cache="shared")
     first = started(bench, recipe)
@@ -147,7 +147,7 @@ def test_training_starts_before_all_of_it_is_prepared(bench):
     preparation.close()
 
 
-def test_rows_of_one_text_each_have_keys_of_their_own_and_packed_ones_keep_theirs(bench):
+def test_one_text_rows_get_their_own_keys_and_packed_rows_do_not(bench):
     recipe = bench.recipe(stage="sft")
     sources = bench.sources(recipe)
     plans = []

@@ -57,7 +57,7 @@ def run(*arguments, cwd):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_instructions_are_shown_as_trained_with_the_lines_for_a_recipe_in_80_columns(folder):
+def test_instructions_are_shown_as_trained_within_80_columns(folder):
     done = run("alpaca.jsonl", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("alpaca.jsonl: Alpaca instructions (columns instruction, input, output)\n40 rows, ")
@@ -131,7 +131,7 @@ def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench
         (["alpaca.jsonl", "format=alpaca"], 64, "format: is 'alpaca'. Write text, messages"),
     ],
 )
-def test_data_that_cannot_be_trained_on_ends_with_the_usual_sentence_and_status(arguments, status, said, folder):
+def test_data_that_cannot_be_trained_on_ends_with_sentence_and_status(arguments, status, said, folder):
     done = run(*arguments, cwd=folder)
     assert done.returncode == status
     assert said in done.stderr
@@ -157,7 +157,7 @@ def test_text_files_have_no_columns_and_rows_name_their_file(folder, capsys):
     assert "row 0 of note 1.txt (19 characters)\n  The text of note 1." in out
 
 
-def test_a_path_that_yaml_would_read_otherwise_is_quoted_for_yaml_and_the_shell(folder, capsys):
+def test_a_path_yaml_would_misread_is_quoted_for_yaml_and_shell(folder, capsys):
     Path("my texts: new").mkdir()
     Path("texts/a.jsonl").rename("my texts: new/it's.jsonl")
     assert main(["my texts: new/it's.jsonl"]) == 0
@@ -166,7 +166,7 @@ def test_a_path_that_yaml_would_read_otherwise_is_quoted_for_yaml_and_the_shell(
     assert yaml.safe_load(setting.partition("=")[2]) == [{"files": "my texts: new/it's.jsonl"}]
 
 
-def test_conversations_that_are_left_out_are_named_by_line_wherever_the_file_lies(folder, capsys):
+def test_conversations_left_out_are_named_by_line_wherever_the_file_is(folder, capsys):
     Path("talks").mkdir()
     with open("talks/a.jsonl", "w") as file:
         for n in range(20):
@@ -193,7 +193,7 @@ def test_conversations_that_the_template_refuses_are_named_and_the_rest_is_count
     assert "1 bad rows for this tokenizer" in out
 
 
-def test_the_share_of_the_answers_that_a_tokenizer_trains_is_shown_and_too_little_refused(folder, bench, capsys):
+def test_untrained_shares_of_answers_are_shown_and_refused_when_too_large(folder, bench, capsys):
     bench.tokenizer.save_pretrained("tokenizer")
     assert main(["sharegpt.parquet", "--tokenizer", "tokenizer"]) == 0
     assert "not trained" not in capsys.readouterr().out
@@ -204,7 +204,7 @@ def test_the_share_of_the_answers_that_a_tokenizer_trains_is_shown_and_too_littl
     assert "39 conversations of " in capsys.readouterr().out
 
 
-def test_a_recipe_is_told_from_data_by_its_ending_or_its_name_among_recipes(monkeypatch, tmp_path):
+def test_a_recipe_is_told_from_data_by_its_ending_or_name(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert is_recipe("quickstart_pretrain")  # shipped
     monkeypatch.chdir(ROOT)
@@ -217,7 +217,7 @@ def test_a_recipe_is_told_from_data_by_its_ending_or_its_name_among_recipes(monk
 
 @pytest.mark.parametrize("counted_bytes", [1_000_000, 20_000])
 @pytest.mark.parametrize(("stage", "is_trained"), [("pretrain", True), ("pretrain", False), ("sft", True)])
-def test_the_steps_of_a_run_in_epochs_are_estimated_to_a_tenth_before_its_rows_are_packed(
+def test_the_steps_of_epochs_are_estimated_within_ten_percent_before_packing(
     bench, stage, is_trained, counted_bytes, monkeypatch
 ):
     monkeypatch.setattr(estimate, "COUNTED_BYTES", counted_bytes)

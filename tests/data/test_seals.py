@@ -58,7 +58,7 @@ def test_a_damaged_seal_is_named_and_made_again_to_the_same_bytes(bench, capsys,
     assert {path.name: path.read_bytes() for path in folder.glob("shard-*.safetensors")} == shards
 
 
-def test_a_seal_that_was_deleted_is_made_again_though_the_end_is_sealed(bench):
+def test_a_deleted_seal_is_made_again_even_after_the_last_one(bench):
     recipe = bench.recipe(train={"num_train_epochs": 1.0, "seed": 7}, cache="seals")
     plan = bench.prepared(recipe).plan
     folder = sequence_folder(plan, plan["train"]["sequences"][0])

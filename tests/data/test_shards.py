@@ -111,7 +111,7 @@ def test_another_tokenizer_is_another_key(bench):
     assert train_folder(plan_rows(recipe, other, sources=bench.sources(recipe))) != train_folder(same)
 
 
-def test_the_state_that_a_killed_process_left_behind_a_newer_one_is_removed_by_the_next(bench):
+def test_a_stale_state_left_by_a_killed_process_is_removed_later(bench):
     recipe = bench.recipe(shard_rows=64)
     plan = plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
     folder, first = train_folder(plan), writer(bench, recipe, plan)

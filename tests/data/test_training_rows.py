@@ -32,7 +32,7 @@ def steps_as_dealt(rows, steps, *, world_size, micro_batch):
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "sft"])
-def test_the_rows_of_a_step_are_the_same_for_any_processes_and_micro_batch(bench, stage):
+def test_rows_of_a_step_do_not_depend_on_processes_or_micro_batch(bench, stage):
     preparation = bench.prepared(bench.recipe(stage=stage))
     rows = TrainingRows.open(preparation=preparation)
     expected = steps_as_dealt(rows, [0, 1, 17], world_size=1, micro_batch=8)
@@ -89,7 +89,7 @@ def test_a_batch_past_the_last_row_is_all_fillers(bench):
     assert batch["input_ids"].dtype == torch.int64
 
 
-def test_over_an_epoch_every_row_comes_once_and_the_next_epoch_in_another_order(bench):
+def test_every_row_comes_once_an_epoch_and_reordered_in_the_next(bench):
     rows = TrainingRows.open(preparation=bench.prepared(bench.recipe(stage="sft", train={"num_train_epochs": 2})))
     sealed = rows.stream.datasets[0].rows
     places = rows.stream.places(0, 2 * sealed)
@@ -202,7 +202,7 @@ def test_bad_rows_above_the_limit_stop_the_run_and_are_named(bench, tmp_path):
 
 
 @pytest.mark.parametrize("weights", [(3.0, 1.0), (1.0, 3.0)])
-def test_bad_rows_of_a_file_that_two_sources_read_count_once_and_all(bench, tmp_path, weights):
+def test_bad_rows_of_a_file_shared_by_two_sources_count_once(bench, tmp_path, weights):
     lines = bench.text_files[0].read_text().splitlines()
     lines *= -(-1200 // len(lines))
     for bad in (1100, 1101):  # behind the first block, which the source that is read less does not leave
@@ -219,7 +219,7 @@ def test_bad_rows_of_a_file_that_two_sources_read_count_once_and_all(bench, tmp_
         rows.raise_if_too_bad()
 
 
-def test_a_conversation_too_long_is_cut_at_a_whole_turn_or_dropped_and_counted(bench, tmp_path):
+def test_a_conversation_too_long_is_cut_after_a_turn_or_dropped(bench, tmp_path):
     turn = [{"role": "user", "content": "why " * 5}, {"role": "assistant", "content": "because " * 8}]
     talks = [
         turn * 20,

@@ -64,7 +64,7 @@ def test_val_rows_are_as_many_as_asked_full_and_not_isolated(bench):
     assert all("position_ids" not in batch for batch in batches)
 
 
-def test_val_rows_are_isolated_where_the_training_isolates_documents_and_that_is_another_protocol(bench):
+def test_validation_isolates_documents_as_training_does_under_its_own_protocol(bench):
     together = ValidationRows.open(bench.prepared(bench.recipe()))
     isolated = ValidationRows.open(bench.prepared(bench.recipe(isolate_documents=True)))
     for batch, other in zip(isolated.batches(rows=4), together.batches(rows=4), strict=True):
@@ -95,7 +95,7 @@ def protocols(bench, **change):
     ]
 
 
-def test_the_protocols_change_with_what_is_scored_and_how_and_with_nothing_else(bench):
+def test_protocols_change_only_with_what_is_scored_and_how(bench):
     rows, documents = protocols(bench)
     for change in (
         {"packing": "best_fit_crop"},
@@ -114,7 +114,7 @@ def test_the_protocols_change_with_what_is_scored_and_how_and_with_nothing_else(
     assert other[1] != documents
 
 
-def test_rows_of_a_tokenizer_without_fixed_bytes_carry_the_bytes_under_their_targets(bench):
+def test_rows_of_a_tokenizer_without_fixed_bytes_carry_bytes_per_target(bench):
     if not (SHARED / "reference_model_stories260K").is_dir():
         pytest.skip("the tokenizer is not here")
     bench.tokenizer = AutoTokenizer.from_pretrained(SHARED / "reference_model_stories260K")
@@ -135,7 +135,7 @@ def test_rows_of_a_tokenizer_without_fixed_bytes_carry_the_bytes_under_their_tar
     assert all("target_bytes" in batch for batch in rows.batches(rows=4))
 
 
-def test_a_tokenizer_that_loses_text_leaves_the_loss_and_no_bits_per_byte(bench):
+def test_a_tokenizer_that_loses_text_gives_loss_without_bits_per_byte(bench):
     recipe = bench.recipe()
     rows = ValidationRows.open(bench.prepared(recipe))
     held_out = bench.sources(recipe)[1]

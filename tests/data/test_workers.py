@@ -83,7 +83,7 @@ def test_any_number_of_processes_makes_the_same_bytes(bench, files, packing, pro
 
 
 @pytest.mark.full
-def test_each_pass_of_a_source_reads_all_of_it_in_another_order_by_any_number_of_processes(bench, files):
+def test_each_pass_reads_the_whole_source_in_another_order(bench, files):
     once = [Source(files=[str(path) for path in files[:2]])]
     thrice = [Source(files=[str(path) for path in files[:2]], passes=3)]
     content = prepared(bench, sources=thrice, cache="one", num_proc=1)
@@ -172,7 +172,7 @@ def test_training_reads_the_first_shards_while_processes_encode_the_rest(bench, 
 
 
 @pytest.mark.full
-def test_a_file_that_breaks_off_stops_any_number_of_processes_at_the_same_shard(bench, tmp_path):
+def test_a_broken_file_stops_at_the_same_shard_with_any_processes(bench, tmp_path):
     path = tmp_path / "broken.json"  # in its last block, which is not the first of a run of blocks
     path.write_text(json.dumps([{"text": text} for text in texts(6000)])[:-1000])
     found = {}
@@ -195,9 +195,7 @@ def test_a_file_that_breaks_off_stops_any_number_of_processes_at_the_same_shard(
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_preparation_that_is_stopped_at_any_block_of_its_only_file_goes_on_with_processes_there(
-    bench, tmp_path, kind
-):
+def test_a_preparation_stopped_inside_its_only_file_goes_on_there(bench, tmp_path, kind):
     path = tmp_path / f"only.{kind}"
     if kind == "jsonl":
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(4500)))
@@ -270,7 +268,7 @@ def test_files_of_unknown_length_are_read_in_order_to_their_end():
 
 
 @pytest.mark.full
-def test_a_process_is_started_for_as_much_as_cores_memory_and_text_give_it(monkeypatch):
+def test_the_number_of_processes_follows_cores_memory_and_text(monkeypatch):
     text = SimpleNamespace(files=[SimpleNamespace(bytes=100 * workers.WORTH_A_PROCESS)])
     monkeypatch.setattr(workers, "usable_cores", lambda: 64)
     for gib, processes in ((256, 64), (32, 16), (1, 1)):
@@ -281,7 +279,7 @@ def test_a_process_is_started_for_as_much_as_cores_memory_and_text_give_it(monke
 
 
 @pytest.mark.full
-def test_workers_end_with_the_process_that_started_them_in_the_middle_of_their_work(tmp_path):
+def test_workers_end_with_their_parent_even_in_the_middle_of_work(tmp_path):
     work = """
         import pathlib, time
         from pipeline.data.workers import WorkerPool

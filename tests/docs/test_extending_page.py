@@ -55,7 +55,7 @@ train: {{max_steps: 2}}
     return read_recipe([str(folder / "recipe.yaml")], stage=None)
 
 
-def test_the_page_has_an_example_of_at_most_a_dozen_lines_for_each_point():
+def test_every_point_has_an_example_of_at_most_a_dozen_lines():
     assert sorted(EXAMPLES) == ["my_callback", "my_format", "my_model", "my_optimizer", "my_task"]
     for name, code in EXAMPLES.items():
         lines = [line for line in code.splitlines() if line.strip()]

@@ -13,7 +13,7 @@ DOES = ("öffnet", "schließt", "hört", "größer macht", "trägt", "übermalt"
 WHAT = ("die Tür", "das grüne Fenster", "den süßen Kuchen", "ein Märchen", "die Brücke über den Fluss", "das Rätsel")
 
 
-def test_the_page_s_commands_train_a_tokenizer_and_a_model_on_german_and_score_it(tmp_path, cache):
+def test_the_commands_train_a_german_tokenizer_and_model_and_score_it(tmp_path, cache):
     (tmp_path / "texts").mkdir()
     sentences = [f"{who} {does} {what}." for who, does, what in itertools.product(WHO, DOES, WHAT)]
     for number in range(12):

@@ -39,7 +39,7 @@ def test_every_key_that_the_glossary_names_is_a_key_of_a_recipe():
         assert re.search(rf"^\| {key}( =)? \|", rows, re.M), f"{section}.{key}"
 
 
-def test_every_page_of_docs_is_reached_from_the_readme_and_stands_in_the_site_s_navigation():
+def test_every_docs_page_is_linked_from_the_readme_and_the_navigation():
     reached, waiting = set(), {ROOT / "README.md"}
     while waiting:
         page = waiting.pop()

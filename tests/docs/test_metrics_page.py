@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from pipeline.data.rows import Consumed
-from pipeline.evals.chat import CHAT_CORE, TaskScore, chat_numbers
+from pipeline.evals.chat import CHAT_CORE, TaskScore, chat_core
 from pipeline.evals.core import VERSIONS
 from pipeline.metrics import (
     BEST_BY,
@@ -55,17 +55,17 @@ def literals(path):
 
 def chat_means():
     """The names of all means that chat scores give, of whole test sets and of parts of them."""
-    numbers: dict = {}
+    names = set()
     for complete in (True, False):
         scores = [
             TaskScore(
                 name=name, n=1, of=1, complete=complete, accuracy=1.0, centred=1.0, interval=(0.0, 1.0), correct=[True],
-                too_long=0, seconds=0.0, tokens_forwarded=1, tokens_generated=1,
+                too_long=0, seconds=0.0,
             )
-            for name in (*CHAT_CORE, "spelling_bee")
+            for name in CHAT_CORE
         ]  # fmt: skip
-        numbers |= chat_numbers(scores)
-    return {name for name in numbers if name.startswith("chat/core")}
+        names.add(chat_core(scores)["name"])
+    return names
 
 
 def of_sources():
@@ -118,25 +118,25 @@ def test_the_tables_of_the_page_are_those_of_the_registry():
     assert all(f"| `{name}`" in PAGE or f", `{name}`" in PAGE for name in METRICS)
 
 
-def test_every_metric_has_a_unit_a_meaning_and_a_panel_that_the_report_has():
+def test_every_metric_has_a_unit_a_meaning_and_an_existing_panel():
     for name, metric in METRICS.items():
         assert metric.unit, name
         assert len(metric.meaning) > 8, name
         assert metric.panel in {None, *(kind.title for kind in KINDS)}, name
 
 
-def test_a_name_is_its_metric_or_its_family_and_an_unknown_one_is_none():
+def test_a_name_finds_its_metric_or_family_and_unknown_ones_nothing():
     assert metric_of("core/v1") == METRICS["core/v1"]
     assert metric_of("core/piqa") == METRICS["core/<task>"]
     assert metric_of("data/source/web.v2/tokens") == METRICS["data/source/<source>/tokens"]
     assert [metric_of(name) for name in ("val/bpc", "data/source/web", "val", "optim/lr/")] == [None] * 4
 
 
-def test_the_best_checkpoint_is_the_lowest_of_metrics_of_which_lower_is_better():
+def test_the_best_checkpoint_has_the_lowest_of_metrics_better_when_lower():
     assert {METRICS[name].better for name in BEST_BY} == {"lower"}
 
 
-def test_a_row_of_the_page_has_names_of_other_programs_with_their_unit_and_meaning():
+def test_a_row_names_the_aliases_of_other_programs_with_their_meaning():
     row = "| `perf/total_s` | s | time in steps over all attempts that count | - | `total time` (min, without the first ten steps of a start), "
     assert row in table([METRICS["perf/total_s"]])
     ours, alias = aliases_of(TRAINER)["train_runtime"]

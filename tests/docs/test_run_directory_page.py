@@ -11,7 +11,7 @@ from pipeline.training import checkpoint
 PAGE = (Path(__file__).parents[2] / "docs" / "run_directory.md").read_text()
 
 
-def test_every_path_of_a_run_directory_is_in_the_tree_and_in_the_table():
+def test_every_path_of_a_run_directory_is_in_tree_and_table():
     run = RunDirectory("run")
     paths = {str(path.relative_to(run.path)) for path in vars(run).values() if isinstance(path, Path)} - {"."}
     assert len(paths) > 10

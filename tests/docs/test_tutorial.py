@@ -10,7 +10,7 @@ TEXTS = ("data.md", "finetune.md", "hub.md")  # 25 KB: a few steps
 
 
 @pytest.mark.full
-def test_every_command_of_the_tutorial_runs_in_its_order_and_ends_in_a_chat_and_an_export(tmp_path, cache):
+def test_the_commands_run_in_order_and_end_in_chat_and_export(tmp_path, cache):
     (tmp_path / "my_texts").mkdir()
     for name in TEXTS:
         shutil.copy(ROOT / "docs" / name, tmp_path / "my_texts")

@@ -215,7 +215,7 @@ def test_a_rank_without_any_text_still_takes_part(model, rows, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("preset", "options"), [("gpt2", {}), ("modern", {}), ("modern", {"bigram_embeddings": 970})])
-def test_our_model_scores_the_same_through_its_own_loss_and_through_its_logits(rows, preset, options):
+def test_our_model_scores_the_same_through_its_loss_and_its_logits(rows, preset, options):
     from pipeline.model.build import build_model
     from pipeline.recipe.sizes import PRESETS
 
@@ -238,7 +238,7 @@ def test_our_model_scores_the_same_through_its_own_loss_and_through_its_logits(r
 
 
 @pytest.mark.full
-def test_the_compiled_model_gives_the_eager_one_s_value_with_one_graph_for_each_kind_of_batch(rows):
+def test_the_compiled_model_matches_eager_with_one_graph_per_batch_kind(rows):
     batch, byte_lengths = rows
     batch = {name: value[:8] for name, value in batch.items()}
     packed = {**batch, "position_ids": torch.arange(T).remainder(7)[None].expand(8, -1).contiguous()}

@@ -45,7 +45,7 @@ def question(item):
     return message["content"]
 
 
-def test_arc_is_asked_with_the_labels_of_its_row_and_each_letter_behind_its_choice():
+def test_arc_is_asked_with_its_own_labels_behind_the_choices():
     row = {
         "question": "Which is wet?",
         "choices": {"text": ["fire", "rain", "dust"], "label": ["1", "2", "3"]},
@@ -99,7 +99,7 @@ def test_gsm8k_is_judged_by_the_first_number_behind_the_marks_without_commas(tex
     assert BUILT_IN["gsm8k"].check(item, text) is right
 
 
-def test_spelling_is_judged_by_the_letters_in_a_row_and_counting_by_the_number_said():
+def test_spelling_is_judged_by_its_letters_and_counting_by_the_number():
     rows = [word_conversation(word) for word in ("strawberry", "seven", "letter", "banana", "mississippi", "queue")]
     items = [spelling_item(row) for row in rows]
     assert len({item.answer.isdecimal() for item in items}) == 2  # both kinds are among them
@@ -118,7 +118,7 @@ def test_spelling_is_judged_by_the_letters_in_a_row_and_counting_by_the_number_s
     assert number_said("letters") is None
 
 
-def test_words_that_are_asked_for_are_held_out_from_training_whatever_list_they_stand_in(tmp_path, cache):
+def test_words_held_out_for_spelling_never_appear_in_training(tmp_path, cache):
     words = [f"{a}{b}{c}ing" for a in "bcdfg" for b in "aeiou" for c in "lmnprst"] * 5
     train = {m["content"] for row in spelling_conversations(set(words))["train"] for m in row["messages"][:1]}
     (tmp_path / "words.txt").write_text("\n".join([*words, "it", "Upper", "with space", "aaa"]))
@@ -239,7 +239,7 @@ def test_a_bad_row_among_good_ones_is_named_by_file_and_line(tmp_path, cache, na
     assert reason in str(caught.value)
 
 
-def test_a_conversation_that_does_not_end_with_an_answer_is_a_bad_row(tmp_path, cache):
+def test_a_conversation_that_does_not_end_in_an_answer_is_refused(tmp_path, cache):
     good = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     open_end = {"messages": [*good["messages"], {"role": "user", "content": "c"}]}
     path = write_jsonl(tmp_path / "own.jsonl", [good, open_end])
@@ -273,7 +273,7 @@ print(json.dumps([loaded.revision, loaded.files, [item.messages[0]["content"] fo
 """
 
 
-def test_from_the_hub_the_configuration_s_test_split_is_read_and_its_commit_recorded(tmp_path):
+def test_the_test_split_of_a_hub_configuration_is_read_with_commit(tmp_path):
     sys.path.insert(0, str(ROOT / "tests" / "sources"))
     try:
         from dataset_hub import COMMIT, HubServer

@@ -160,7 +160,7 @@ def test_a_model_without_logits_to_keep_is_scored_the_same(tasks, tokenizer):
 
 
 @pytest.mark.full
-def test_a_letter_that_is_no_single_token_is_refused_before_anything_is_scored(tasks, tokenizer):
+def test_a_letter_that_is_not_one_token_is_refused_before_scoring(tasks, tokenizer):
     item = replace(tasks[0].items[0], letters=("A", "first one"), answer="A")
     with pytest.raises(DataError, match="'first one' is not one token where the assistant's answer begins"):
         score_chat_tasks([replace(tasks[0], items=[item])], None_model(), tokenizer)
@@ -184,7 +184,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_is_score
 
 
 @pytest.mark.full
-def test_a_question_longer_than_the_model_s_positions_counts_as_wrong_and_is_counted(tasks, tokenizer):
+def test_a_question_beyond_the_positions_counts_as_wrong_and_is_counted(tasks, tokenizer):
     lengths = sorted(len(prompt_ids(tokenizer, item.messages)) for item in tasks[0].items)
     limit = lengths[len(lengths) // 2]
     model = small("gpt2", tokenizer, n_positions=limit)
@@ -208,7 +208,7 @@ def test_the_first_items_of_a_task_are_those_of_the_whole(tasks, tokenizer):
 
 
 @pytest.mark.full
-def test_what_is_watched_is_every_batch_and_step_and_the_mode_is_left_as_it_was(tasks, tokenizer):
+def test_every_batch_and_step_is_watched_and_the_mode_is_kept(tasks, tokenizer):
     seen, steps = [], []
 
     def watched(batches):
@@ -265,7 +265,7 @@ def test_results_say_on_what_they_stand(tasks, tokenizer):
 
 
 @pytest.mark.full
-def test_a_tokenizer_that_replaces_text_of_the_questions_is_part_of_the_protocol(tasks, tokenizer):
+def test_a_tokenizer_that_replaces_question_text_changes_the_protocol(tasks, tokenizer):
     model = small("gpt2", tokenizer)
     lossy = copy.deepcopy(tokenizer)
     lossy.backend_tokenizer.normalizer = normalizers.Lowercase()
@@ -351,7 +351,7 @@ FIVE = [
 
 
 @pytest.mark.full
-def test_the_interval_of_chat_core_is_that_of_tasks_that_err_independently_and_tells_of_tasks_without_a_right_answer():
+def test_the_interval_of_chat_core_combines_independent_errors_and_covers_zeros():
     many = [replace(one, n=100_000) for one in FIVE]
     slopes = {"arc_easy": 4 / 3, "arc_challenge": 4 / 3, "mmlu": 4 / 3}
     errors = [slopes.get(s.name, 1.0) * (s.accuracy * (1 - s.accuracy) / s.n) ** 0.5 for s in many]
@@ -423,7 +423,7 @@ def test_two_gloo_ranks_give_one_process_s_scores(for_ranks):
 
 
 @pytest.mark.full
-def test_a_checker_that_fails_on_one_rank_stops_both_with_the_same_sentence(for_ranks):
+def test_a_checker_failing_on_one_rank_stops_both_with_one_sentence(for_ranks):
     first, second = run_ranks(for_ranks[0], "own_chat_checks:broken")
     assert first == second
     assert "the checker of own raised KeyError: 'nothing of the kind'" in first

@@ -75,7 +75,7 @@ def assert_as_one_at_a_time(model, rows):
 
 # In the order of ids, the next row shares less with the last one, or more.
 @pytest.mark.parametrize("parted", [10, 90])
-def test_rows_that_part_at_several_places_before_what_is_scored_keep_only_what_all_share(parted):
+def test_rows_that_part_at_several_places_score_as_when_alone(parted):
     generator = np.random.default_rng(2)
     trunk = generator.integers(40, 60, 40)
     depths = (27, 30, 32, 35, 38)
@@ -161,7 +161,7 @@ def test_ids_of_large_vocabularies_are_distinguished():
     assert sum(len(group.numbers) for group in groups_of(rows)) == 2
 
 
-def test_losses_are_of_the_logits_in_fp32_however_many_are_turned_at_once(monkeypatch):
+def test_losses_use_fp32_logits_for_any_number_of_targets_at_once(monkeypatch):
     ids = np.random.default_rng(3).integers(3, 101, 40)
     model = tiny("gpt2").bfloat16()
     with torch.no_grad():
@@ -180,7 +180,7 @@ def test_the_reference_weights_are_scored_alike_in_batches(rows, stories):
     assert scores.greedy.tolist() == greedy.tolist()
 
 
-def test_a_training_model_is_scored_without_dropout_or_gradients_and_left_in_its_mode(rows):
+def test_a_training_model_is_scored_without_dropout_and_keeps_its_mode(rows):
     model = tiny("gpt2", resid_pdrop=0.5).train()
     graphs = []
     model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: graphs.append(output.grad_fn))

@@ -32,7 +32,7 @@ def test_folder_and_its_parent_are_one_bundle(folder, tmp_path):
     assert not any(one.published(task) for task in TASKS)
 
 
-def test_a_task_that_is_not_there_is_named_and_refused_when_it_was_asked_for(folder):
+def test_a_missing_task_is_named_and_refused_when_asked_for(folder):
     (folder / "eval_data" / COPA.file).unlink()
     assert set(open_bundle(str(folder)).missing) == {"copa"}
     with pytest.raises(InputMissingError, match=r"the bundle lacks copa \(commonsense_reasoning/copa.jsonl is not in"):
@@ -87,7 +87,7 @@ def test_a_row_ends_at_a_newline_and_nowhere_else(folder):
     assert open_bundle(str(folder)).items[COPA.file] == [row]
 
 
-def test_tasks_that_were_not_asked_for_are_missing_beside_those_that_are_not_there(folder):
+def test_tasks_not_asked_for_are_listed_as_missing_with_absent_ones(folder):
     (folder / "eval_data" / COPA.file).unlink()
     some = open_bundle(str(folder)).only(["piqa", "squad", "copa"])
     assert set(some.missing) == {task.name for task in TASKS} - {"piqa", "squad"}
@@ -106,7 +106,7 @@ def test_half_a_character_in_a_row_is_reported_by_its_row(folder):
     ("content", "said"),
     [(ERROR_PAGE, "XML error page"), (b"", "is empty"), (b"<html><title>404</title>", "HTML page")],
 )
-def test_an_error_page_in_the_place_of_a_file_is_reported_as_what_it_is(folder, content, said):
+def test_an_error_page_instead_of_a_file_is_reported_as_such(folder, content, said):
     (folder / "eval_data" / COPA.file).write_bytes(content)
     with pytest.raises(DataError, match=f"copa.jsonl.*{said}"):
         open_bundle(str(folder))
@@ -186,7 +186,7 @@ def test_what_each_mirror_gave_is_reported_when_none_has_the_file(mirrors, tmp_p
     assert not list((tmp_path / "cache" / "core").glob("[0-9a-f]*"))
 
 
-def test_the_hash_of_a_file_is_the_one_by_which_git_names_it():
+def test_the_hash_of_a_file_is_the_one_git_uses():
     assert git_blob(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"
 
 

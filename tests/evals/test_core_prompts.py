@@ -114,7 +114,7 @@ def test_language_modelling_is_scored_after_the_prompt(tokens, tokenizer):
     assert scored(rows, tokenizer) == [" b c"]
 
 
-def test_examples_are_those_that_sampling_from_a_list_of_the_others_would_draw():
+def test_examples_are_sampled_as_from_a_list_without_the_item():
     for count in (12, 200, 1000):
         for index in (0, 5, count - 1):
             others = [i for i in range(count) if i != index]
@@ -136,7 +136,7 @@ def test_items_have_one_order_of_which_a_capped_evaluation_takes_the_first():
 
 
 @pytest.mark.parametrize("positions", [30, 60, 120, 250])
-def test_a_long_prompt_loses_as_few_whole_examples_as_it_must_and_keeps_bos(tokens, tokenizer, positions):
+def test_a_long_prompt_loses_the_fewest_whole_examples_and_keeps_bos(tokens, tokenizer, positions):
     items = items_of(ARC, 12)
     whole, _ = rows_of(ARC, items, tokens)
     short, long = rows_of(ARC, items, Tokens(tokenizer, tokenizer.bos_token_id, positions))

@@ -110,7 +110,7 @@ def test_the_interval_of_the_mean_is_that_of_tasks_that_err_independently(bundle
 
 
 @pytest.mark.full
-def test_a_task_with_none_or_all_right_has_an_interval_that_is_no_point():
+def test_a_task_with_none_or_all_right_has_a_real_interval():
     none, every = (TaskScore(TASKS[0], np.full(24, right), 0).interval() for right in (False, True))
     assert none == pytest.approx((0.0, 1 - 0.05 ** (1 / 24)))
     assert every == pytest.approx((0.05 ** (1 / 24), 1.0))
@@ -139,7 +139,7 @@ def test_two_ranks_share_the_rows_and_have_one_score(bundle, tmp_path, tokenizer
 
 
 @pytest.mark.full
-def test_the_mean_is_called_core_only_of_all_tasks_in_their_published_files(bundle):
+def test_only_the_mean_of_all_published_tasks_is_called_core(bundle):
     scores = [TaskScore(task, np.array([True, False]), 0) for task in TASKS]
     given = {"protocol": Protocol({"score": "core"}), "seconds": 1.0}
 

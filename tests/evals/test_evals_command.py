@@ -23,7 +23,7 @@ def test_parts_of_an_evaluation_are_gathered_from_all_words_that_name_it():
     assert tasks("core", "core:copa") == {"core": None}
 
 
-def test_without_words_bits_per_byte_and_samples_are_asked_for_or_the_own_task_alone():
+def test_the_default_is_bpb_and_samples_or_only_the_own_task():
     assert tasks() == {"bpb": None, "samples": None}
     assert tasks("--own-task", "mine=mine.jsonl") == {"chat": []}
     assert tasks("chat:gsm8k", "--own-task", "mine=mine.jsonl") == {"chat": ["gsm8k"]}

@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_plain_folder_is_scored_and_the_results_are_written_where_output_says(folder, capsys):
+def test_a_plain_folder_is_scored_and_results_go_where_output_says(folder, capsys):
     command = ["model", "bpb", "core:copa", "samples", "--text", "text.txt", "--bundle", "bundle"]
     assert main([*command, "--output", "found.json"]) == 0
     printed = capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_scores_that_output_takes_leave_the_run_as_it_is(folder):
     assert run.evals.exists()
 
 
-def test_a_folder_has_no_text_of_its_own_and_a_wrong_task_is_reported_before_the_model_is_loaded(folder, capsys):
+def test_missing_text_or_a_wrong_task_is_reported_before_loading_models(folder, capsys):
     assert main(["model"]) == 0
     assert "[greedy] " in capsys.readouterr().out
     (folder / "model" / "model.safetensors").unlink()

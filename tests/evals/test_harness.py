@@ -167,7 +167,7 @@ def without_padding(ids, pad=0):
 
 
 @needs_harness
-def test_without_a_bos_contexts_are_bare_and_an_empty_one_is_the_end_token(folder, sent):
+def test_without_a_bos_only_an_empty_context_gets_the_end_token(folder, sent):
     write_all_kinds(folder)
     model, tokenizer = make_model(), make_tokenizer(bos=False)
     seen = sent(model)
@@ -222,7 +222,7 @@ def test_chat_prompts_are_the_chat_templates_own_ids_with_one_bos(folder, sent, 
 
 
 @needs_harness
-def test_a_prompt_beyond_the_models_positions_loses_its_oldest_text_behind_the_bos_and_is_counted(folder, sent):
+def test_a_prompt_too_long_loses_its_oldest_text_and_is_counted(folder, sent):
     long = {"question": "0123456789" * 7, "answers": ["yes", "no"], "gold": 0}
     write_task(folder, "long", items=[long, ITEMS[0]])
     model = make_model()
@@ -273,7 +273,7 @@ def test_accuracies_are_those_of_the_summed_and_the_per_character_log_likelihood
 
 @needs_harness
 @pytest.mark.parametrize("kind", ["gpt2", "modern"])
-def test_the_harness_and_core_choose_alike_once_both_take_the_mean_over_the_tokens_that_differ(kind):
+def test_the_harness_and_core_agree_on_means_over_differing_tokens(kind):
     """CORE: least mean nats per token after the answers' common beginning. The harness: least sum, or per character."""
     from pipeline.evals.harness_model import HarnessModel
 
@@ -368,7 +368,7 @@ def test_a_task_whose_examples_hold_the_question_is_named(folder, capsys, splits
 
 
 @needs_harness
-def test_shots_are_the_tasks_own_unless_a_number_is_asked_for_and_a_fixed_zero_stays(folder, sent):
+def test_a_given_number_of_shots_replaces_all_but_a_fixed_zero(folder, sent):
     for name, fields in {"two": {"num_fewshot": 2}, "zero": {"num_fewshot": 0}, "open": {}}.items():
         write_task(folder, name, fewshot_split="test", metric_list=[{"metric": "acc"}], **fields)
     model = make_model(n_positions=256)

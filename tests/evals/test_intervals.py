@@ -34,7 +34,7 @@ def test_the_interval_of_a_share_covers_shares_near_0_too(n):
 
 
 @pytest.mark.parametrize(("right", "n"), [(15, 50), (1, 1319), (0, 20), (20, 20), (7, 8), (3000, 10042)])
-def test_the_ends_of_a_share_are_those_that_leave_2_and_a_half_of_100_beyond_what_was_found(right, n):
+def test_the_ends_of_a_share_leave_2_5_percent_beyond_each(right, n):
     low, high = share_interval(right, n)
     assert 0 <= low <= right / n <= high <= 1
     assert low < high
@@ -50,7 +50,7 @@ def test_the_ends_of_a_share_are_those_that_leave_2_and_a_half_of_100_beyond_wha
     ("n", "shares", "baselines"),
     [(24, [0.3, 0.25, 0.27, 0.02, 0.01], [0.25] * 3 + [0, 0]), (100, [0.6, 0.4, 0.35, 0.05, 0.0], [0.25] * 3 + [0, 0]), (24, [0.01] * 5, [0.0] * 5)],
 )  # fmt: skip
-def test_the_interval_of_a_mean_over_tasks_covers_95_of_100_with_tasks_that_have_none_right(n, shares, baselines):
+def test_the_interval_of_a_mean_covers_95_percent_despite_zero_scores(n, shares, baselines):
     draws, slopes = np.random.default_rng(0), 1 / (1 - np.array(baselines))
     truth, held = float(np.mean((np.array(shares) - baselines) * slopes)), 0
     for right in draws.binomial(n, shares, size=(1000, len(shares))):
@@ -66,7 +66,7 @@ def test_draws_with_replacement_give_the_interval_that_drawing_item_by_item_give
     assert interval(bootstrap_means(correct)) == pytest.approx(np.percentile(resampled, (2.5, 97.5)), abs=0.011)
 
 
-def test_a_mean_whose_error_is_that_of_right_and_wrong_has_the_interval_of_a_share():
+def test_a_mean_with_binomial_error_has_the_interval_of_a_share():
     assert interval_of_error(0.3, math.sqrt(0.21 / 99), 100) == share_interval(30, 100)
     assert interval_of_error(0.0, 0.0, 24) == share_interval(0, 24)
     assert interval_of_error(0.3, 0.02, 100) == pytest.approx((0.3 - 1.96 * 0.02, 0.3 + 1.96 * 0.02), abs=1e-5)
@@ -83,7 +83,7 @@ def test_students_chances_and_quantiles_are_those_of_the_tables(t, freedom, chan
     assert two_sided(0.0, freedom) == pytest.approx(1.0)
 
 
-def test_small_chances_of_students_t_are_those_of_scipy_at_few_and_many_degrees_of_freedom():
+def test_small_chances_of_students_t_match_scipy_at_any_freedom():
     # scipy 1.17.1: 2 * stats.t.sf(t, freedom)
     scipy = {(10, 1.5): 2.3659355e-2, (5, 7.3): 1.3827744e-3, (5, 100): 2.4501734e-6, (5, 1e5): 5.7427017e-7}
     for (t, freedom), chance in scipy.items():

@@ -4,7 +4,7 @@ from pipeline.evals.texts import sources_of_run
 from pipeline.run_dir.run_directory import RunDirectory
 
 
-def test_a_runs_hub_datasets_are_read_at_the_commits_that_it_began_with(tmp_path, monkeypatch):
+def test_the_hub_datasets_of_a_run_are_read_at_its_commits(tmp_path, monkeypatch):
     run = RunDirectory(tmp_path / "run")
     data = {"sources": [{"id": "org/text"}], "validation": [{"id": "org/held", "revision": "main"}]}
     run.update_manifest(inputs={"sources": [{"id": "org/text", "revision": "1" * 40}], "validation": [{"id": "org/held", "revision": "2" * 40}]})  # fmt: skip
@@ -21,7 +21,7 @@ def test_a_runs_hub_datasets_are_read_at_the_commits_that_it_began_with(tmp_path
     assert [spec.revision for spec in [*recipe.data.sources, *recipe.data.validation]] == ["1" * 40, "2" * 40]
 
 
-def test_a_run_is_scored_on_the_files_that_it_held_out_and_goes_on_with_them(tmp_path):
+def test_a_run_keeps_the_held_out_files_it_began_with(tmp_path):
     """Which files of a folder are held out has changed; what a run began with is trained on by now."""
     from types import SimpleNamespace
 

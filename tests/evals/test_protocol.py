@@ -110,9 +110,7 @@ def rows_under_many_protocols(model, tokenizer, monkeypatch):
     return found
 
 
-def test_one_model_under_seventeen_protocols_has_seventeen_ids_and_no_two_are_compared(
-    folder, model, tokenizer, monkeypatch
-):
+def test_seventeen_protocols_have_seventeen_ids_and_are_never_compared(folder, model, tokenizer, monkeypatch):
     found = rows_under_many_protocols(model, tokenizer, monkeypatch)
     ids = [row["protocol"] for rows in found.values() for row in rows]
     assert len(ids) == len(set(ids)) == 17
@@ -162,7 +160,7 @@ def test_a_row_of_an_earlier_version_compares_with_its_own_id_alone(tmp_path):
     assert all("an earlier version measured one of them" in line for line in refused)
 
 
-def test_what_is_scored_of_each_file_is_reported_where_it_is_not_all(folder, model, tokenizer, capsys):
+def test_a_file_that_is_not_scored_whole_is_reported(folder, model, tokenizer, capsys):
     names = ["a.txt", "b.txt", "c.txt"]
     (row,) = scored(model, tokenizer, "--text", *names)
     assert "not all" not in capsys.readouterr().out
@@ -233,7 +231,7 @@ def test_a_sentencepiece_tokenizer_with_byte_fallback_keeps_everything_but_its_o
 
 
 @pytest.mark.parametrize("kind", ["word", "uncased", "lower"])
-def test_a_tokenizer_that_drops_or_replaces_text_gets_no_bits_per_byte_of_it(folder, kind):
+def test_a_tokenizer_that_drops_or_replaces_text_gets_no_bpb(folder, kind):
     tokenizer = trained(kind, [ENGLISH])
     (folder / "text.txt").write_text(ENGLISH if kind == "lower" else CHINESE)
     model = tiny("gpt2", vocab_size=len(tokenizer), n_positions=128)

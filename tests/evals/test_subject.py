@@ -20,7 +20,7 @@ def runs(tmp_path, monkeypatch):
         (model.parent / "run_manifest.json").write_text(json.dumps(manifest))
 
 
-def test_latest_is_the_finished_run_of_a_recipe_or_stage_that_ended_last(runs):
+def test_latest_is_the_last_finished_run_of_a_recipe_or_stage(runs):
     assert find_subject("latest:mine").path == find_subject("latest:sft").path == "runs/mine-2/model"
     with pytest.raises(InputMissingError, match="latest:other: runs/ has no finished run of that recipe or stage"):
         find_subject("latest:other")

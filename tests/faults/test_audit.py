@@ -427,7 +427,7 @@ def test_a_number_that_contradicts_another_is_found(what):
 
 
 @pytest.mark.parametrize("what", SICK)
-def test_a_sick_run_that_agrees_with_itself_is_in_trouble_for_what_it_is(what):
+def test_a_consistent_sick_run_is_in_trouble_only_for_its_sickness(what):
     mutation, rules = SICK[what]
     log = Log()
     mutation(log)
@@ -480,7 +480,7 @@ def test_a_fork_is_sound_although_its_first_steps_are_its_parents():
 
 
 @pytest.mark.parametrize(("step", "is_sound"), [(0, True), (1000, False)])
-def test_the_end_token_that_a_base_model_never_wrote_is_no_contradiction_before_the_first_step(step, is_sound):
+def test_an_end_token_not_yet_learned_is_no_contradiction_before_step_1(step, is_sound):
     log = Log(stage="sft")
     first = log.logged(name="val/loss")[0]
     log.rows.insert(1, first | {"step": 0, "tokens": 0, "time": log.rows[0]["time"]})
@@ -538,7 +538,7 @@ def test_the_finished_models_files_hold_the_parameters_that_were_trained(tmp_pat
     assert wrong == ["model/ holds 7,050 numbers, the model that was trained had 14,100 parameters"]
 
 
-def test_a_finished_model_without_the_rows_that_pad_its_vocabulary_has_the_parameters_that_were_trained(tmp_path):
+def test_a_finished_model_without_padding_rows_has_the_trained_parameters(tmp_path):
     run = RunDirectory(tmp_path)
     run.model.mkdir()
     save_file(

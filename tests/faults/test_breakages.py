@@ -43,7 +43,7 @@ def program(tmp_path):
         ("def ", "def _", "did not apply"),
     ],
 )
-def test_a_breakage_is_caught_when_its_test_fails_and_the_program_is_as_before_then(program, code, instead, outcome):
+def test_a_breakage_is_caught_when_its_test_fails_and_then_undone(program, code, instead, outcome):
     sound = (program / "pipeline" / "sums.py").read_text()
     assert try_breakage(Breakage("sums are products", code, instead, "test_sums"), program)[0] == outcome
     assert (program / "pipeline" / "sums.py").read_text() == sound

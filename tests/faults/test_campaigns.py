@@ -72,7 +72,7 @@ def rows_of(folder, name: str) -> list[dict]:
     return [json.loads(line) for line in (folder / "results" / f"{name}.jsonl").read_text().splitlines()]
 
 
-def test_a_run_that_is_killed_with_all_its_processes_goes_on_by_the_same_command_to_the_same_bits(campaign, folder):
+def test_a_run_killed_with_all_its_processes_resumes_to_the_same_bits(campaign, folder):
     rows = campaign("kill", "--only", "19")  # inside the second save: two ranks, and the process that writes
     assert [hit["whom"] for row in rows for hit in row["kills"]] == ["everything"]
     assert rows[0]["lost"]
@@ -83,20 +83,20 @@ def test_a_run_that_is_killed_with_all_its_processes_goes_on_by_the_same_command
 
 
 @pytest.mark.slow  # when a kill falls into a save depends on the machine
-def test_a_sharded_run_that_is_killed_inside_a_save_goes_on_to_the_same_bits(campaign):
+def test_a_sharded_run_killed_inside_a_save_resumes_to_the_same_bits(campaign):
     """With all its processes, and the ranks with one of the two that write."""
     rows = campaign("sharded", "--only", "1", "34")
     assert {hit["whom"] for row in rows for hit in row["kills"]} >= {"everything", "ranks and a writer"}
     assert any(hit["writing"] for row in rows for hit in row["kills"] if hit["whom"] == "ranks and a writer")
 
 
-def test_a_failed_file_call_of_a_save_leaves_a_whole_checkpoint_that_the_next_start_goes_on_from(campaign):
+def test_a_failed_file_call_in_a_save_leaves_a_checkpoint_to_resume(campaign):
     rows = campaign("calls", "--times", "3")
     assert all(row["whole"] for row in rows)
     assert len({row["fault"] for row in rows}) > 1
 
 
-def test_a_full_disk_is_reported_in_a_sentence_and_the_run_goes_on_once_there_is_room(campaign):
+def test_a_full_disk_is_reported_and_the_run_goes_on_with_room(campaign):
     rows = campaign("disk", "--times", "2")
     assert {row["status"] for row in rows} <= {73, 74}
 
@@ -126,13 +126,13 @@ def test_every_damage_to_a_file_of_a_checkpoint_is_found_and_named(campaign):
     assert [row["trial"] for row in rows if row["real"]] == ["optimizer.safetensors-truncated"]
 
 
-def test_a_run_whose_checkpoints_are_all_lost_is_not_begun_again_without_a_word_from_the_user(campaign):
+def test_a_run_that_lost_all_checkpoints_does_not_silently_begin_again(campaign):
     rows = campaign(
         "lost", "--only", "14", "1", "24"
     )  # strays, damage, folders gone; of the run that was damaged above
     assert [row["lost"] for row in rows] == [False, True, True]
 
 
-def test_a_clock_that_is_set_back_while_the_run_goes_on_changes_nothing(campaign):
+def test_setting_the_clock_back_while_the_run_goes_on_changes_nothing(campaign):
     (row,) = campaign("clock", "--only", "a day back in the run-0")
     assert row["moved_s"] > 80_000

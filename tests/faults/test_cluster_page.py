@@ -204,7 +204,7 @@ def provider():
     server.shutdown()
 
 
-def test_the_spot_loop_stops_at_the_notice_and_starts_again_until_the_run_has_finished(runner, provider, uncut):
+def test_the_spot_loop_stops_at_the_notice_and_restarts_until_finished(runner, provider, uncut):
     recipe = runner.recipe("spot", "gpt2", run=RUN, train=TRAIN)
     directory = runner.folder / "runs" / "spot"
     loop = script("Spot", recipe=str(recipe), metadata=provider).replace("sleep 5", "sleep 0.2")

@@ -115,7 +115,7 @@ def test_what_a_version_changes_is_named_by_compare(tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.full
-def test_a_start_that_never_ends_is_given_up_and_the_next_cut_is_made(tmp_path, capsys, monkeypatch):
+def test_a_start_that_never_ends_is_given_up_for_the_next_cut(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("WRONG", "never ends after a resume")
     how = [str(TRAINER), "--cut", "once", "--cut", "ranks", "--cut", "after_the_end", "--folder", str(tmp_path)]
     assert main([*how, "--limit", "8"]) == 0
@@ -142,7 +142,7 @@ def test_an_adapter_whose_packages_or_imports_are_missing_is_named(tmp_path, cap
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", names())
-def test_an_adapter_says_what_it_is_its_versions_and_the_pages_it_follows(name):
+def test_an_adapter_tells_its_name_versions_and_the_pages_it_follows(name):
     one = subject(name)
     assert one.what.endswith(".")
     assert one.packages

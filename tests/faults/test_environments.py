@@ -55,7 +55,7 @@ def test_text_that_a_terminal_cannot_show_ends_no_command(environment, tmp_path)
 
 
 @pytest.mark.parametrize("redirections", [">&-", "2>&-", "<&-", ">&- 2>&-", ">&- 2>&- <&-"])
-def test_a_command_whose_streams_are_closed_runs_and_writes_no_word_into_its_files(redirections, tmp_path):
+def test_a_command_with_closed_streams_runs_and_keeps_its_files_clean(redirections, tmp_path):
     done = command(tmp_path, redirections)
     assert done.returncode == 0, done.stderr
     number, terminal = (tmp_path / "rows").read_text().split()
@@ -69,7 +69,7 @@ def test_python_without_docstrings_is_refused_in_a_sentence(tmp_path):
     assert b"PYTHONOPTIMIZE" in done.stderr
 
 
-def test_a_run_below_a_folder_that_is_no_utf8_trains_and_has_a_report(tmp_path, cache, text_files, warm):
+def test_a_run_below_a_folder_name_outside_utf8_trains_and_reports(tmp_path, cache, text_files, warm):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     runner = WarmRunner(folder, cache, text_files, [], warm)

@@ -114,7 +114,7 @@ def hang(runner, where, rank, processes, *, cold=False) -> tuple[str, Path]:
         pytest.param("data", 1, 2, marks=pytest.mark.slow),
     ],
 )
-def test_a_rank_that_sleeps_is_named_with_its_stage_and_every_stack_is_written(runner, where, rank, processes):
+def test_a_sleeping_rank_is_named_with_its_stage_and_all_stacks_written(runner, where, rank, processes):
     output, directory = hang(runner, where, rank, processes, cold=where == "collective")
     failure = json.loads((directory / "failure.json").read_text())
     assert (failure["status"], failure["class"]) == (70, "HangError")
@@ -131,7 +131,7 @@ def test_a_rank_that_sleeps_is_named_with_its_stage_and_every_stack_is_written(r
 
 
 @pytest.mark.full
-def test_a_disk_that_stands_still_at_the_last_save_ends_the_run_too(runner):
+def test_a_disk_that_hangs_at_the_last_save_ends_the_run_too(runner):
     output, directory = hang(runner, "writer", 0, 1)
     writer = psutil.Process(int((runner.folder / "writer").read_text()))
     assert "run_dir/checkpoints.py" in " ".join(writer.cmdline())
@@ -141,7 +141,7 @@ def test_a_disk_that_stands_still_at_the_last_save_ends_the_run_too(runner):
 
 
 @pytest.mark.slow  # torch's launcher gives a rank that does not answer 30 s before it kills it
-def test_a_rank_that_holds_pythons_lock_is_named_by_the_others_and_its_stack_is_written(runner):
+def test_a_rank_holding_the_python_lock_is_named_and_its_stack_written(runner):
     output, directory = hang(runner, "foreign", 1, 2, cold=True)
     assert "rank 1 gave no answer within 10 s" in output
     assert "mine.py" in (directory / "stacks" / "attempt-1" / "rank-1.txt").read_text()
@@ -179,7 +179,7 @@ class Works(TrainerCallback):
 
 
 @pytest.mark.full
-def test_a_rank_that_waits_for_one_that_works_takes_it_for_no_hang(runner):
+def test_a_rank_waiting_for_one_that_works_does_not_report_a_hang(runner):
     (runner.folder / "mine.py").write_text(WORKS)
     train = {"max_steps": 4, "save_steps": 100, "per_device_train_batch_size": 4}
     run = {"callbacks": ["mine:Works"], "hang_timeout": 3}

@@ -50,7 +50,7 @@ def write(library, tmp_path):
     return run
 
 
-def test_calls_are_counted_over_a_process_and_its_child_and_only_below_the_folder(write):
+def test_calls_are_counted_over_both_processes_and_only_below_the_folder(write):
     status, _, calls = write()
     assert status == 0
     assert [kind for _, kind, _ in calls] == KINDS
@@ -70,7 +70,7 @@ def test_a_full_disk_still_lets_files_be_removed(write):
     assert (status, len(calls)) == (0, 8)
 
 
-def test_a_kill_hits_the_process_that_makes_the_call_and_kill_all_its_parents_too(write):
+def test_a_kill_hits_the_calling_process_and_kill_all_its_parents_too(write):
     status, _, calls = write("at=4:kill")
     assert status != 0
     assert (write.folder / "a").exists()
@@ -92,7 +92,7 @@ def checkpoint(tmp_path) -> Path:
     return folder
 
 
-def test_the_evidence_takes_a_checkpoint_for_whole_only_with_every_hash_and_no_file_more(checkpoint):
+def test_a_checkpoint_is_whole_only_with_every_hash_and_no_extra_file(checkpoint):
     run = checkpoint.parents[1]
     assert evidence.whole_steps(run) == [4]
     (checkpoint / "more").touch()
@@ -102,7 +102,7 @@ def test_the_evidence_takes_a_checkpoint_for_whole_only_with_every_hash_and_no_f
     assert evidence.whole_steps(run) == []
 
 
-def test_lost_steps_are_those_of_the_attempt_before_beyond_the_step_it_went_on_from(tmp_path):
+def test_lost_steps_are_those_the_earlier_attempt_made_beyond_the_checkpoint(tmp_path):
     attempt = [{"event": "attempt", "step": 0}, {"step": 6, "train/loss": 1.0}]
     again = [{"event": "attempt", "step": 4}, {"step": 5, "train/loss": 1.0}, {"event": "attempt", "step": 4}]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, attempt + again)) + '\n{"torn')
@@ -113,7 +113,7 @@ def test_lost_steps_are_those_of_the_attempt_before_beyond_the_step_it_went_on_f
     assert not evidence.has_trained(tmp_path, 2, 0)
 
 
-def test_a_trial_made_again_replaces_its_result_and_the_page_names_what_failed(tmp_path):
+def test_a_repeated_trial_replaces_its_result_and_failures_are_named(tmp_path):
     kept = results.Results(tmp_path / "kill.jsonl")
     kept.add({"trial": "0", "ok": True, "date": "2026-01-01"})
     kept.add({"trial": "1", "ok": True, "date": "2026-01-01"})

@@ -48,7 +48,7 @@ def files_with(secrets, *folders):
     ]
 
 
-def test_planted_secrets_stand_in_no_byte_of_a_run_that_meets_every_fault(tmp_path, cache, text_files, warm):
+def test_planted_secrets_appear_in_no_byte_of_a_run_with_every_fault(tmp_path, cache, text_files, warm):
     (tmp_path / "talkative.py").write_text(TALKATIVE)
     runner = WarmRunner(tmp_path, cache, text_files, [], warm)
     recipe = runner.recipe(
@@ -199,6 +199,13 @@ def test_folders_and_files_that_variables_name_are_no_secrets(environ, tmp_path)
         assert secrets.redacted(text) == text
 
 
+def test_a_password_inside_of_an_address_is_hidden_alone_too(environ):
+    environ(
+        DATABASE_URL="postgres://me:hunter2222@db/x", AZURE="AccountName=a;AccountKey=QUJDREVGR0g=;EndpointSuffix=core"
+    )
+    assert secrets.redacted("login me with hunter2222, key QUJDREVGR0g=") == "login me with [secret], key [secret]"
+
+
 def test_a_secret_that_is_no_utf8_stops_no_command_and_is_hidden(tmp_path):
     code = "import os, sys; from pipeline.run_dir.failures import exit_with_status\nexit_with_status(lambda argv: print(os.environ['X_TOKEN'], repr(os.environ['X_TOKEN'])))"
     known = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
@@ -236,7 +243,7 @@ SHAPES = {  # what comes before the secret, and the secret
 
 
 @pytest.mark.parametrize(("before", "secret"), SHAPES.values(), ids=SHAPES)
-def test_a_secret_is_known_by_its_shape_in_a_recipe_and_in_what_is_printed(before, secret, tmp_path):
+def test_a_secret_is_known_by_its_shape_in_recipes_and_printed_text(before, secret, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"run: {{name: a, note: {json.dumps(before + secret)}}}\ndata: {{sources: [{{files: x.jsonl}}]}}\n"

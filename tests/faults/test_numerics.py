@@ -114,9 +114,7 @@ def marked(cells, quick):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("where", "rank", "value", "model", "ranks"), marked(ALL, QUICK))
-def test_a_number_that_is_not_finite_stops_all_ranks_before_the_update_and_is_named(
-    runs, where, rank, value, model, ranks
-):
+def test_a_nonfinite_number_is_named_and_stops_all_ranks_before_updating(runs, where, rank, value, model, ranks):
     whole = runs.whole(model, ranks)
     name = f"{where}-{rank}-{value}-{model}-{ranks}"
     fault = f"{where} {value} 3" + (f" {rank}" if rank is not None else "")
@@ -182,7 +180,7 @@ def test_a_parameter_or_state_that_an_update_spoils_is_not_saved(runs, where, va
 
 
 @pytest.mark.full
-def test_without_saves_a_parameter_that_is_not_finite_and_that_no_loss_shows_reaches_no_finished_model(runs):
+def test_without_saves_a_hidden_nonfinite_parameter_reaches_no_finished_model(runs):
     run, output = runs.train("modern", "unsaved", "train.save_strategy=no", status=76, FAULT="unseen nan 3")
     assert values(run, "val/loss").keys() == {6}
     assert "so the finished model was not written" in output
@@ -197,7 +195,7 @@ def test_without_saves_a_parameter_that_is_not_finite_and_that_no_loss_shows_rea
         [("nan", "modern", 2), ("inf", "gpt2", 1)],
     ),
 )
-def test_an_evaluation_that_is_not_finite_is_said_and_recorded_and_the_training_goes_on(runs, value, model, ranks):
+def test_a_nonfinite_evaluation_is_reported_and_recorded_and_training_goes_on(runs, value, model, ranks):
     name = f"evaluation-{value}-{model}-{ranks}"
     run, output = runs.train(model, name, ranks=ranks, FAULT=f"evaluation {value} 0")
     assert output.count("nonfinite: after 6 steps") == 1
@@ -212,7 +210,7 @@ def test_an_evaluation_that_is_not_finite_is_said_and_recorded_and_the_training_
 
 
 @pytest.mark.full
-def test_a_skipped_step_makes_no_update_and_uses_up_its_rows_while_step_and_rates_move_on(runs):
+def test_a_skipped_step_uses_its_rows_and_advances_rates_without_an_update(runs):
     whole = runs.whole("modern", 2)
     run, output = runs.train(
         "modern", "skip", "monitor.on_nonfinite=skip", "train.save_steps=1", ranks=2, FAULT="loss nan 3,5 1"
@@ -248,7 +246,7 @@ def test_more_skipped_steps_than_the_recipe_allows_stop_the_run(runs):
 
 
 @pytest.mark.full
-def test_a_parameter_that_is_not_finite_stops_also_where_steps_may_be_skipped(runs):
+def test_a_nonfinite_parameter_stops_the_run_even_where_steps_are_skipped(runs):
     _, output = runs.train("gpt2", "lost", "monitor.on_nonfinite=skip", status=76, FAULT="parameter nan 3")
     assert "error: step 3: the parameter" in output
 
@@ -282,7 +280,7 @@ def test_a_run_cut_between_skipped_steps_ends_bitwise_as_the_uncut_one(runs, mod
 
 @pytest.mark.full
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
-def test_a_checkpoint_with_a_number_that_is_not_finite_is_not_resumed_from(runs, file):
+def test_a_checkpoint_with_a_number_that_is_not_finite_is_not_resumed(runs, file):
     run = runs.folder / "runs" / f"poisoned-{file.split('.')[0]}"
     shutil.copytree(runs.whole("gpt2", 1), run)
     manifest = json.loads((run / "run_manifest.json").read_text())

@@ -128,7 +128,7 @@ def test_the_publisher_survives_every_service_fault_and_publishes_each_checkpoin
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be kept on one core here")
-def test_a_publisher_that_shares_its_core_with_busy_processes_gets_its_part_of_it(run, tmp_path):
+def test_a_publisher_sharing_its_core_with_busy_processes_still_makes_progress(run, tmp_path):
     """Its quarter of a second of work took 75 s at the lowest priority. Counted in the others' time: whoever else is busy takes of both."""
     core = min(os.sched_getaffinity(0))
     code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
@@ -149,7 +149,7 @@ def test_a_publisher_that_shares_its_core_with_busy_processes_gets_its_part_of_i
             process.wait()
 
 
-def test_a_queued_checkpoint_outlives_its_rotation_and_gives_way_to_a_newer_one(run):
+def test_a_queued_checkpoint_outlives_rotation_and_gives_way_to_a_newer_one(run):
     queue = HubQueue(run)
     save_checkpoint(run, 5)
     item = queue.checkpoint()
@@ -165,7 +165,7 @@ def test_a_queued_checkpoint_outlives_its_rotation_and_gives_way_to_a_newer_one(
     assert not queue.is_published(item, "somebody/else")
 
 
-def test_every_file_of_a_checkpoint_that_only_training_reads_stays_out_of_the_queue(run):
+def test_checkpoint_files_that_only_training_reads_stay_out_of_the_queue(run):
     from pipeline.run_dir.hub_queue import is_training_state
     from pipeline.training import checkpoint
 
@@ -184,7 +184,7 @@ def test_two_publishers_are_kept_apart(run, tmp_path):
         assert hub.calls == []
 
 
-def test_a_hub_that_is_silent_after_it_made_the_repository_is_noted_and_asked_again(run, tmp_path):
+def test_a_hub_that_falls_silent_after_making_the_repository_is_retried(run, tmp_path):
     save_checkpoint(run, 5)
     with hub_stand_in() as hub:
         hub.fault = Fault(to="GET /api/models", delay_s=100.0)
@@ -204,7 +204,7 @@ def test_an_answer_that_repeats_the_token_leaves_none_in_the_queue(run, tmp_path
     assert not [p for p in queue.path.rglob("*") if p.is_file() and HF_TOKEN.encode() in p.read_bytes()]
 
 
-def test_a_checkpoint_that_cannot_be_queued_does_not_end_the_publishing_of_the_next(run, tmp_path):
+def test_a_checkpoint_that_cannot_be_queued_does_not_stop_later_publishing(run, tmp_path):
     save_checkpoint(run, 5)
     (run.checkpoint(5) / "MANIFEST.json").write_text('{"step": 5, ')
     with hub_stand_in() as hub, training(run, hub.url, tmp_path) as trainer:
@@ -234,7 +234,7 @@ def test_a_damaged_checkpoint_is_not_published(run, tmp_path):
         assert published_steps(run) == []
 
 
-def test_a_hub_that_asks_for_an_hour_is_left_alone_for_an_hour(run, tmp_path):
+def test_a_hub_that_asks_for_an_hour_is_left_alone_that_long(run, tmp_path):
     save_checkpoint(run, 5)
     with hub_stand_in() as hub:
         hub.fault = Fault(status=503, retry_after=3600)
@@ -246,9 +246,7 @@ def test_a_hub_that_asks_for_an_hour_is_left_alone_for_an_hour(run, tmp_path):
             assert len(hub.calls) == asked
 
 
-def test_a_run_whose_hub_does_not_exist_ends_well_lists_the_model_and_a_push_finishes_it(
-    tmp_path, cache, text_files, warm
-):
+def test_a_run_without_its_hub_ends_well_and_a_push_publishes_it(tmp_path, cache, text_files, warm):
     runner = WarmRunner(tmp_path, cache, text_files, [], warm)
     recipe = runner.recipe(
         "quick", "gpt2", train=TEN_STEPS, hub={"id": REPO, "strategy": "checkpoint", "wait_at_end_s": 2.0}
@@ -346,7 +344,7 @@ def wandb_folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["refused", "silent", "500", "html"])
-def test_a_wandb_server_that_does_not_answer_well_is_reported_once_and_the_run_is_kept_offline(wandb_folder, kind):
+def test_a_bad_wandb_server_is_reported_once_and_the_run_stays_offline(wandb_folder, kind):
     output = (wandb_folder / kind / "output").read_text()
     assert output.endswith("status 0\n"), output
     assert output.count("W&B could not start") == 1

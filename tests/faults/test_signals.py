@@ -108,7 +108,7 @@ def equal_models(first: Path, second: Path) -> bool:
 
 
 @pytest.mark.full
-def test_evaluation_and_sampling_are_left_early_on_all_ranks_and_done_first_after_the_resume(runner):
+def test_evaluation_and_sampling_are_left_early_and_done_first_after_resume(runner):
     (runner.folder / "mine.py").write_text(SLOW)
     recipe = runner.recipe(
         "phases",
@@ -149,7 +149,7 @@ def test_evaluation_and_sampling_are_left_early_on_all_ranks_and_done_first_afte
     assert end.values("val/bpb") == uncut.values("val/bpb")
 
 
-def test_a_signal_to_one_rank_that_waits_for_the_other_before_step_1_ends_both(runner):
+def test_a_signal_to_one_rank_waiting_before_step_1_ends_both_ranks(runner):
     (runner.folder / "mine.py").write_text(SLOW)
     recipe = runner.recipe("early", "gpt2", train=TRAIN | {"max_steps": 2}, tokenizer={"vocab_size": 300})
     sources = [f"data.sources=[{{files: {runner.text_files[0]}, format: 'mine:slow_text'}}]"]

@@ -57,7 +57,7 @@ def test_a_signal_ends_a_long_call_before_the_first_step(tmp_path, number, statu
     )
 
 
-def test_in_training_the_first_signal_is_kept_and_the_second_leaves_at_once(tmp_path):
+def test_in_training_the_first_signal_is_kept_and_the_second_leaves(tmp_path):
     body = f"signals.training = True\nready()\nwhile not signals.received: time.sleep(0.02)\nPath(sys.argv[1], 'kept').write_text(str(signals.received))\n{LONG_CALL}\n"
     process = start(tmp_path, body)
     process.terminate()
@@ -114,7 +114,7 @@ def test_the_death_of_the_launcher_ends_a_long_call(tmp_path):
     assert output.startswith("the end of the launcher before the first step of this start")
 
 
-def test_a_compilation_in_training_is_not_waited_for_and_one_that_has_ended_is_no_reason_to_leave(tmp_path):
+def test_in_training_a_stop_leaves_at_once_only_while_compiling(tmp_path):
     body = """
 import torch
 from pipeline.callbacks.stop_signals import StopSignals

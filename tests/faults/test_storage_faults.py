@@ -119,7 +119,7 @@ def test_a_damaged_checkpoint_is_moved_by_copy_where_it_cannot_be_renamed(tmp_pa
     assert [path.name for path in (tmp_path / "quarantine").iterdir()] == ["checkpoint-5"]
 
 
-def test_a_run_without_fsync_and_files_in_memory_trains_to_the_same_weights(runner):
+def test_a_run_without_fsync_and_with_files_in_memory_trains_the_same(runner):
     recipe = runner.recipe("plain", "gpt2", train={"max_steps": 6, "save_steps": 3})
     runner.train(recipe)
     done = refused(
@@ -136,7 +136,7 @@ def test_a_run_without_fsync_and_files_in_memory_trains_to_the_same_weights(runn
     assert all(plain[name].equal(lacking[name]) for name in plain)
 
 
-def test_a_run_where_nothing_can_be_renamed_ends_before_step_1_with_status_73(runner):
+def test_a_run_unable_to_rename_ends_before_step_1_with_status_73(runner):
     recipe = runner.recipe("across", "gpt2")
     done = refused("rename=EXDEV", *runner.command(recipe), cwd=runner.folder)
     assert done.returncode == 73, done.stderr[-2000:]
@@ -159,7 +159,7 @@ class Moving(TrainerCallback):
 
 
 @pytest.mark.parametrize("how", ["renamed", "removed"])
-def test_a_run_whose_directory_is_renamed_or_removed_ends_with_73_and_leaves_no_half_one(runner, how):
+def test_a_run_whose_directory_is_moved_or_removed_ends_with_status_73(runner, how):
     (runner.folder / "moving.py").write_text(MOVING)
     recipe = runner.recipe(
         "moved", "gpt2", run={"callbacks": ["moving:Moving"]}, monitor={"trackers": ["tensorboard"]}
@@ -176,7 +176,7 @@ def test_a_run_whose_directory_is_renamed_or_removed_ends_with_73_and_leaves_no_
 
 
 @pytest.mark.parametrize("meets_it", ["a thread", "a save"])
-def test_a_removal_that_reaches_the_manifest_last_is_named_by_whoever_meets_it_first(meets_it, tmp_path, monkeypatch):
+def test_removing_the_run_directory_is_named_though_its_manifest_goes_last(meets_it, tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "_kept_in_place", {})
     run = RunDirectory(tmp_path / "run")
     run.update_manifest(name="run")

@@ -16,7 +16,7 @@ NOTHING = ("-empty", "-blank_lines", "-empty_inside", "-no_rows", "-header_alone
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_a_wrong_file_among_good_ones_is_reported_with_its_row_and_gives_no_row_of_nothing(case, tmp_path, caplog):
+def test_wrong_files_are_reported_by_row_and_give_no_empty_rows(case, tmp_path, caplog):
     lay(case, tmp_path)
     if case.id.endswith(NOTHING):
         train, validation = sources(tmp_path, case.kind)
@@ -45,7 +45,7 @@ def streamed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].id)
-def test_a_wrong_file_of_a_hub_is_reported_with_its_row_and_gives_no_row_of_nothing(streamed, number):
+def test_wrong_hub_files_are_reported_by_row_and_give_no_empty_rows(streamed, number):
     _, message, nothing = streamed[number]
     assert is_reported(CASES[number], message), message
     assert nothing == 0
@@ -60,7 +60,7 @@ LATE = (
 )  # fmt: skip
 
 
-def test_what_the_ends_of_a_file_show_is_reported_before_any_file_of_the_hub_is_fetched(streamed):
+def test_faults_at_the_ends_of_a_file_are_reported_before_any_fetching(streamed):
     late = [case.id for case, (when, *_) in zip(CASES, streamed, strict=True) if when != "start" and not case.row]
     assert not [name for name in late if not any(word in name for word in LATE)]
     assert not {"jsonl.gz-text-not_compressed", "parquet-text-truncated", "parquet-text-HTML_page"} & set(late)

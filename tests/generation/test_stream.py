@@ -103,7 +103,7 @@ def test_generation_ends_where_the_models_positions_end(model, tokenizer):
         next(stream(model, tokenizer, [], max_new_tokens=1))
 
 
-def test_top_k_and_top_p_keep_the_tokens_that_they_name_in_each_row():
+def test_top_k_and_top_p_keep_their_own_tokens_per_row():
     logits_V = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
     logits_BV = torch.stack([logits_V, logits_V[[2, 0, 3, 1]] + 5])
 
@@ -153,7 +153,7 @@ def test_bytes_that_are_no_characters_are_shown_as_the_tokenizer_decodes_them(to
     assert "".join(pieces) + shown.rest() == tokenizer.decode(ids)
 
 
-def test_a_model_without_a_cache_writes_no_text_and_is_refused_in_a_sentence(tokenizer):
+def test_a_model_without_a_cache_is_refused_in_a_sentence(tokenizer):
     from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
     model = OpenAIGPTLMHeadModel(

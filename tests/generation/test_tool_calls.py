@@ -54,7 +54,7 @@ def model(known, tokenizer):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 6])
-def test_a_call_is_answered_in_the_rows_that_make_one_and_the_row_goes_on(model, tokenizer, known, batch_size):
+def test_a_call_is_answered_only_in_its_own_row_which_continues(model, tokenizer, known, batch_size):
     prompts, answers, _ = known
     found = continuations(model, tokenizer, prompts, batch_size=batch_size, max_new_tokens=200, calculator=True)
     assert found == answers

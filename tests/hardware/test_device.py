@@ -81,7 +81,7 @@ def test_auto_bf16_follows_the_hardware(monkeypatch):
 
 
 @pytest.mark.usefixtures("fresh", "unmeasured")
-def test_auto_bf16_on_a_cpu_follows_the_measured_products_whatever_the_flags_say(monkeypatch):
+def test_auto_bf16_on_a_cpu_follows_measured_products_and_not_flags(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     for flags in (frozenset({"amx_tile", "amx_bf16"}), frozenset({"avx2"})):
         monkeypatch.setattr(rates, "cpu_flags", lambda flags=flags: flags)
@@ -93,7 +93,7 @@ def test_auto_bf16_on_a_cpu_follows_the_measured_products_whatever_the_flags_say
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_the_products_of_a_processor_are_measured_once_and_known_without_torch_then(monkeypatch):
+def test_the_products_of_a_processor_are_measured_once_and_kept(monkeypatch):
     measured = rates.product_rates()
     assert min(measured.float32, measured.bfloat16) > 1e7
     monkeypatch.setattr(rates, "measure", lambda: pytest.fail("measured again"))
@@ -104,7 +104,7 @@ def test_the_products_of_a_processor_are_measured_once_and_known_without_torch_t
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_user_without_a_home_measures_at_every_start_and_is_told_where_else_data_may_lie(monkeypatch, tmp_path):
+def test_a_user_without_a_home_measures_again_and_gets_a_hint(monkeypatch, tmp_path):
     monkeypatch.delenv("TANDEM_CACHE")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["no such user"])
@@ -127,7 +127,7 @@ def test_measuring_leaves_the_number_of_threads_as_it_was():
 
 
 @pytest.mark.usefixtures("fresh", "unmeasured")
-def test_what_was_decided_for_all_ranks_counts_and_not_the_measurement_of_one(monkeypatch):
+def test_the_decision_for_all_ranks_outweighs_the_measurement_of_one(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     for faster in (True, False):
         rates.decide_for_all_ranks(faster)
@@ -177,7 +177,7 @@ def test_the_quota_of_a_container_of_cgroup_v1_counts_too(monkeypatch, tmp_path)
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_both_threads_of_a_core_are_used_only_where_products_are_faster_so(monkeypatch, tmp_path):
+def test_both_threads_of_a_core_are_used_only_where_faster(monkeypatch, tmp_path):
     monkeypatch.setattr(processor.os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.setattr(processor, "CGROUP", tmp_path)
     monkeypatch.setattr(processor, "TOPOLOGY", tmp_path)
@@ -202,7 +202,7 @@ def test_both_threads_of_a_core_are_used_only_where_products_are_faster_so(monke
     assert processor.physical_cores() == 8  # not said
 
 
-def test_a_product_is_timed_on_the_threads_asked_for_and_leaves_torch_as_it_was():
+def test_a_product_is_timed_on_given_threads_and_leaves_torch_unchanged():
     before = torch.get_num_threads()
     assert 0 < rates.seconds_of_product(1) < 5
     assert torch.get_num_threads() == before
@@ -219,7 +219,7 @@ def test_threads_are_shared_among_local_processes(monkeypatch):
         torch.set_num_threads(before)
 
 
-def test_vector_functions_are_called_on_one_number_before_several_threads_may_call_them():
+def test_vector_functions_are_first_called_on_one_number():
     # The race itself comes once in some thousand processes: docs/log.md has it measured.
     calls = set()
 

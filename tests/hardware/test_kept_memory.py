@@ -31,5 +31,5 @@ def page_faults(*arguments: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
-def test_tensors_are_made_in_memory_that_the_step_before_freed_without_page_faults():
+def test_tensors_reuse_memory_of_the_last_step_without_page_faults():
     assert 2 * page_faults("keep") < page_faults()  # by default one for every 4 KiB

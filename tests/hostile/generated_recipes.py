@@ -4,6 +4,7 @@ import functools
 import json
 import re
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -12,7 +13,7 @@ import yaml
 
 from pipeline.recipe import read_recipe
 from pipeline.recipe.keys import all_keys
-from pipeline.recipe.schema import ARGUMENTS, alternatives, annotation_of
+from pipeline.recipe.schema import ARGUMENTS, Recipe, alternatives, keys_of
 from pipeline.recipe.start_from import resolve_start
 from pipeline.run.checks import check_before_training
 from pipeline.run_dir.earlier_runs import EarlierRuns
@@ -105,6 +106,26 @@ def values() -> st.Strategy:
             leaves, st.lists(trees, max_size=3), st.dictionaries(st.sampled_from(NAMES), trees, max_size=3)
         )
     return st.one_of(leaves, leaves, leaves, trees)
+
+
+def annotation_of(name: str) -> Any:
+    """What a dotted key may hold, None for one that is not there. An entry of a list has its number in the name."""
+    section, _, argument = name.partition(".")
+    if section == "train":
+        return ARGUMENTS[argument].type if argument in ARGUMENTS else None
+    annotation: Any = Recipe
+    for part in name.split("."):
+        options = alternatives(annotation)
+        of_section = next((option for option in options if is_dataclass(option)), None)
+        of_list = next((option for option in options if get_origin(option) is list), None)
+        of_dict = next((option for option in options if get_origin(option) is dict), None)
+        if of_section is not None:
+            annotation = {key.name: kind for key, kind in keys_of(of_section)}.get(part)
+        elif of_list is not None and part.isdecimal():
+            annotation = get_args(of_list)[0]
+        else:
+            annotation = get_args(of_dict)[1] if of_dict is not None else None
+    return annotation
 
 
 @functools.cache

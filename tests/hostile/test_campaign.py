@@ -32,7 +32,7 @@ def test_hostile_things_of_each_kind_are_refused_or_harmless(tmp_path):
 
 
 @pytest.mark.full
-def test_there_are_at_least_sixty_things_and_all_their_names_differ_also_without_case():
+def test_there_are_at_least_sixty_things_with_names_distinct_without_case():
     names = list(all_things())
     assert len({name.lower() for name in names}) == len(names) >= 60
 

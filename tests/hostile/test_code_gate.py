@@ -293,14 +293,14 @@ def test_code_of_a_pulled_repository_is_not_run(whole, warm, tmp_path):
         ("raise GeneratorExit", "GeneratorExit"),
     ],
 )  # fmt: skip
-def test_a_module_that_ends_or_holds_the_program_at_its_import_is_named(tmp_path, monkeypatch, source, said):
+def test_a_module_that_exits_or_hangs_at_import_is_named(tmp_path, monkeypatch, source, said):
     (tmp_path / "holds.py").write_text(source + "\n")
     with pytest.raises(RecipeError, match=rf"run.callbacks: holds:It cannot be imported \({said}"):
         import_attribute("holds:It", str(tmp_path), where="run.callbacks")
 
 
 @pytest.mark.full
-def test_a_callback_that_ends_the_program_in_a_run_ends_it_with_64_and_its_place(whole, warm, tmp_path):
+def test_a_callback_that_exits_ends_the_run_with_64_and_place(whole, warm, tmp_path):
     case = Case(tmp_path, whole)
     case.put("in/mine.py", "import sys\nfrom transformers import TrainerCallback\nclass Ends(TrainerCallback):\n    def on_step_end(self, *given, **named):\n        sys.exit(0)\n")  # fmt: skip
     ended = warm.run("pretrain", case.recipe(run={"callbacks": ["mine:Ends"]}), folder=tmp_path)
@@ -312,7 +312,7 @@ def test_a_callback_that_ends_the_program_in_a_run_ends_it_with_64_and_its_place
 
 
 @pytest.mark.full
-def test_a_module_with_the_name_of_a_library_is_refused_and_never_replaced_by_it(tmp_path):
+def test_a_module_named_like_a_library_is_refused_and_never_replaced(tmp_path):
     (tmp_path / "json.py").write_text("def loads(row): return 'mine'\n")
     with pytest.raises(RecipeError, match=r"json is the name of another module, which is loaded\). Rename json.py"):
         import_attribute("json:loads", str(tmp_path))
@@ -339,7 +339,7 @@ def test_an_entry_point_of_ours_needs_no_trust(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_push_loads_no_model_with_code_that_is_not_this_program_s(tmp_path):
+def test_a_push_loads_no_model_with_foreign_code(tmp_path):
     from pipeline.hub.verification import unknown_code
     from pipeline.model.saved import CODE_FILES
 

@@ -5,7 +5,7 @@ import pytest
 from tests.hostile.generated_rows import run
 
 
-def test_odd_rows_are_read_or_named_and_never_end_in_a_traceback_or_in_nothing():
+def test_odd_rows_are_read_or_named_and_never_end_in_tracebacks():
     found = run(count=150, seed=0)
     assert not found["defects"], "\n\n".join(found["defects"][:3])
     assert min(found["read"], found["bad"], found["refused"]) > 0

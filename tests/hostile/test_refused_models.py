@@ -85,9 +85,7 @@ def test_a_score_that_is_no_number_ends_an_evaluation_with_65(tmp_path):
         ("class Odd(BaseException): ...\nraise Odd('no')", "Odd: no"),
     ],
 )  # fmt: skip
-def test_trusted_code_of_a_model_that_holds_or_ends_the_program_at_its_import_is_named(
-    whole, tmp_path, monkeypatch, source, said
-):
+def test_trusted_model_code_that_exits_or_hangs_at_import_is_named(whole, tmp_path, monkeypatch, source, said):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     case = Case(tmp_path, whole)
     case.auto_map()

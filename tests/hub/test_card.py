@@ -168,7 +168,7 @@ def figures_of(run):
     return found
 
 
-def test_every_figure_of_the_index_is_the_evaluation_files_figure_to_the_last_digit(tmp_path):
+def test_every_figure_of_the_index_equals_its_evaluation_file_exactly(tmp_path):
     thirds = [row | {"value": row["value"] / 3 - 1e-9} for row in EVERY_ROW]
     run = finished(tmp_path / "a", ("model/", 20, thirds))
     results = ModelCard(card_of(run)).data.eval_results
@@ -177,7 +177,7 @@ def test_every_figure_of_the_index_is_the_evaluation_files_figure_to_the_last_di
     assert len(results) == len(said) == len(thirds) + 2
 
 
-def test_a_figure_of_another_model_of_the_run_is_not_the_published_ones(tmp_path):
+def test_a_figure_of_another_model_is_not_published_as_this_one(tmp_path):
     mine = {"name": "val/bpb", "value": 1.25, "protocol": "validation-7"}
     others = [mine | {"value": 8.75}, {"name": "val/bpb_documents", "value": 9.75, "protocol": "another"}]
     run = finished(tmp_path / "a", ("model/", 20, [mine]), ("checkpoint-10", 10, others))
@@ -296,7 +296,7 @@ def test_hostile_text_anywhere_in_the_run_stays_text(tmp_path, text):
     assert {result.dataset_config for result in front.eval_results} >= {text}
 
 
-def test_a_chat_model_names_the_published_run_that_it_began_with_and_the_base_lists_what_was_made_of_it(tmp_path):
+def test_a_chat_model_and_its_published_base_name_each_other(tmp_path):
     base = whole_base(tmp_path / "base")
     (base.model / "model.safetensors").write_bytes(b"weights")
     shutil.copytree(base.model, tmp_path / "model")
@@ -328,7 +328,7 @@ def with_start(folder, start, **manifest):
     return finished(folder, recipe=RECIPE | {"model": {"start_from": start["from"]}}, manifest=MANIFEST | {"inputs": inputs} | manifest)  # fmt: skip
 
 
-def test_a_model_of_the_hub_that_a_run_began_with_is_its_base(tmp_path):
+def test_a_hub_model_that_a_run_began_with_is_its_base(tmp_path):
     card = card_of(with_start(tmp_path / "a", {"from": "openai-community/gpt2"}))
     assert front_of(card)["base_model"] == "openai-community/gpt2"
     assert (
@@ -339,7 +339,7 @@ def test_a_model_of_the_hub_that_a_run_began_with_is_its_base(tmp_path):
 
 
 @pytest.mark.parametrize("start", ["my/folder", "runs/gone/model", "runs/gone/checkpoints/checkpoint-5"])
-def test_a_folder_that_is_gone_is_not_taken_for_a_model_of_the_hub(tmp_path, start):
+def test_a_folder_that_is_gone_is_not_taken_for_a_hub_model(tmp_path, start):
     card = card_of(with_start(tmp_path / "a", {"from": start, "model.safetensors": "ab" * 32}))
     assert "base_model" not in front_of(card)
     assert f"the model of run {'folder' if start == 'my/folder' else 'gone'}, which is not published" in card
@@ -376,7 +376,7 @@ def test_every_command_on_the_card_is_one_that_the_program_takes(tmp_path, monke
         ("hub.language=[English]", "hub.language.0: is 'English'; it must be an ISO 639 code"),
     ],
 )
-def test_what_the_hub_would_refuse_in_a_cards_metadata_is_refused_in_the_recipe(override, said):
+def test_card_metadata_that_the_hub_would_refuse_is_refused_in_the_recipe(override, said):
     from pipeline.process.errors import RecipeError
     from pipeline.recipe import read_recipe
 

@@ -26,7 +26,7 @@ def benchmarks_of(card):
     return card.split("## Benchmarks\n")[1].split("\n## ")[0]
 
 
-def test_the_card_shows_the_benchmarks_of_the_finished_model_with_interval_and_protocol(card_of):
+def test_the_card_shows_the_finished_benchmarks_with_interval_and_protocol(card_of):
     older, newest, own = core_rows(1), core_rows(2), core_rows(3)
     section = benchmarks_of(card_of(("model/", 20, own), ("step 10", 10, older), ("step 20", 20, newest)))
     low_high = f"{own[0]['low']:.4f} to {own[0]['high']:.4f}"
@@ -37,7 +37,7 @@ def test_the_card_shows_the_benchmarks_of_the_finished_model_with_interval_and_p
     assert section.count("| piqa |") == 1
 
 
-def test_a_model_that_was_scored_at_its_last_step_alone_has_those_scores_and_none_of_earlier_ones(card_of):
+def test_a_model_scored_only_at_its_last_step_shows_only_those_scores(card_of):
     newest = core_rows(2)
     section = benchmarks_of(card_of(("step 10", 10, core_rows(1)), ("step 20", 20, newest)))
     assert f"| core/v1 | {newest[0]['value']:.6f} |" in section
@@ -63,7 +63,7 @@ def test_the_hub_reads_every_mean_and_task_from_the_metadata(card_of):
     assert (task.metric_type, task.metric_args) == ("acc_norm", {"stderr": 0.0125})
 
 
-def test_a_partial_core_is_named_so_in_the_table_and_in_the_metadata(card_of):
+def test_a_partial_core_is_called_partial_in_table_and_metadata(card_of):
     card = card_of(("model/", 20, core_rows(names=["copa"])))
     front = yaml.safe_load(card.split("---\n")[1])
     names = [metric["name"] for result in front["model-index"][0]["results"] for metric in result["metrics"]]

@@ -85,7 +85,7 @@ def test_the_newest_checkpoint_comes_with_the_rows_of_the_run(hub, tmp_path):
     assert by_step(third.checkpoints) == []
 
 
-def test_a_start_that_cannot_ask_the_hub_is_refused_and_one_that_has_a_checkpoint_does_not_ask(hub, tmp_path):
+def test_only_a_start_that_has_a_checkpoint_works_without_asking_the_hub(hub, tmp_path):
     run = RunDirectory(tmp_path / "runs" / "quick")
     with hub.away():
         done = restore(hub, tmp_path, run)
@@ -106,7 +106,7 @@ def test_a_hub_without_the_repository_or_its_branch_lets_the_run_begin(hub, tmp_
     assert not new.path.exists()
 
 
-def test_the_checkpoint_of_another_run_is_not_taken_and_a_branch_keeps_two_runs_apart(hub, tmp_path):
+def test_another_runs_checkpoint_is_not_taken_and_branches_keep_runs_apart(hub, tmp_path):
     first, second = (a_run(tmp_path, name, revision="runs/{run}") for name in ("first", "second"))
     for run in (first, second):
         save(run, 5)
@@ -119,7 +119,7 @@ def test_the_checkpoint_of_another_run_is_not_taken_and_a_branch_keeps_two_runs_
     assert "checkpoint-5 was restored" in restore(hub, tmp_path, elsewhere, revision="runs/{run}").stdout
 
 
-def test_what_an_earlier_run_left_in_the_repository_goes_and_what_others_put_there_stays(hub, tmp_path):
+def test_leftovers_of_an_earlier_run_go_and_files_of_others_stay(hub, tmp_path):
     first, second = a_run(tmp_path, "first"), a_run(tmp_path, "second")
     write_text(first.samples, "{}\n")
     save(first, 5)

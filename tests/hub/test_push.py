@@ -100,7 +100,7 @@ def files_of(hub, repo_id="somebody/quick"):
     return hub.repos[repo_id].commits[-1][1]
 
 
-def test_push_creates_a_private_repository_with_all_files_in_one_commit_and_verifies_them(command, hub, run, tmp_path):
+def test_push_makes_a_private_repository_in_one_commit_and_verifies_it(command, hub, run, tmp_path):
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 0, done.stderr
     repo = hub.repos["somebody/quick"]
@@ -168,7 +168,7 @@ def test_a_secret_between_two_blocks_of_a_large_file_is_found(tmp_path, monkeypa
         ("password in a URL", "git+ssh://me:hunter22@example.org/x"),
     ],
 )
-def test_each_kind_of_secret_is_found_and_what_only_begins_like_it_is_not(tmp_path, kind, text):
+def test_each_kind_of_secret_is_found_and_lookalikes_are_not(tmp_path, kind, text):
     path = tmp_path / "file"
     begun = text.encode()[:-1] if kind == "private key" else text.encode()[:17]
     path.write_bytes(b"x " + begun + b" y")
@@ -178,7 +178,7 @@ def test_each_kind_of_secret_is_found_and_what_only_begins_like_it_is_not(tmp_pa
 
 
 @pytest.mark.full
-def test_looking_for_secrets_takes_no_longer_than_a_few_searches_for_fixed_bytes(tmp_path):
+def test_looking_for_secrets_takes_about_as_long_as_a_few_searches(tmp_path):
     path = tmp_path / "model.safetensors"
     data = os.urandom(2**20) * 24
     path.write_bytes(data)
@@ -266,7 +266,7 @@ def write_model(run, tiny_model, save):
 
 
 @pytest.mark.full
-def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(command, hub, run, own_code, tmp_path):
+def test_a_pushed_model_with_its_own_code_loads_without_our_package(command, hub, run, own_code, tmp_path):
     import torch
 
     done = command(hub, tmp_path, "push", run.path, load=True)
@@ -294,7 +294,7 @@ def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(command
         ("import torch\n", "import torch\nimport a_package_of_nobody\n", "cannot load it"),
     ],
 )  # fmt: skip
-def test_a_model_that_others_load_wrongly_or_not_at_all_is_reported_after_the_push(
+def test_a_model_that_others_load_wrongly_is_reported_after_the_push(
     command, hub, run, own_code, tiny_model, tmp_path, old, new, message
 ):
     kept = tmp_path / "kept"
@@ -310,7 +310,7 @@ def test_a_model_that_others_load_wrongly_or_not_at_all_is_reported_after_the_pu
 
 
 @pytest.mark.full
-def test_the_card_of_an_sft_run_shows_the_chat_template_and_own_code_asks_for_trust(run):
+def test_an_sft_card_shows_the_chat_template_and_asks_for_trust(run):
     from pipeline.hub.card import model_card
     from pipeline.report.run_data import read_run
 
@@ -339,9 +339,7 @@ def test_a_failed_upload_of_a_large_file_is_tried_again(command, hub, run, tmp_p
 
 
 @pytest.mark.full
-def test_a_card_that_the_hub_does_not_take_is_reported_and_an_answer_that_cannot_be_read_is_asked_for_again(
-    command, hub, run, tmp_path
-):
+def test_a_refused_card_is_reported_and_an_unreadable_answer_retried(command, hub, run, tmp_path):
     hub.fault = Fault(to="validate-yaml", status=400)
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 65
@@ -353,7 +351,7 @@ def test_a_card_that_the_hub_does_not_take_is_reported_and_an_answer_that_cannot
 
 
 @pytest.mark.full
-def test_the_card_names_the_whole_id_where_the_namespace_was_left_to_the_hub(command, hub, run, tmp_path):
+def test_the_card_names_the_whole_id_where_the_hub_chose_the_namespace(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path, "--id", "quick").returncode == 0
     assert 'from_pretrained("somebody/quick")' in files_of(hub)["README.md"].decode()
 
@@ -401,7 +399,7 @@ def test_a_public_repository_does_not_silently_take_a_private_run(command, hub, 
 
 
 @pytest.mark.full
-def test_pull_restores_the_run_bit_for_bit_and_a_second_pull_is_refused(command, hub, run, tmp_path):
+def test_pull_restores_the_run_exactly_and_a_second_pull_is_refused(command, hub, run, tmp_path):
     write_text(run.contamination, '{"tasks": {}}')
     assert command(hub, tmp_path, "push", run.path).returncode == 0
     done = command(hub, tmp_path, "pull", "somebody/quick", "--runs", tmp_path / "elsewhere")

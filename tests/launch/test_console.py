@@ -97,7 +97,7 @@ def test_init_cuts_a_single_text_into_documents_that_can_be_held_out(folder, mon
 
 
 @pytest.mark.parametrize("blank", ["\n\n", "\n", " "])
-def test_a_text_is_cut_where_it_can_be_and_nothing_of_it_is_lost(blank):
+def test_a_text_is_cut_at_good_places_and_nothing_is_lost(blank):
     text = blank.join(f"Paragraph {number} says this and that." for number in range(400)) + "\n"
     pieces = list(documents_of(text.splitlines(keepends=True), characters=300))
     assert "".join(pieces) == text
@@ -140,7 +140,7 @@ def test_a_wheel_has_the_recipes_and_nothing_of_an_earlier_build(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_wheel_trains_and_answers_in_a_folder_with_a_users_own_pipeline(folder, tmp_path_factory):
+def test_the_wheel_trains_and_answers_beside_a_users_own_pipeline_folder(folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("installed")
     python, tool = place / "env" / "bin" / "python", (str(place / "env" / "bin" / "tandem"),)
     pip = [sys.executable, "-m", "pip"]

@@ -93,7 +93,7 @@ def test_a_signal_reaches_every_rank_and_their_status_comes_back(tmp_path, proce
 
 
 @pytest.mark.full
-def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_spares_the_launcher(tmp_path):
+def test_ctrl_c_in_a_terminal_reaches_ranks_once_and_spares_the_launcher(tmp_path):
     process = start(tmp_path, 1, start_new_session=True)
     os.killpg(process.pid, signal.SIGINT)  # a terminal signals its whole foreground group
     _, errors = process.communicate(timeout=60)
@@ -103,7 +103,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_spares_the_launcher(tmp
 
 
 @pytest.mark.full
-def test_a_terminal_that_is_closed_under_two_ranks_leaves_the_runs_own_status(tmp_path):
+def test_closing_the_terminal_under_two_ranks_leaves_the_runs_own_status(tmp_path):
     import pty
 
     ours, theirs = pty.openpty()
@@ -255,7 +255,7 @@ def test_the_default_recipe_is_used_when_only_overrides_are_given():
 
 
 @pytest.mark.full
-def test_a_status_file_that_a_full_disk_left_empty_is_no_word_of_anybody(tmp_path, monkeypatch):
+def test_a_status_file_left_empty_by_a_full_disk_is_ignored(tmp_path, monkeypatch):
     status_file = tmp_path / "status"
     status_file.write_text("")
     assert launch.final_status(status_file, 74, []) == (74, "")

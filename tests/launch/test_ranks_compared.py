@@ -70,7 +70,7 @@ def recipe(tmp_path, cache, text_files, chat_files) -> Path:
     return Runner(tmp_path, cache, text_files, chat_files).recipe("compared", "gpt2")
 
 
-def test_ranks_with_another_rate_cadence_or_version_are_refused_with_what_differs_by_host(tmp_path, recipe):
+def test_ranks_that_differ_are_refused_with_the_differences_by_host(tmp_path, recipe):
     rate, saves, versions = (
         [
             [["optimizer.groups.matrices.learning_rate=0.01"], None],

@@ -69,9 +69,7 @@ def start(folder: Path, plan: str, restarts: int) -> subprocess.Popen:
         ("5 1, 10 0", 0, 1, 1),
     ],
 )
-def test_a_crash_is_started_again_only_when_that_can_mend_it_and_progress_was_made(
-    tmp_path, plan, restarts, status, starts
-):
+def test_a_crash_restarts_only_when_that_can_help_and_progress_was_made(tmp_path, plan, restarts, status, starts):
     process = start(tmp_path, plan, restarts)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == status, errors

@@ -151,7 +151,7 @@ time.time = lambda: now() + 3600
 """
 
 
-def test_a_job_trains_and_stops_where_locks_and_clock_are_a_hosts_own(runner, hosts, tmp_path):
+def test_a_job_works_where_each_host_has_its_own_locks_and_clock(runner, hosts, tmp_path):
     recipe = runner.recipe("shared", "gpt2", train=LONG)
     (tmp_path / "sitecustomize.py").write_text(OTHER_HOST)
     (tmp_path / "boot_id").write_text("another kernel")

@@ -38,7 +38,7 @@ def visible_pairs(model, length):
     return [int((weights[0, 0] > 0).sum()) for weights in attentions]
 
 
-def test_a_window_sees_itself_and_the_tokens_before_it_and_the_last_layer_sees_all():
+def test_a_window_sees_itself_and_the_tokens_before_and_the_last_all():
     model = tiny("modern", sliding_window=9)
     full = 30 * 31 // 2
     windowed = sum(min(t + 1, 9) for t in range(30))
@@ -46,7 +46,7 @@ def test_a_window_sees_itself_and_the_tokens_before_it_and_the_last_layer_sees_a
     assert model.config.windows == [9, 9, 9, None]
 
 
-def test_the_default_window_is_a_quarter_of_the_row_before_the_token_and_the_token():
+def test_the_default_window_is_a_quarter_of_the_row_plus_the_token():
     assert tiny("modern", n_positions=2048, sliding_window=None).config.sliding_window == 513
     assert tiny("modern", n_positions=256, sliding_window=None).config.sliding_window == 129
 

@@ -29,7 +29,7 @@ class Adapted(nn.Module):
         )
 
 
-def test_an_adapter_around_the_head_is_part_of_the_loss_and_gets_gradients(name):
+def test_an_adapter_around_the_head_joins_the_loss_and_gets_gradients(name):
     model = tiny(name, vocab_size=128)
     ids = random_ids(2, 20)
     plain = model(ids, labels=ids).loss
@@ -62,7 +62,7 @@ def one_thread():
     ("asked", "multiple", "vocab_size"),
     [(104, None, 104), (150, None, 150), (104, 8, 104), (None, 8, 104), (64, None, 64)],
 )
-def test_more_or_fewer_ids_leave_the_others_as_they_were_and_the_model_loads_again(
+def test_changing_the_number_of_ids_keeps_the_others_and_reloads(
     name, tied, asked, multiple, vocab_size, tmp_path, one_thread
 ):
     model = tiny(name, tie_word_embeddings=tied)
@@ -85,7 +85,7 @@ def test_more_or_fewer_ids_leave_the_others_as_they_were_and_the_model_loads_aga
         assert torch.equal(loaded(new).logits, model(new).logits)
 
 
-def test_a_new_id_gets_the_mean_of_the_trained_rows_and_not_one_of_the_padding():
+def test_a_new_id_gets_the_mean_of_trained_rows_without_padding():
     model = tiny("modern")
     with torch.no_grad():
         for module in [model.transformer.wte, model.lm_head, model.transformer.h[3].attn.value_embedding]:

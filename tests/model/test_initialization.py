@@ -74,7 +74,7 @@ def test_moderns_weights_are_nanochats():
     assert trunk.backout_lambda.item() == pytest.approx(0.2)
 
 
-def test_bigram_embeddings_begin_at_zero_beside_the_weights_of_the_model_without_them():
+def test_bigram_embeddings_begin_at_zero_and_leave_the_other_weights_alone():
     plain, bigrams = (build_model("tandem", FIELDS[name], seed=1).state_dict() for name in ("modern", "bigrams"))
     assert not bigrams.pop("transformer.bigram_embedding.weight").any()
     assert torch.equal(bigrams.pop("transformer.bigram_lambdas"), torch.full((4,), 0.1))

@@ -75,7 +75,7 @@ def test_the_training_step_with_flex_attention_is_one_graph_compiled_once(packed
     assert any("argsort" in name for name in called) == packed  # the blocks of a window are constants of the graph
 
 
-def test_the_compiler_leaves_the_lists_of_blocks_contiguous_as_the_kernel_on_gpus_takes_them_to_be():
+def test_the_compiler_keeps_block_lists_contiguous_as_the_gpu_kernel_assumes():
     # That kernel multiplies by the stride of the heads' dimension, which is of size 1 here; the CPU's does not.
     def masked(query, documents):
         how = {"BLOCK_SIZE": (128, 128), "mask_mod": _visible(9, documents)}
@@ -149,7 +149,7 @@ def flash_kernel(monkeypatch):
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("packed", [False, True], ids=["whole rows", "packed rows"])
-def test_flash_kernels_give_the_logits_of_eager_attention_in_any_number_of_rows(model, flash_kernel, rows, packed):
+def test_flash_kernels_give_the_logits_of_eager_attention_for_any_rows(model, flash_kernel, rows, packed):
     model.double()  # half precision would hide a difference
     ids, positions = random_ids(rows, 60), packed_positions(17, 60, 23)[:rows, :60] if packed else None
     logits = []

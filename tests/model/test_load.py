@@ -177,7 +177,7 @@ def test_a_kernel_that_a_config_names_is_not_looked_for(name, key, tmp_path):
 
 @pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/hostname", "a/../../elsewhere.bin"])
 @pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
-def test_an_index_of_files_outside_its_folder_is_refused_before_they_are_opened(index, name, tmp_path):
+def test_an_index_naming_files_outside_its_folder_is_refused_unopened(index, name, tmp_path):
     write_llama(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
     (tmp_path / "model" / index).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
@@ -189,7 +189,7 @@ def test_an_index_of_files_outside_its_folder_is_refused_before_they_are_opened(
 
 
 @pytest.mark.parametrize("name", SEEING)
-def test_a_model_with_a_vision_tower_is_trained_on_text_and_saved_whole(name, tmp_path):
+def test_a_model_with_a_vision_tower_trains_on_text_and_saves_whole(name, tmp_path):
     stock = write_seeing(name, tmp_path / "model")
     model = load_model(tmp_path / "model")
     assert "kept as it is: vi" in model.notes[0]
@@ -318,7 +318,7 @@ def test_a_model_that_sees_what_comes_is_found_out():
 @pytest.mark.parametrize(
     "rope", [{"rope_theta": 7e3}, {"rope_parameters": {"rope_type": "default", "rope_theta": 7e3}}]
 )
-def test_a_base_of_rotary_positions_is_read_where_either_version_of_transformers_writes_it(rope, tmp_path):
+def test_a_rotary_base_is_read_where_either_transformers_version_writes_it(rope, tmp_path):
     torch.manual_seed(0)
     own = {"rope_parameters": {"rope_type": "default", "rope_theta": 7e3}}
     stock = tf.LlamaForCausalLM(tf.LlamaConfig(**TEXT, **own, initializer_range=0.5)).eval()

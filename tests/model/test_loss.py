@@ -90,7 +90,7 @@ def test_a_batch_without_targets_has_loss_zero_and_no_gradient():
     assert model(random_ids(2, 9), shift_labels=torch.full((2, 9), -100)).loss.item() == 0
 
 
-def test_a_small_head_takes_one_chunk_and_a_large_one_chunks_of_equal_rows():
+def test_a_small_head_takes_one_chunk_and_a_large_one_equal_chunks():
     assert chunk_rows(16 * 256, 4096, "cuda") == 4096
     assert chunk_rows(16 * 2048, 32768, "cuda") == 1024
     assert chunk_rows(16 * 2048, 32768, "cpu") == 256
@@ -127,7 +127,7 @@ def test_accumulating_four_ragged_micro_batches_is_one_batch(model):
     assert (parts - whole).norm() <= 1e-5 * whole.norm()
 
 
-def test_the_loss_is_the_token_mean_and_labels_are_shifted_where_they_must_be(model):
+def test_the_loss_is_the_token_mean_and_shifts_labels_where_needed(model):
     ids, labels = ragged()
     logits = model(ids).logits
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
@@ -137,7 +137,7 @@ def test_the_loss_is_the_token_mean_and_labels_are_shifted_where_they_must_be(mo
     assert torch.equal(model(ids, labels=ids).logits, logits)
 
 
-def test_nats_per_token_sum_to_the_loss_and_are_zero_where_nothing_is_scored(model):
+def test_nats_per_token_sum_to_the_loss_and_unscored_ones_are_zero(model):
     ids, labels = ragged()
     nats = model.per_token_nll(ids, labels)
     assert nats.shape == ids.shape
@@ -161,7 +161,7 @@ def test_gradient_checkpointing_changes_no_gradient(model):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "modern"])
-def test_the_own_models_divide_by_the_number_they_are_told_and_a_mean_is_found_out(name):
+def test_own_models_divide_by_the_given_number_and_a_mean_is_detected(name):
     model = tiny(name).train()
     model.config._attn_implementation = "flash_attention_2"  # which this CPU could not run
     assert divides_by_num_items(model)
@@ -195,7 +195,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-def test_a_stock_model_never_holds_the_logits_of_its_batch_while_it_trains(monkeypatch):
+def test_a_stock_model_never_holds_its_batch_of_logits_while_training(monkeypatch):
     monkeypatch.setitem(loss_tandem.CHUNK_ELEMENTS, "cpu", 16 * 1000)
     model = build_model("qwen3", SIZES | TOKENS | {"vocab_size": 1000}, seed=1).train()
     ids, _ = ragged()  # 192 positions
@@ -238,7 +238,7 @@ def test_a_stock_model_trains_with_the_chunked_loss_and_its_own_gradients(kind, 
     torch.testing.assert_close(model(ids, labels=ids).loss, shifted, rtol=1e-6, atol=0)
 
 
-def test_a_stock_model_with_the_chunked_loss_stays_stock_where_it_does_not_train(tmp_path):
+def test_a_stock_model_with_chunked_loss_stays_stock_outside_training(tmp_path):
     model = stirred(build_model("qwen3", SIZES | TOKENS, seed=1)).eval()
     assert inspect.signature(model.forward) == inspect.signature(type(model)(model.config).forward)
     ids, labels = ragged()

@@ -47,7 +47,7 @@ def test_the_dial_plans_the_parameters_that_are_built(tmp_path, overrides):
     assert sizes_of(recipe).parameters()["total"] == sum(p.numel() for p in model.parameters())
 
 
-def test_a_block_has_as_many_weights_as_modern_s_at_the_same_depth(tmp_path):
+def test_a_portable_block_has_as_many_weights_as_a_modern_one(tmp_path):
     sizes = {preset: sizes_of(recipe_of(tmp_path, preset=preset)) for preset in ("portable", "modern")}
     matrices = {preset: size.parameters()["matrices"] for preset, size in sizes.items()}
     # 8/3 of the width is rounded up to a multiple of 64, and modern's value embeddings have gates.
@@ -100,7 +100,7 @@ def test_options_of_the_preset_of_an_earlier_layer_are_left_out(tmp_path):
     assert any("model.options.window_pattern" in note for note in recipe.notes)
 
 
-def test_a_split_pattern_of_an_earlier_layer_that_llama_cpp_has_not_is_replaced(tmp_path):
+def test_a_default_split_pattern_unknown_to_llama_cpp_is_replaced(tmp_path):
     recipe = read_recipe(["quickstart_pretrain", "model.preset=portable"])
     assert recipe.tokenizer.split_pattern == "qwen2"
     assert any("tokenizer.split_pattern" in note and "llama.cpp" in note for note in recipe.notes)

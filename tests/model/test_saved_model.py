@@ -64,14 +64,14 @@ def test_the_saved_config_names_its_classes_and_tokens(tmp_path):
     assert "from pipeline" not in code
 
 
-def test_a_gpt2s_config_is_that_of_transformers_and_the_name_llama_cpps_converter_reads_its_context_by(tmp_path):
+def test_a_gpt2_config_is_the_stock_one_plus_a_context_key(tmp_path):
     save_model(tiny("gpt2"), tmp_path / "ours")
     GPT2LMHeadModel(GPT2Config(**GPT2)).save_pretrained(tmp_path / "stock")
     ours, stock = (json.loads((tmp_path / at / "config.json").read_text()) for at in ("ours", "stock"))
     assert ours == stock | {"n_ctx": GPT2["n_positions"]}
 
 
-def test_the_finished_model_can_be_written_in_bf16_and_stays_fp32_in_memory(model, tmp_path):
+def test_the_finished_model_is_written_in_bf16_and_stays_fp32_in_memory(model, tmp_path):
     save_model(model, tmp_path, dtype=torch.bfloat16)
     assert {value.dtype for value in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
@@ -104,7 +104,7 @@ def test_weights_that_are_written_apart_are_those_of_save_pretrained(name, tmp_p
 
 
 @pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": True}, {"vocab_size": 128}])
-def test_the_finished_model_has_a_row_for_each_id_and_the_checkpoint_those_that_training_has(tmp_path, change):
+def test_the_finished_model_drops_padding_rows_that_the_checkpoint_keeps(tmp_path, change):
     model = tiny("modern", **change)
     ids = model.config.vocab_size
     save_model(model, tmp_path / "model")
@@ -120,7 +120,7 @@ def test_the_finished_model_has_a_row_for_each_id_and_the_checkpoint_those_that_
     assert torch.equal(finished(random_ids(2, 40)).logits, model(random_ids(2, 40)).logits)
 
 
-def test_the_loss_that_trl_takes_of_every_row_of_the_head_is_the_finished_models_own(tmp_path):
+def test_the_loss_trl_computes_from_the_head_equals_the_models_own(tmp_path):
     utils = pytest.importorskip("trl.trainer.utils")
     save_model(tiny("modern"), tmp_path)
     model, batch = load_model(tmp_path), {"input_ids": random_ids(2, 40), "labels": random_ids(2, 40)}

@@ -23,7 +23,7 @@ def integrate(samples, *, longest_s):
     return meter
 
 
-def test_energy_of_a_known_power_sampled_at_uneven_times_is_its_integral_to_a_thousandth():
+def test_energy_of_known_power_at_uneven_samples_matches_to_a_thousandth():
     """600 W (1 - exp(-t / 20 s)), as a GPU that is given work; samples 0.2 to 1.8 s apart."""
     draw, times = random.Random(0), [0.0]
     while times[-1] < 120:
@@ -83,7 +83,7 @@ def test_the_recorded_trace_has_its_energy_to_a_thousandth():
     assert usual_period_s(first.times) == pytest.approx(0.1, rel=0.05)
 
 
-def test_what_the_monitor_records_of_the_stand_in_has_its_energy_to_a_thousandth(driver, tmp_path):
+def test_the_monitored_stand_in_has_its_energy_to_a_thousandth(driver, tmp_path):
     file = tmp_path / "gpu.csv"
     command = [sys.executable, "-m", "pipeline.monitor", "--hz", "50", "--samples", "120", "--output", str(file)]
     subprocess.run(command, env=driver, check=True, capture_output=True)

@@ -49,7 +49,7 @@ def wait_until(true, what):
         time.sleep(0.02)
 
 
-def test_a_reading_has_means_since_the_last_one_and_an_attempt_goes_on_in_the_file_and_the_energy(driver, tmp_path):
+def test_a_reading_has_means_since_the_last_and_attempts_add_up_energy(driver, tmp_path):
     output = tmp_path / "gpu-host.csv"
     _, reading, again, words = attempt_of(output, driver, seconds=2.5)
     numbers = eval(reading)
@@ -71,7 +71,7 @@ def test_a_reading_has_means_since_the_last_one_and_an_attempt_goes_on_in_the_fi
     assert earlier < eval(reading)["energy_j"] <= both * 1.001
 
 
-def test_a_line_torn_by_a_crash_neither_is_a_row_nor_spoils_the_next_attempts(driver, tmp_path):
+def test_a_line_torn_by_a_crash_is_no_row_and_spoils_nothing(driver, tmp_path):
     output = tmp_path / "gpu-host.csv"
     attempt_of(output, driver, seconds=0.3)
     rows = list(read_samples(output))
@@ -97,7 +97,7 @@ def test_a_killed_training_leaves_rows_that_are_read(driver, tmp_path, end):
     assert len(read_gpus(output)) == 2
 
 
-def test_a_sampler_that_cannot_write_says_so_once_and_the_training_goes_on(driver, tmp_path):
+def test_a_sampler_that_cannot_write_says_so_once_and_training_goes_on(driver, tmp_path):
     _, *rest = attempt_of(tmp_path / "no" / "folder.csv", driver)
     assert rest == [f"{tmp_path}/no/folder.csv: GPUs are not sampled any more (No such file or directory)", "{}", "{}"]
 

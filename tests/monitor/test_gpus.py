@@ -47,7 +47,7 @@ def test_gpu_numbers_are_in_the_units_of_their_names(driver, tmp_path):
     assert "2 GPUs: 3 samples at " in words
 
 
-def test_what_a_gpu_does_not_tell_is_left_out_and_the_rest_is_not(driver, tmp_path):
+def test_only_what_a_gpu_does_not_tell_is_left_out(driver, tmp_path):
     rows, _ = samples(tmp_path, {**driver, "STAND_IN_NO_POWER": "0"}, "--hz", "100", "--samples", "2")
     first, second = rows[:2]
     assert not first.keys() & {"gpu/power_w", "gpu/power_pct", "gpu/energy_j"}
@@ -70,7 +70,7 @@ def test_what_holds_the_clocks_back_is_reported_in_words(driver, tmp_path):
     assert 1 <= len([row for row in capped if "host/cpu_pct" in row]) <= 1 + seconds / 0.9
 
 
-def test_idleness_and_a_set_clock_are_no_throttling_and_a_new_bit_is_reported_as_its_number():
+def test_idleness_and_a_set_clock_are_no_throttling_and_bits_are_named():
     assert throttle_words(0) == "none"
     assert throttle_words(0x3) == "gpu_idle+application_clocks"
     assert not is_throttled("none")
@@ -103,7 +103,7 @@ def test_only_the_gpus_that_are_named_are_asked(driver):
     assert output.stdout == "[1]\nno GPU numbers: NVIDIA's driver sees no GPU that the run uses\n"
 
 
-def test_the_first_host_sample_has_no_rates_and_later_ones_are_per_second(monkeypatch, tmp_path):
+def test_host_samples_have_rates_per_second_only_after_the_first(monkeypatch, tmp_path):
     clock = iter([10.0, 14.0])
     bytes_written = iter([1_000_000, 9_000_000])
     monkeypatch.setattr(host_module.time, "monotonic", lambda: next(clock))

@@ -19,7 +19,7 @@ def runner(tmp_path, cache, text_files, chat_files) -> Runner:
     return Runner(tmp_path, cache, text_files, chat_files)
 
 
-def test_a_killed_and_restarted_run_has_all_its_samples_energy_and_the_profiled_steps(runner, driver):
+def test_a_killed_and_restarted_run_has_all_samples_energy_and_profiled_steps(runner, driver):
     settings = {"trackers": [], "gpu_hz": 20, "profile_steps": [6, 7]}
     recipe = runner.recipe(
         "watched",
@@ -58,7 +58,7 @@ def test_a_killed_and_restarted_run_has_all_its_samples_energy_and_the_profiled_
     assert "cost at run.gpu_hour_cost" in text
 
 
-def test_a_run_on_a_cpu_without_a_driver_has_no_gpu_numbers_and_says_nothing_of_them(runner):
+def test_a_run_on_a_cpu_has_no_gpu_numbers_and_no_complaint(runner):
     if not why_no_driver():
         pytest.skip("this machine has one")
     run = runner.train(runner.recipe("unwatched", "gpt2", train={"max_steps": 4, "save_steps": 4, "logging_steps": 1}))

@@ -47,7 +47,7 @@ def messages(problems, kind):
     return [str(problem) for problem in problems]
 
 
-def test_rows_by_accumulation_that_cannot_be_halved_are_found_once_the_processes_are_known(quickstart):
+def test_rows_that_cannot_be_halved_are_found_once_processes_are_known(quickstart):
     batch = ["data.batch_tokens=null", "train.gradient_accumulation_steps=1", "train.per_device_train_batch_size=1"]
     warmup = ["optimizer.schedule.batch_warmup_steps=10", "optimizer.schedule.batch_halvings=2"]
     (message,) = messages(find_problems(quickstart(*batch, *warmup, processes=3), on_this_machine=False), RecipeError)
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_is_being_sent_to_the_mirror_needs_room_too(quickstart
     )
 
 
-def test_a_model_larger_than_the_device_is_refused_and_a_large_micro_batch_only_noted():
+def test_a_model_larger_than_the_device_is_refused_unlike_a_large_batch():
     fineweb = str(RECIPES / "fineweb_d24.yaml")
     small = make_plan(read_recipe([fineweb]), planned_device("8xL40S"), processes=8)
     assert find_problems(small, on_this_machine=False) == []
@@ -154,7 +154,7 @@ def test_a_device_that_does_not_hold_one_row_is_refused():
     assert "one row is estimated to need" in messages(find_problems(plan, on_this_machine=False), OutOfMemoryError)[0]
 
 
-def test_the_last_line_of_a_plan_that_may_not_fit_says_so_and_what_to_write(capsys):
+def test_a_plan_that_may_not_fit_says_so_in_its_last_line(capsys):
     def last_line(*arguments):
         assert main([str(RECIPES / "fineweb_d24.yaml"), *arguments]) == 0
         return capsys.readouterr().out.splitlines()[-1]

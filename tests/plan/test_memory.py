@@ -102,7 +102,7 @@ def test_weights_and_gradients_are_counted_exactly_and_buckets_on_several_proces
     assert joined.gradients == 2 * real
 
 
-def test_of_a_sharded_model_a_process_has_its_share_and_what_it_gathers():
+def test_a_process_of_a_sharded_model_has_its_share_and_gathered_parts():
     recipe, model = small()
     real = sum(p.nbytes for p in model.parameters())
     eighth = memory_of(recipe, sizes_of(recipe), processes=8, half=True, compiled=False, shards=8)
@@ -210,7 +210,7 @@ def test_auto_is_planned_as_the_largest_divisor_whose_estimate_fits_the_device()
     assert chosen["1xH100"] > chosen["1xRTX 4090"] > 0
 
 
-def test_on_a_cpu_auto_takes_no_more_positions_than_keep_it_busy_and_no_more_than_half_of_the_free_memory():
+def test_on_a_cpu_auto_is_limited_by_work_and_by_free_memory():
     plan = make_plan(read_recipe([QUICKSTART, AUTO]), device_without_torch(), processes=1)
     rows = micro_batch(plan.recipe)
     positions = rows * plan.recipe.data.row_tokens
@@ -219,6 +219,6 @@ def test_on_a_cpu_auto_takes_no_more_positions_than_keep_it_busy_and_no_more_tha
     assert plan.micro_steps * rows == plan.batch_tokens // plan.recipe.data.row_tokens
 
 
-def test_auto_beside_accumulation_is_refused_since_the_batch_would_depend_on_the_device():
+def test_auto_beside_accumulation_is_refused_as_the_batch_would_vary():
     with pytest.raises(RecipeError, match="is auto beside train.gradient_accumulation_steps".replace(".", r"\.")):
         read_recipe([QUICKSTART, AUTO, "data.batch_tokens=null", "train.gradient_accumulation_steps=2"])

@@ -165,7 +165,7 @@ def test_what_is_unknown_is_printed_as_such_and_never_as_zero(tmp_path):
     assert any(reason.startswith("time, since the peak of NVIDIA Nonesuch") for reason in why_unknown(plan))
 
 
-def test_a_plan_in_epochs_of_text_that_lies_here_has_about_its_steps_and_time(text_files, tmp_path, capsys):
+def test_a_plan_in_epochs_of_local_text_estimates_its_steps_and_time(text_files, tmp_path, capsys):
     sources = f"data.sources=[{{files: {text_files[0]}}}]"
     given = ["own_text", sources, f"data.validation=[{{files: {text_files[2]}}}]", f"data.cache_dir={tmp_path}"]
     assert main(given) == 0
@@ -175,7 +175,7 @@ def test_a_plan_in_epochs_of_text_that_lies_here_has_about_its_steps_and_time(te
     assert "the run has" in text  # fewer steps than train.save_steps
 
 
-def test_a_plan_in_epochs_counts_nothing_that_would_be_fetched_or_cannot_be_kept(
+def test_a_plan_in_epochs_counts_nothing_it_would_fetch_or_cannot_keep(
     text_files, chat_files, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(
@@ -200,7 +200,7 @@ def test_a_plan_in_epochs_counts_nothing_that_would_be_fetched_or_cannot_be_kept
         assert "n/a" in line(capsys.readouterr().out, "steps"), given
 
 
-def test_the_text_of_a_plan_in_epochs_is_counted_once_for_all_depths(text_files, tmp_path, capsys, monkeypatch):
+def test_epoch_plans_count_their_text_once_for_all_depths(text_files, tmp_path, capsys, monkeypatch):
     counted = []
     monkeypatch.setattr("pipeline.data.estimate.about_tokens", lambda recipe: counted.append(recipe) or (1e6, 1000))
     sources = [f"data.sources=[{{files: {text_files[0]}}}]", f"data.validation=[{{files: {text_files[2]}}}]"]

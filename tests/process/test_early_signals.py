@@ -84,7 +84,7 @@ def test_sigterm_ends_a_working_command_with_75_and_a_sentence(number, tmp_path:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a script of POSIX shells")
-def test_ctrl_c_while_a_script_looks_at_its_environment_ends_it_with_a_sentence():
+def test_ctrl_c_while_a_script_checks_its_environment_ends_with_a_sentence():
     script = subprocess.Popen(
         ["bash", "run_pretrain.sh", "r.yaml"],
         cwd=ROOT,

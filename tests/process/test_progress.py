@@ -47,7 +47,7 @@ def on_a_terminal(program: str) -> tuple[str, str]:
     return done.communicate()[0], shown.decode()
 
 
-def test_on_a_terminal_there_are_bars_with_rate_and_time_left_and_the_lines_of_the_console_stay_whole():
+def test_on_a_terminal_bars_show_rates_and_keep_console_lines_whole():
     stdout, shown = on_a_terminal(PROGRAM)
     assert stdout == f"{STEP}\n" * 3 + "the end\n"
     assert re.search(r"\rcompiling: 1 s", shown)
@@ -56,13 +56,13 @@ def test_on_a_terminal_there_are_bars_with_rate_and_time_left_and_the_lines_of_t
     assert last_line.strip() == ""  # nothing is left on the screen
 
 
-def test_without_a_terminal_nothing_is_drawn_and_what_is_short_has_no_line():
+def test_without_a_terminal_nothing_is_drawn_and_short_work_prints_no_line():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.stdout == f"{STEP}\n" * 3 + "the end\n"
     assert done.stderr == ""
 
 
-def test_without_a_terminal_a_line_now_and_then_says_how_much_is_done(capsys, monkeypatch):
+def test_without_a_terminal_an_occasional_line_says_how_much_is_done(capsys, monkeypatch):
     monkeypatch.setattr(progress, "FIRST_LINE_S", 0.001)
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     with Bar("fetching", total=100, unit="files", shown=True) as bar:

@@ -21,7 +21,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
-def test_what_is_no_object_is_damage_of_status_65_that_names_the_file(tmp_path, content):
+def test_a_file_holding_no_object_is_named_as_damaged_with_status_65(tmp_path, content):
     path = tmp_path / "seal.json"
     path.write_bytes(content)
     with pytest.raises(DamagedFileError, match=r"seal\.json: ") as caught:
@@ -29,7 +29,7 @@ def test_what_is_no_object_is_damage_of_status_65_that_names_the_file(tmp_path, 
     assert isinstance(caught.value, DataError)
 
 
-def test_every_flipped_bit_of_a_value_is_found_and_files_without_a_checksum_stay_readable(tmp_path):
+def test_every_flipped_bit_is_found_and_files_without_checksum_stay_readable(tmp_path):
     path = tmp_path / "a.json"
     value = {"rows": 128, "read": {"documents": 7}, "by_step": {1: [0.1, None, "ä"]}}
     write_sealed_json(path, value)

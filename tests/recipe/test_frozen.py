@@ -41,7 +41,7 @@ def test_no_key_of_a_recipe_that_was_read_can_be_assigned():
             write()
 
 
-def test_another_recipe_has_the_new_values_and_is_frozen_and_the_old_one_stays():
+def test_another_recipe_has_new_values_and_is_frozen_beside_the_old_one():
     recipe = read_recipe([QUICKSTART])
     before = dump_recipe(recipe)
     other = with_values(

@@ -65,7 +65,7 @@ def test_parameters_that_are_planned_are_those_that_are_built(model_type, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
-def test_every_causal_lm_of_transformers_is_planned_as_built_or_refused_with_its_reason(model_type, tmp_path):
+def test_every_causal_lm_is_planned_as_built_or_refused_with_reason(model_type, tmp_path):
     recipe = recipe_of(tmp_path, model_type)
     try:
         sizes = sizes_of(recipe)
@@ -142,7 +142,7 @@ def test_open_sizes_are_filled_and_given_ones_are_kept(tmp_path):
 
 
 @pytest.mark.full
-def test_a_horizon_per_parameter_is_refused_where_it_is_not_known_which_experts_a_token_passes(tmp_path):
+def test_a_horizon_per_parameter_is_refused_where_expert_use_is_unknown(tmp_path):
     with pytest.raises(RecipeError, match=r"run\.tokens_per_param: the parameters that a token passes are not known: a qwen3_next carries a state"):  # fmt: skip
         recipe_of(tmp_path, "qwen3_next", "run.tokens_per_param=2")
     with pytest.raises(RecipeError, match=r"run\.flops: the FLOPs of a token are not known: a mamba carries a state"):
@@ -150,7 +150,7 @@ def test_a_horizon_per_parameter_is_refused_where_it_is_not_known_which_experts_
 
 
 @pytest.mark.full
-def test_a_model_that_cannot_be_built_is_refused_with_its_reason_before_step_1(tmp_path):
+def test_a_model_that_cannot_be_built_is_refused_before_step_1(tmp_path):
     recipe = recipe_of(tmp_path, "llama4")
     with pytest.raises(SizesUnknownError, match="Llama4Config has no field hidden_size"):
         sizes_of(recipe)

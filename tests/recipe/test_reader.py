@@ -91,7 +91,7 @@ def test_a_large_file_is_refused_without_being_read(folder):
     "text",
     ["[" * 20_000, "a: " + "9" * 5000, "[1]", "a: 2024-99-99", "a: !!python/name:os.system x", "a: \xe9"],
 )  # fmt: skip
-def test_a_damaged_or_hostile_yaml_of_a_run_is_reported_in_a_sentence(folder, text):
+def test_a_damaged_or_hostile_yaml_of_a_run_is_reported_plainly(folder, text):
     (folder / "recipe.yaml").write_text(text, encoding="latin-1")
     with pytest.raises(DamagedFileError, match=r"^recipe\.yaml: is no YAML as it was written \("):
         load_mapping("recipe.yaml")
@@ -125,7 +125,7 @@ def test_an_override_of_a_text_key_arrives_as_it_was_typed(folder, override, key
     assert getattr(read_recipe([write(folder, GOOD), override]).run, key) == value
 
 
-def test_weights_that_are_not_there_are_named_by_the_key_that_the_recipe_has(folder):
+def test_missing_weights_are_named_by_the_key_in_the_recipe(folder):
     recipe = read_recipe([write(folder, changed("n_head: 4", "n_head: 4\n  start_from: /nowhere"))])
     with pytest.raises(
         InputMissingError, match=r"^recipe\.yaml:14: model\.start_from: there is no run or folder /nowhere\."

@@ -104,7 +104,7 @@ def test_two_horizons_on_one_command_line_are_refused(folder):
         read_recipe([write(folder), "train.max_steps=7", "run.tokens=4096"])
 
 
-def test_keys_that_came_later_leave_older_runs_their_identity_until_they_are_used(folder):
+def test_keys_that_came_later_leave_older_runs_their_identity_until_used(folder):
     recipe = read_recipe([write(folder), "optimizer.type=muon_adamw"])
     names = {name.removeprefix("optimizer.") for name in resume_keys(recipe) if name.startswith("optimizer.")}
     in_schedule = (
@@ -200,7 +200,7 @@ def test_a_bom_underscores_and_crlf_are_read(folder):
     assert read_recipe(["recipe.yaml"]).data.batch_tokens == 1024
 
 
-def test_turning_the_dial_on_the_command_line_changes_the_sizes_of_a_saved_recipe(folder):
+def test_turning_the_dial_on_the_command_line_resizes_a_saved_recipe(folder):
     text = BASE.replace(
         "model: {n_layer: 2, n_embd: 32, n_head: 4}", "model: {depth: 4, head_dim: 32, aspect_ratio: 16}"
     )
@@ -267,7 +267,7 @@ def test_twenty_steps_of_any_shipped_recipe_are_a_smoke_test(name, folder):
     assert [said in note for note in recipe.notes] == [True] * (name in longer)
 
 
-def test_a_warm_up_named_with_or_after_a_short_horizon_is_not_shortened(folder):
+def test_a_warm_up_named_beside_a_short_horizon_is_not_shortened(folder):
     write(folder, BASE.replace("train: {max_steps: 100}", "train: {max_steps: 10}"), "base.yaml")
     late = "extends: base.yaml\noptimizer: {schedule: {warmup_steps: 40}}\n"
     with pytest.raises(RecipeError, match=r"recipe\.yaml:2: .*is 40, longer than the run of 10 steps"):
@@ -301,7 +301,7 @@ def test_a_shipped_recipe_is_extended_by_its_bare_name(folder, base):
     assert read_recipe([write(folder, f"extends: {base}\n")]).model.n_embd == 128
 
 
-def test_rows_are_as_long_as_the_model_can_hold_unless_their_length_is_given(folder):
+def test_rows_are_as_long_as_the_model_can_hold_unless_set(folder):
     text = BASE.replace("  row_tokens: 64\n", "").replace("batch_tokens: 512", "batch_tokens: 4096")
     assert read_recipe([write(folder, text)]).data.row_tokens == 2048
     recipe = read_recipe([write(folder, text), "model.n_positions=512"])
@@ -340,7 +340,7 @@ def test_files_beside_the_recipe_are_found_again_from_the_saved_one(folder):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_recipe_resolves_and_its_saved_form_runs_and_says_the_same(name, folder):
+def test_a_shipped_recipe_resolves_and_its_saved_form_says_the_same(name, folder):
     shutil.copytree(ROOT / "recipes", folder / "recipes")
     stage = STAGES.get(name, "pretrain")
     recipe = read_recipe([f"recipes/{name}", *NEEDS.get(name, [])], stage=stage)
@@ -404,7 +404,7 @@ def test_texts_that_look_like_numbers_survive_saving(folder):
     assert again.run.tags[0] == "3e-4"
 
 
-def test_the_batch_computed_at_the_first_start_is_kept_by_the_saved_recipe(folder):
+def test_the_batch_computed_at_first_start_is_kept_by_the_saved_recipe(folder):
     recipe = read_recipe([write(folder), "train.gradient_accumulation_steps=3"])
     open_one = resume_keys(recipe)
     recipe = with_values(recipe, {"data.batch_tokens": with_batch_tokens(recipe, world_size=2)})

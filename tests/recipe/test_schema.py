@@ -57,7 +57,7 @@ def test_every_default_of_ours_differs_from_transformers_or_is_pinned(training_a
             assert argument.default != training_argument_fields[name].default or name == "save_strategy", name
 
 
-def test_every_field_says_what_it_means_why_it_is_refused_or_which_key_owns_it():
+def test_every_field_explains_itself_and_its_refusals_or_names_its_owner():
     keys = {path for paths in all_keys().values() for path in paths}
     for name, argument in ARGUMENTS.items():
         assert argument.text, name

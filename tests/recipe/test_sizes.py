@@ -62,7 +62,7 @@ def test_the_depth_dial_sets_the_batch_and_steps_published_for_nanochat(tmp_path
         assert recipe.train["max_steps"] == expected
 
 
-def test_depth_24_at_ratio_8_is_the_run_that_the_plan_must_print(tmp_path):
+def test_depth_24_at_ratio_8_is_the_run_the_plan_must_print(tmp_path):
     recipe = modern(tmp_path, 24, "run.tokens_per_param=8")
     sizes = sizes_of(recipe)
     counts = sizes.parameters()
@@ -92,7 +92,7 @@ def test_the_dial_sets_nanochat_s_rates_and_decay(tmp_path):
 
 
 @pytest.mark.parametrize(("exponent", "rate"), [(20, 0.2), (19, 0.2), (17, 0.1), (13, 0.025)])
-def test_the_gates_rate_follows_the_batch_only_below_the_one_it_was_tuned_at(tmp_path, exponent, rate):
+def test_the_gates_rate_follows_only_batches_below_the_tuned_one(tmp_path, exponent, rate):
     optimizer = modern(tmp_path, 4, "run.tokens=1e9", f"data.batch_tokens={2**exponent}").optimizer
     assert optimizer.groups.gates.learning_rate * optimizer.rate_scale == pytest.approx(rate)
 

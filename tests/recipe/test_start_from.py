@@ -63,7 +63,7 @@ def test_latest_is_the_run_of_that_recipe_that_finished_last(folder):
     assert recipe.model.start_from == recipe.tokenizer.path == "runs/a/model"
 
 
-def test_latest_passes_over_the_runs_of_a_sweep_which_are_found_by_name(folder):
+def test_latest_passes_over_sweep_runs_which_are_still_found_by_name(folder):
     make_run(folder, "a", finished=10, tags=["mine"])
     make_run(folder, "tried", finished=20, tags=["mine", "sweep:rates"])
     assert resolved(folder, "latest:base").model.start_from == "runs/a/model"
@@ -76,7 +76,7 @@ def test_without_a_finished_run_the_command_that_trains_one_is_named(folder):
         resolved(folder, "latest:base")
 
 
-def test_a_newer_run_of_the_recipe_gives_the_next_stage_another_name_unless_it_has_one(folder):
+def test_a_newer_base_run_renames_the_next_stage_unless_it_is_named(folder):
     make_run(folder, "a", finished=10)
     first = resolved(folder, "latest:base").run.name
     assert resolved(folder, "latest:base").run.name == first
@@ -85,7 +85,7 @@ def test_a_newer_run_of_the_recipe_gives_the_next_stage_another_name_unless_it_h
     assert resolved(folder, "latest:base", "run.name=mine").run.name == "mine"
 
 
-def test_a_run_with_a_name_of_its_own_keeps_the_folder_it_began_from(folder):
+def test_a_run_with_its_own_name_keeps_the_folder_it_began_from(folder):
     make_run(folder, "a", finished=10)
     mine = make_run(folder, "mine", must_match={"model.start_from": "runs/a/model"})
     make_run(folder, "b", finished=20)
@@ -104,7 +104,7 @@ def test_an_unfinished_run_gives_its_newest_whole_checkpoint_and_is_not_touched(
     assert not (run / "quarantine").exists()
 
 
-def test_a_checkpoint_that_the_run_began_from_stays_its_start_while_the_other_run_goes_on(folder):
+def test_a_checkpoint_stays_the_start_while_its_run_goes_on(folder):
     run = make_run(folder, "training")
     old = checkpoint(run, 5)
     checkpoint(make_run(folder, "mine", must_match={"model.start_from": str(old)}), 1)
@@ -119,7 +119,7 @@ def test_a_run_without_weights_is_refused(folder):
         resolved(folder, "training")
 
 
-def test_a_folder_is_taken_as_it_is_and_a_hub_id_left_alone(folder):
+def test_a_folder_is_taken_as_it_is_and_a_hub_id_kept(folder):
     (folder / "weights").mkdir()
     assert resolved(folder, "weights").model.start_from == "weights"
     hub = resolved(folder, "openai-community/gpt2")
@@ -138,7 +138,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("start", ["a", "latest:base", "runs/a/model"])
-def test_sizes_come_with_the_weights_in_place_of_those_of_an_extended_recipe(folder, start):
+def test_sizes_of_the_weights_replace_those_of_an_extended_recipe(folder, start):
     make_run(folder, "a", finished=10, config=SIZES)
     (folder / "base.yaml").write_text(
         "model: {n_layer: 7, n_embd: 96, n_head: 6, preset: modern, options: {smear: false}}"
@@ -185,7 +185,7 @@ def test_what_the_recipe_itself_says_against_its_weights_is_refused(folder, over
     assert resolved(folder, "latest:base", "model.n_layer=2").model.n_layer == 2
 
 
-def test_the_saved_recipe_of_a_run_that_began_from_plain_gpt2_weights_reads_back(folder):
+def test_the_saved_recipe_of_a_run_begun_from_gpt2_reads_back(folder):
     make_run(folder, "a", finished=10, config={"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4})
     recipe = resolved(folder, "runs/a/model", "run.name=mine")
     assert recipe.model.n_kv_head == 4
@@ -215,7 +215,7 @@ def test_a_horizon_in_flops_counts_the_architecture_of_the_weights(folder, confi
     assert other.train["max_steps"] == int(1e12 / flops) // 512
 
 
-def test_a_row_longer_than_the_weights_allow_is_refused_without_naming_a_key_that_is_not_there(folder):
+def test_too_long_a_row_is_refused_without_naming_an_absent_key(folder):
     make_run(folder, "a", finished=10, config=SIZES)
     with pytest.raises(RecipeError, match=r"more than model.n_positions \(64\). Make the rows shorter\.$"):
         resolved(folder, "latest:base", "data.row_tokens=128")
@@ -241,7 +241,7 @@ def test_a_model_of_the_hub_is_compared_when_it_is_loaded(folder):
         check_sizes(own, config)
 
 
-def test_an_option_that_plain_gpt2_weights_do_not_name_is_compared_when_they_are_loaded(folder):
+def test_an_option_that_gpt2_weights_do_not_name_is_compared_on_loading(folder):
     make_run(folder, "a", finished=10, config={"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4})
     recipe = resolved(folder, "latest:base", "model.options.smear=true")
     with pytest.raises(RecipeError, match="smear is True, theirs False"):

@@ -25,7 +25,7 @@ def cells(text, first):
     return dict(zip(head.strip("| ").split(" | "), lines[number].strip("| ").split(" | "), strict=True))
 
 
-def test_the_report_shows_core_with_intervals_items_centred_scores_and_what_it_takes_to_repeat_it(tmp_path):
+def test_the_report_shows_core_with_intervals_scores_and_how_to_repeat(tmp_path):
     rows = core_rows(right=3)
     text = section(write_evaluated_run(tmp_path / "a", ("model/", 20, rows)))
     assert "### CORE: model/, step 20\n" in text
@@ -57,7 +57,7 @@ def test_a_partial_core_is_never_called_core_and_says_why(tmp_path):
     assert "### CORE" not in text
 
 
-def test_the_report_shows_chat_tasks_with_notes_and_the_files_they_were_read_from(tmp_path):
+def test_the_report_shows_chat_tasks_with_notes_and_source_files(tmp_path):
     rows = chat_rows()
     text = section(write_evaluated_run(tmp_path / "a", ("model/", 20, rows)))
     assert "### Chat tasks: model/, step 20\n" in text
@@ -81,7 +81,7 @@ def test_the_report_shows_chat_tasks_with_notes_and_the_files_they_were_read_fro
     assert "| chat/core | 0.400000 |" in whole
 
 
-def test_other_tasks_beside_them_do_not_keep_the_five_of_chat_core_from_comparing(tmp_path):
+def test_other_tasks_do_not_keep_the_chat_core_five_from_comparing(tmp_path):
     runs = [
         write_evaluated_run(tmp_path / "five", ("model/", 20, chat_rows(names=CHAT_CORE))),
         write_evaluated_run(tmp_path / "six", ("model/", 20, chat_rows(0.75))),
@@ -116,7 +116,7 @@ def test_contaminated_items_are_reported_with_the_score_without_them(tmp_path):
     assert "; the text of the\\|base, which this model comes from, was not." in text
 
 
-def test_several_steps_make_a_series_and_only_the_newest_is_shown_task_by_task(tmp_path):
+def test_several_steps_make_a_series_and_only_the_newest_shows_tasks(tmp_path):
     scored = [(f"step {step}", step, core_rows(right)) for step, right in ((4, 1), (8, 2), (12, 3))]
     run = write_evaluated_run(tmp_path / "a", *scored, ("checkpoint-8", 8, core_rows(2)))
     text = section(run)
@@ -132,7 +132,7 @@ def test_several_steps_make_a_series_and_only_the_newest_is_shown_task_by_task(t
     ]
 
 
-def test_a_later_look_at_a_few_tasks_does_not_hide_the_whole_of_core(tmp_path):
+def test_a_later_look_at_a_few_tasks_does_not_hide_core(tmp_path):
     run = write_evaluated_run(
         tmp_path / "a", ("model/", 20, core_rows()), ("model/", 20, core_rows(names=["copa"], max_per_task=None))
     )
@@ -142,7 +142,7 @@ def test_a_later_look_at_a_few_tasks_does_not_hide_the_whole_of_core(tmp_path):
     assert text.count("| copa | ") == 2
 
 
-def test_what_a_model_scored_that_the_run_went_back_behind_does_not_count(tmp_path):
+def test_scores_from_steps_that_the_run_went_back_behind_are_ignored(tmp_path):
     run = write_evaluated_run(tmp_path / "a", ("step 4", 4, core_rows(1)), ("step 12", 12, core_rows(4)), steps=8)
     assert "### CORE: step 12\n" in section(run)
     append_row(run.metrics, {"event": "attempt", "attempt": 2, "step": 8, "time": 9e9})  # after those were written
@@ -202,7 +202,7 @@ def test_means_of_equal_protocol_tasks_and_items_stand_side_by_side(tmp_path, ca
     assert line in capsys.readouterr().out
 
 
-def test_means_of_other_protocols_tasks_or_items_are_not_compared_and_the_page_says_so(tmp_path):
+def test_unlike_means_are_not_compared_and_the_page_says_so(tmp_path):
     base = write_evaluated_run(tmp_path / "base", ("model/", 20, core_rows(2, names=["copa", "piqa"])))
     others = {
         "crop": core_rows(3, names=["copa", "piqa"], long_prompts="crop"),

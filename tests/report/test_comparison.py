@@ -102,7 +102,7 @@ def test_more_than_one_setting_that_differs_is_said(tmp_path):
     assert "No setting differs" in comparison([a, a])
 
 
-def test_curves_lie_on_steps_tokens_minutes_and_flops_under_legends_with_dtype_and_hardware(tmp_path):
+def test_curves_lie_on_four_axes_under_legends_with_dtype_and_hardware(tmp_path):
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", batch=2000, step_s=3.0)]
     assert legends(runs)[1] == "b (bfloat16, 8 x NVIDIA H100 80GB HBM3)"
     assert flops_per_token(runs[1]) == pytest.approx(6e6)
@@ -166,7 +166,7 @@ def test_several_comparisons_share_the_chance_of_a_false_call():
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_runs_that_are_as_good_are_called_different_in_5_of_100_tables(count):
+def test_equal_runs_are_called_different_in_5_of_100_tables(count):
     draws, called = np.random.default_rng(0), 0
     for _ in range(200):
         said = [difference(draws.normal(1, 0.002, count), draws.normal(1, 0.002, count), comparisons=3)[1] for _ in range(3)]  # fmt: skip

@@ -37,7 +37,7 @@ def choose(shown, axis):
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)])
-def test_every_plot_is_drawn_without_an_error_a_request_or_a_page_wider_than_the_window(page, width, dark):
+def test_every_plot_is_drawn_cleanly_and_no_page_is_too_wide(page, width, dark):
     with opened(page, width=width, dark=dark) as shown:
         count = int(shown.until(DRAWN))
         assert count == page.read_text().count('class="plot"') == 4  # loss, bits per byte, smoothed loss, throughput
@@ -52,7 +52,7 @@ def test_every_plot_is_drawn_without_an_error_a_request_or_a_page_wider_than_the
         assert shown.asked_for() == []
 
 
-def test_on_each_axis_stand_the_runs_that_have_a_place_and_the_others_are_named(page):
+def test_each_axis_shows_the_runs_with_a_place_and_names_others(page):
     with opened(page) as shown:
         shown.until(DRAWN)
         everyone = ["<b>x (bfloat16, 8 x NVIDIA H100 80GB HBM3)", "b (bfloat16, 8 x NVIDIA H100 80GB HBM3)", "nanochat (bfloat16, 2 x NVIDIA H100 80GB HBM3)", "bare"]  # fmt: skip
@@ -73,7 +73,7 @@ def test_on_each_axis_stand_the_runs_that_have_a_place_and_the_others_are_named(
         assert shown.complaints() == []
 
 
-def test_a_run_has_one_look_in_legend_and_plots_is_hidden_in_all_of_them_and_shown_under_the_cursor(page):
+def test_a_run_keeps_one_look_and_is_hidden_in_all_plots(page):
     with opened(page) as shown:
         shown.until(DRAWN)
         looks = shown.run(

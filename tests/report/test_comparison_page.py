@@ -82,7 +82,7 @@ def test_a_name_is_text_in_every_place_of_page_and_markdown(tmp_path):
 
 
 @pytest.mark.full
-def test_a_run_looks_the_same_in_every_panel_and_no_two_runs_look_alike():
+def test_a_run_looks_the_same_everywhere_and_no_two_look_alike():
     runs = [long_run(f"run{n}", rows=50, seed=n) for n in range(30)]
     runs[1] = replace(runs[1], rows=Columns.of({"step": n, "train/loss": 1.0 + n} for n in range(9)))
     panels, _ = comparison_panels(runs)
@@ -104,7 +104,7 @@ def test_the_page_holds_its_size_however_many_runs_and_rows(tmp_path, count, row
 
 
 @pytest.mark.full
-def test_a_curve_of_the_page_lies_where_the_comparison_puts_it_and_keeps_its_lowest_value():
+def test_a_curve_lies_where_the_comparison_puts_it_and_keeps_its_minimum():
     runs = [long_run(name, rows=50_000, seed=n) for n, name in enumerate("ab")]
     runs[1].columns.column("train/loss")[1][31_313] = -7.0
     panels, axes = comparison_panels(runs)
@@ -120,7 +120,7 @@ def test_a_curve_of_the_page_lies_where_the_comparison_puts_it_and_keeps_its_low
 
 
 @pytest.mark.full
-def test_a_log_without_tokens_or_flops_is_drawn_where_it_has_a_place_and_named_where_not(tmp_path):
+def test_a_log_without_tokens_or_flops_is_drawn_or_named_as_absent(tmp_path):
     ours = write_run(tmp_path / "ours", steps=20)
     (tmp_path / "bare.csv").write_text(
         "global_step,reduced_train_loss\n" + "".join(f"{n},{9 - n / 9}\n" for n in range(20))
@@ -151,7 +151,7 @@ def test_runs_without_a_curve_have_a_page_without_plots(tmp_path):
 
 
 @pytest.mark.full
-def test_a_step_without_tokens_lies_between_its_neighbours_and_behind_the_last_that_tells_them_nowhere():
+def test_a_step_without_tokens_lies_between_its_neighbours_or_nowhere():
     rows = [{"step": n, "train/loss": 9.0 - n} | ({"tokens": 100 * n} if n in (1, 3, 4) else {}) for n in range(1, 7)]
     panels, _ = comparison_panels([replace(made_run({}, manifest={"name": name}), rows=rows) for name in "ab"])
     at = panels[0].curves[0].x["tokens"]

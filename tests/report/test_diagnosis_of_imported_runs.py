@@ -83,7 +83,7 @@ def test_a_nanochat_run_that_crashed_at_its_evaluation_is_unfinished_and_lost():
 
 
 @pytest.mark.parametrize("name", NEMO)
-def test_nemo_runs_that_end_inside_warm_up_without_validation_or_checkpoint_are_told_so(name):
+def test_a_nemo_run_ending_in_warm_up_without_validation_is_in_trouble(name):
     data = nemo_run(name, recipe=SETTINGS)
     assert titles(data, "trouble") == {
         "run reached its end": "the run is unfinished",
@@ -98,7 +98,7 @@ def test_nemo_runs_that_end_inside_warm_up_without_validation_or_checkpoint_are_
 
 
 @pytest.mark.parametrize("name", NEMO)
-def test_a_nemo_export_without_its_settings_still_shows_that_the_rate_was_rising(name):
+def test_a_nemo_export_without_settings_still_shows_a_rising_rate(name):
     data = nemo_run(name, recipe={})
     trouble = titles(data, "trouble")
     assert trouble["run goes on beyond its warm-up"] == "the run ends while its learning rate still rises"

@@ -263,7 +263,7 @@ def test_nothing_is_judged_before_it_is_due_while_a_run_trains(tmp_path):
     assert found(stopped, "run goes on beyond its warm-up").title == "the run ends inside its warm-up"
 
 
-def test_validation_is_compared_with_training_in_bits_per_byte_where_the_run_has_both():
+def test_validation_is_compared_in_bits_per_byte_where_training_has_them():
     loss = falling(N)
     nats = {step: loss[step - 1] * 0.92 for step in range(50, N + 1, 50)}  # the rows of validation have shorter tokens
     bytes_alike = {step: loss[step - 1] / 3.3 * 1.002 for step in range(50, N + 1, 50)}

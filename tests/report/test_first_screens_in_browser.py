@@ -114,7 +114,7 @@ def test_a_failed_run_says_so_first_and_how_to_go_on(tmp_path):
         assert page.run(CUT_OFF) == []
 
 
-def test_the_first_screen_of_a_comparison_says_what_won_and_whether_that_is_shown(tmp_path):
+def test_the_first_comparison_screen_says_what_won_and_whether_proven(tmp_path):
     runs = [
         read_run(str(write_sft(tmp_path / name, rate=rate, right=right).path))
         for name, rate, right in (("slow", 0.02, 0.6), ("fast", 0.04, 0.7), ("fastest", 0.08, 0.5))

@@ -47,7 +47,7 @@ def log_step(run, step):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
-def test_the_served_page_follows_a_run_to_its_failure_and_keeps_what_was_unfolded(run, address):
+def test_the_served_page_follows_a_run_to_failure_and_keeps_unfolded_parts(run, address):
     held = lock(run.lock)  # as the training holds it
     before = sorted(path for path in run.path.rglob("*") if path.is_file())
     with opened(address, width=1000, height=500) as page:
@@ -71,7 +71,7 @@ def test_the_served_page_follows_a_run_to_its_failure_and_keeps_what_was_unfolde
         assert {url.removeprefix(address) for url in page.asked_for()} <= {"", "version"}
 
 
-def test_a_foreign_host_or_origin_is_refused_and_there_is_nothing_but_the_page(run, address):
+def test_foreign_hosts_and_origins_are_refused_and_only_the_page_is_served(run, address):
     def status(path="", **headers):
         try:
             with urllib.request.urlopen(urllib.request.Request(address + path, headers=headers)) as answer:

@@ -53,7 +53,7 @@ def page(tmp_path_factory):
 
 
 @pytest.mark.parametrize("width", [1280, 360])
-def test_every_plot_is_drawn_without_an_error_a_request_or_a_page_wider_than_the_window(page, width):
+def test_every_plot_is_drawn_without_an_error_in_a_fitting_page(page, width):
     with opened(page, width=width) as shown:
         count = int(shown.until(DRAWN))
         assert count == page.read_text().count('class="plot"') == 10
@@ -75,7 +75,7 @@ def test_every_plot_is_drawn_without_an_error_a_request_or_a_page_wider_than_the
         assert shown.asked_for() == []
 
 
-def test_the_axis_of_all_plots_is_switched_and_a_curve_can_be_hidden(page):
+def test_the_axis_of_all_plots_switches_and_a_curve_can_hide(page):
     with opened(page) as shown:
         shown.until(DRAWN)
         choose = "axis.value = 'tokens'; axis.dispatchEvent(new Event('change'))"
@@ -106,7 +106,7 @@ def tooltip(shown, place):
     return [word.strip() for word in words]
 
 
-def test_a_value_is_shown_under_the_cursor_in_every_unit_of_the_x_axis_for_which_there_is_room(page):
+def test_a_value_under_the_cursor_is_shown_in_all_fitting_units(page):
     with opened(page) as shown:
         shown.until(DRAWN)
         shown.run(UNFOLD)

@@ -88,7 +88,7 @@ def test_report_tells_metadata_losses_rates_bpb_samples_checkpoints_and_attempts
     assert "10" + "6.5" not in text  # the losses of the attempt that was lost do not count
 
 
-def test_report_of_a_crashed_run_names_the_failure_and_needs_no_other_file(tmp_path):
+def test_the_report_of_a_crashed_run_names_the_failure_without_other_files(tmp_path):
     folder = write_run(
         tmp_path / "a", finished=False, failure={"status": 76, "class": "DivergedError", "message": "step 31: nan"}
     )
@@ -146,7 +146,7 @@ def test_comparison_shows_equal_protocols_and_the_keys_that_differ(tmp_path):
     assert "model.depth" not in text
 
 
-def test_the_command_writes_the_report_its_page_and_its_picture_into_the_run(tmp_path, capsys):
+def test_the_command_writes_report_page_and_picture_into_the_run(tmp_path, capsys):
     folder = write_run(tmp_path / "a")
     assert main([str(folder)]) == 0
     assert capsys.readouterr().out.strip() == str(folder / "report" / "report.html")

@@ -46,7 +46,7 @@ def add_row(folder, step, **numbers):
     )
 
 
-def test_the_page_has_the_sections_of_the_markdown_in_its_order_each_folded_and_the_manifest_last(tmp_path):
+def test_the_page_folds_the_markdown_sections_in_their_order_manifest_last(tmp_path):
     folder = write_run(tmp_path / "a")
     text = page_of(folder)
     titles = re.findall(r"^## (.+)$", (folder / "report" / "report.md").read_text(), re.MULTILINE)
@@ -91,7 +91,7 @@ def test_lines_of_a_cell_are_broken_and_nothing_else_of_html_works():
     assert "<i>" not in html_of("<i>x</i>\n\n| a |\n| --- |\n| <i>x</i> |\n")
 
 
-def test_a_page_of_everything_too_much_stays_within_its_size_and_says_what_is_cut(tmp_path):
+def test_an_oversized_page_stays_within_its_limit_and_says_what_is_cut(tmp_path):
     folder = write_run(tmp_path / "a")
     run = RunDirectory(folder)
     for n in range(200):
@@ -154,7 +154,7 @@ def test_hours_go_on_over_a_restart_and_count_what_was_lost(tmp_path):
     assert panel.curves[0].x["hours"].tolist() == pytest.approx([1, 3, 4, 5])
 
 
-def test_a_run_without_any_metrics_and_one_of_a_single_step_have_a_report(tmp_path):
+def test_a_run_without_metrics_or_with_a_single_step_has_a_report(tmp_path):
     run = RunDirectory(tmp_path / "none")
     run.update_manifest(name="none")
     text = page_of(run.path)

@@ -118,7 +118,7 @@ def test_a_parameter_that_becomes_nan_is_named_with_its_step(runner):
     assert "step 12" in findings["every number is finite"].evidence
 
 
-def test_a_callback_that_keeps_memory_and_slows_the_steps_is_seen_as_drift(runner):
+def test_a_callback_that_keeps_memory_and_slows_steps_is_called_drift(runner):
     findings = diagnosed(runner, "leak", run={"callbacks": ["own_code:Hoard"]})
     assert "step time stays the same" in troubles(findings)
 

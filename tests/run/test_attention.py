@@ -20,6 +20,7 @@ from pipeline.run import checks
 from pipeline.run.attention import TOLERANCE, attention_line, choose_attention, difference_from_eager
 from pipeline.run.checks import attention_needs, kernel_problems
 from pipeline.training import build
+from pipeline.training.model_checks import check_foreign
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 GPU = planned_device("H100")
@@ -129,7 +130,7 @@ def test_a_model_of_another_kind_keeps_transformers_choice(quickstart):
     assert chosen(plan)[0] is None
 
 
-def test_what_the_recipe_names_is_kept_when_it_works_and_refused_when_it_does_not(quickstart):
+def test_a_named_attention_is_kept_when_it_works_and_refused_otherwise(quickstart):
     plan = quickstart(*WINDOWED, "model.attn_implementation=flash_attention_3")
     assert chosen(plan)[0] == "flash_attention_3"
     with pytest.raises(
@@ -144,7 +145,7 @@ def test_what_the_recipe_names_is_kept_when_it_works_and_refused_when_it_does_no
 
 @pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_trial_passes_what_is_right_and_fails_a_window_one_key_short(dtype, isolated):
+def test_the_trial_passes_right_attention_and_fails_a_slightly_short_window(dtype, isolated):
     def short(*given, **more):
         return sdpa_mask(*given, **more).logical_and(torch.ones(400, 400, dtype=torch.bool).triu(-127)[: more["q_length"], : more["kv_length"]])  # fmt: skip
 
@@ -187,12 +188,10 @@ def test_the_choice_of_preflight_is_printed_and_built(quickstart, text_files, mo
     [[], ["data.isolate_documents=true", "train.per_device_train_batch_size=auto"]],
     ids=["a number", "auto"],
 )
-def test_a_flash_kernel_for_a_model_of_another_kind_is_refused_where_documents_would_see_each_other(
-    quickstart, overrides
-):
+def test_a_foreign_model_with_a_flash_kernel_is_refused_where_documents_mix(quickstart, overrides):
     recipe = quickstart("model.preset=gpt2", "model.type=llama", *overrides).recipe
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
     model = build_model("llama", {"vocab_size": 40, **sizes}, seed=0)
     model.config._attn_implementation = "flash_attention_2"  # which no CPU runs
     with pytest.raises(RecipeError, match="batches of one row only, and this run has batches of"):
-        build._check_foreign(recipe, model, None)
+        check_foreign(model, None, where=recipe.where, isolated_rows=8)

@@ -118,7 +118,7 @@ def test_a_finished_run_is_not_checked_since_it_needs_nothing(recipe_file, tmp_p
     check_before_training(recipe, processes=1)
 
 
-def test_sources_of_a_run_that_goes_on_are_opened_at_the_commit_it_began_with(recipe_file, tmp_path, monkeypatch):
+def test_a_run_that_goes_on_opens_its_sources_at_the_first_commit(recipe_file, tmp_path, monkeypatch):
     """Without the Hub only the list of an earlier start can be opened, and that is kept under its commit."""
     from pipeline.process.storage import write_json
     from pipeline.sources import hub_files
@@ -157,7 +157,7 @@ def test_validation_documents_that_are_trained_on_are_counted_with_a_place(recip
     assert reading_findings(recipe, only=["sources"]) == ([], [])
 
 
-def test_documents_that_are_trained_on_are_looked_for_once_and_not_in_a_run_that_goes_on(recipe_file, tmp_path):
+def test_trained_documents_are_looked_for_once_and_not_on_a_resume(recipe_file, tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"Document {n}."}) + "\n" for n in range(40)))
     (tmp_path / "b.jsonl").write_text((tmp_path / "a.jsonl").read_text() + '{"text": "Another."}\n')
     recipe = read_recipe([recipe_file(), "data.sources=[{files: a.jsonl}]", "data.validation=[{files: b.jsonl}]"])
@@ -168,20 +168,20 @@ def test_documents_that_are_trained_on_are_looked_for_once_and_not_in_a_run_that
 
 @pytest.mark.parametrize("validation", ["[{files: b.jsonl}]", "null"])
 def test_the_text_read_for_validation_documents_is_bounded(recipe_file, tmp_path, monkeypatch, validation):
-    from pipeline.contrib import decontamination
+    from pipeline.data import overlap
 
     for name in ("a", "b"):
         lines = [json.dumps({"text": f"{name} {n:05} " + "x" * 992}) + "\n" for n in range(3000)]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     recipe = read_recipe([recipe_file(), "data.sources=[{files: a.jsonl}]", f"data.validation={validation}"])
     _, (source,) = open_sources(recipe, kind="text")
-    monkeypatch.setattr(decontamination, "HELD_OUT_CHARS", 500_000)
+    monkeypatch.setattr(overlap, "HELD_OUT_CHARS", 500_000)
     rows_for_one = source.files[0].period or 1
-    assert len(list(decontamination._held_out(source))) == 500 // rows_for_one + 1
+    assert len(overlap._held_out(source)) == 500 // rows_for_one + 1
     assert rows_for_one == (100 if validation == "null" else 1)
 
 
-def test_a_tokenizer_with_other_ids_than_the_weights_were_trained_with_is_refused(recipe_file, trained, tmp_path):
+def test_a_tokenizer_with_other_ids_than_the_weights_is_refused(recipe_file, trained, tmp_path):
     own = read_recipe(
         [recipe_file(tokenizer={"vocab_size": None}), f"model.start_from={trained}", f"tokenizer.path={trained}"]
     )
@@ -215,7 +215,7 @@ def test_a_tokenizer_whose_ids_have_holes_is_refused_with_the_numbers(recipe_fil
     assert "Number its ids without holes" in problem
 
 
-def test_weights_that_are_damaged_or_absent_are_named_before_the_data_are_prepared(recipe_file, trained, tmp_path):
+def test_damaged_or_absent_weights_are_named_before_data_are_prepared(recipe_file, trained, tmp_path):
     from pipeline.run_dir.checkpoints import whole_folder
 
     with whole_folder(tmp_path / "sealed") as folder:
@@ -238,9 +238,7 @@ def test_weights_that_are_damaged_or_absent_are_named_before_the_data_are_prepar
     assert "is an adapter (LoRA), no whole model" in problems_of(bare, InputMissingError)
 
 
-def test_the_weights_that_a_run_starts_from_are_hashed_again_only_when_they_changed(
-    recipe_file, trained, tmp_path, monkeypatch
-):
+def test_the_weights_of_a_start_are_hashed_again_only_when_changed(recipe_file, trained, tmp_path, monkeypatch):
     from pipeline.run.inputs import _weights
 
     start = tmp_path / "start"
@@ -301,7 +299,7 @@ def test_a_format_whose_module_raises_is_named(recipe_file, tmp_path):
     assert "format: unfinished:read cannot be imported (SyntaxError: " in problems_of(recipe, RecipeError)
 
 
-def test_a_layer_that_asserts_its_sizes_is_reported_as_an_option_that_cannot_be_built(recipe_file, monkeypatch):
+def test_a_layer_that_asserts_its_sizes_is_reported_as_an_unbuildable_option(recipe_file, monkeypatch):
     def refuse(*arguments, **keywords):
         raise RuntimeError("trying to create a tensor with a negative dimension")
 
@@ -326,7 +324,7 @@ def epochs_recipe(recipe_file, *overrides):
     return read_recipe([recipe_file(train={"max_steps": None, "num_train_epochs": 1}), *overrides])
 
 
-def test_a_warm_up_longer_than_a_run_given_in_epochs_is_refused_and_the_default_is_shortened(recipe_file):
+def test_a_warm_up_beyond_the_epochs_is_refused_and_the_default_shortened(recipe_file):
     grouped = epochs_recipe(recipe_file, "optimizer.type=adamw")
     grouped = resolve_warmup(with_values(grouped, {"train.max_steps": 30}))
     assert grouped.optimizer.schedule.warmup_steps == 6
@@ -347,7 +345,7 @@ def test_the_epochs_planned_are_said_where_they_are_known(recipe_file):
     assert any("3 of the run's 4 steps are warm-up" in note for note in cadence_notes(warm, 4))
 
 
-def test_a_run_that_saves_or_validates_at_its_end_alone_is_told_so_and_a_sound_one_is_not(recipe_file):
+def test_a_run_that_saves_or_validates_only_at_its_end_is_warned(recipe_file):
     def notes(*overrides, steps=1000):
         return " ".join(cadence_notes(read_recipe([recipe_file(), *overrides]), steps))
 
@@ -360,7 +358,7 @@ def test_a_run_that_saves_or_validates_at_its_end_alone_is_told_so_and_a_sound_o
     assert "train.eval_strategy: is no: validation is scored at the end alone" in never
 
 
-def test_the_text_of_parquet_is_counted_by_its_column_and_of_compressed_files_not_at_all(recipe_file, tmp_path):
+def test_parquet_text_is_counted_by_its_column_and_compressed_text_not(recipe_file, tmp_path):
     import gzip
 
     import pyarrow as pa
@@ -381,7 +379,7 @@ def test_the_text_of_parquet_is_counted_by_its_column_and_of_compressed_files_no
     assert text_bytes(compressed) is None
 
 
-def test_the_text_of_many_parquet_files_is_scaled_from_the_footers_of_some(recipe_file, tmp_path, monkeypatch):
+def test_the_text_of_many_parquet_files_is_scaled_from_some_footers(recipe_file, tmp_path, monkeypatch):
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -36,7 +36,7 @@ def recipe_from(tmp_path, chat_files, text_files):
 
 
 @pytest.mark.parametrize("stage", ["sft", "pretrain"])
-def test_a_model_with_a_template_is_named_by_its_type_and_nothing_is_added(tmp_path, recipe_from, stage):
+def test_a_model_with_a_template_is_named_by_type_and_kept_unchanged(tmp_path, recipe_from, stage):
     recipe = recipe_from(save_model("qwen2", tmp_path / "qwen2"), stage)
     assert "  qwen2 2 x 32, 2 heads" in plan_table([make_plan(recipe, device_info(), processes=1)])
     problems, lines = reading_findings(recipe, only=["tokenizer", "changes"])
@@ -57,7 +57,7 @@ def test_each_change_to_a_base_model_without_a_template_is_said(tmp_path, recipe
     assert "model: 9 embeddings are added for new tokens (402 -> 411)" in said
 
 
-def test_a_template_that_cannot_be_trained_with_is_a_problem_before_step_1_of_sft_alone(tmp_path, recipe_from):
+def test_an_untrainable_template_is_a_problem_before_step_1_for_sft(tmp_path, recipe_from):
     folder = save_model("qwen2", tmp_path / "qwen2")
     tokenizer_of(FAMILIES["qwen2"], template="{% for m in messages %}{{ m.content }}{% endfor %}").save_pretrained(folder)  # fmt: skip
     (problem,), lines = reading_findings(recipe_from(folder, "sft"), only=["tokenizer", "changes"])

@@ -51,7 +51,7 @@ def messages(problems, kind):
     return [str(problem) for problem in problems]
 
 
-def test_a_recipe_that_fits_this_machine_has_no_problem_and_leaves_nothing_behind(quickstart, tmp_path):
+def test_a_recipe_that_fits_this_machine_has_no_problem_and_leaves_nothing(quickstart, tmp_path):
     assert problems_here(quickstart()) == []
     assert list(tmp_path.iterdir()) == []
 
@@ -63,7 +63,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_it_is_needed(quickstart
     assert "(Not a directory). Set run.directory to a folder that can." in messages(found, CannotWriteError)[0]
 
 
-def test_a_checkpoint_of_a_run_that_trains_is_no_start_since_that_run_deletes_it(quickstart, tmp_path):
+def test_a_checkpoint_that_a_training_run_may_delete_is_no_start(quickstart, tmp_path):
     start, mine = tmp_path / "training" / "checkpoints" / "checkpoint-5", tmp_path / "runs" / "mine"
     start.mkdir(parents=True)
     plan = quickstart(f"model.start_from={start}", "run.name=mine")
@@ -108,9 +108,7 @@ def test_a_flash_kernel_without_its_package_names_the_package(quickstart, monkey
 
 @pytest.mark.parametrize("documents", ["data.isolate_documents=true", "data.isolate_documents=false"])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_a_flash_kernel_with_isolated_documents_is_refused_where_the_model_is_compiled(
-    quickstart, monkeypatch, documents, compiled
-):
+def test_a_compiled_model_refuses_a_flash_kernel_with_isolated_documents(quickstart, monkeypatch, documents, compiled):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     overrides = ["model.attn_implementation=flash_attention_2", f"train.torch_compile={str(compiled).lower()}"]
     found = kernel_problems(quickstart(*overrides, documents).recipe, planned_device("H100"))

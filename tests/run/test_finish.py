@@ -23,7 +23,7 @@ def ends(recipe, name, directory):
     return dict(line.split(maxsplit=1) for line in (line.replace("stage 2", "stage-2") for line in lines))
 
 
-def test_the_result_goes_from_the_first_score_to_the_last_and_says_which_way_is_better():
+def test_the_result_shows_first_and_last_score_and_which_way_is_better():
     found = {"val/bpb/first": 2.5319, "val/bpb": 0.1798, "val/loss/first": 6.5, "val/loss": 0.4}
     assert result_text(found) == "val/bpb 2.532 -> 0.180 (lower is better)"
     chat = {"chat/world/first": 0.0, "chat/world": 0.8167, "chat/world/sum": 1.0, "sft/assistant_bpb/first": 0.5, "sft/assistant_bpb": 0.5}  # fmt: skip
@@ -57,7 +57,7 @@ def test_the_next_commands_are_those_of_the_program_that_was_started(monkeypatch
     assert "stage-2" not in ends("recipes/quickstart_sft.yaml", "sft", tmp_path)
 
 
-def test_stage_2_of_ones_own_text_is_the_one_for_ones_own_conversations(monkeypatch, tmp_path):
+def test_stage_2_of_own_text_is_the_recipe_for_own_conversations(monkeypatch, tmp_path):
     monkeypatch.setenv(commands.CONSOLE, "tandem")
     recipe = tmp_path / "book.yaml"
     recipe.write_text("extends: own_text\ndata: {sources: [{files: book.jsonl}]}\n")

@@ -127,7 +127,7 @@ def hub():
     server.server_close()
 
 
-def test_a_hub_that_would_refuse_the_model_is_reported_before_step_1_and_nothing_is_written(hub, tmp_path):
+def test_a_hub_that_would_refuse_the_model_is_reported_before_step_1(hub, tmp_path):
     url, calls = hub
     found = ask([case[:2] for case in CASES], tmp_path, url)
     for (repo_id, token, refused, said), (kinds, statuses, text) in zip(CASES, found, strict=True):
@@ -138,14 +138,14 @@ def test_a_hub_that_would_refuse_the_model_is_reported_before_step_1_and_nothing
     assert {call.split()[0] for call in calls} == {"GET"}
 
 
-def test_a_license_that_the_hub_does_not_know_is_reported_before_step_1(hub, tmp_path):
+def test_a_license_unknown_to_the_hub_is_reported_before_step_1(hub, tmp_path):
     for license, refused in (("free-beer", True), ("apache-2.0", False)):
         ((kinds, _, text),) = ask([("somebody/private", WRITER)], tmp_path, hub[0], LICENSE_OF_THE_TEST=license)
         assert kinds == (["ServiceError"] if refused else [])
         assert ("the Hub knows no license 'free-beer' (hub.license)" in text) is refused
 
 
-def test_a_hub_that_refuses_a_run_which_has_trained_is_a_note_so_that_it_goes_on(hub, tmp_path):
+def test_a_hub_that_refuses_a_run_in_progress_is_only_noted(hub, tmp_path):
     cases = [case for case in CASES if case[2]]
     (tmp_path / "runs" / "mine" / "checkpoints" / "checkpoint-1").mkdir(parents=True)
     found = ask([case[:2] for case in cases], tmp_path, hub[0])
@@ -208,9 +208,7 @@ def test_wandb_finds_its_login_in_netrc_by_its_host(logged_out, tmp_path, file):
     assert wandb_notes() == []
 
 
-def test_a_tracker_whose_package_is_missing_is_one_sentence_before_step_1_and_a_note_for_a_run_that_has_trained(
-    monkeypatch, tmp_path
-):
+def test_a_missing_tracker_stops_a_new_run_and_is_noted_on_resume(monkeypatch, tmp_path):
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "trackio" else there(name, *a))
     recipe = Recipe(path="r.yaml")

@@ -65,7 +65,7 @@ def assert_whole(run, step=5):
         assert torch.equal(load_file(run.checkpoint(step) / file(rank))["weight"], part["weight"])
 
 
-def test_the_parts_of_all_ranks_become_one_sealed_folder_that_rank_0_publishes(run):
+def test_the_parts_of_all_ranks_become_one_sealed_folder_from_rank_0(run):
     savers = begun(run)
     assert [saver.wait() is None for saver in reversed(savers)] == [True, True, False]
     assert_whole(run)
@@ -74,7 +74,7 @@ def test_the_parts_of_all_ranks_become_one_sealed_folder_that_rank_0_publishes(r
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_a_killed_process_of_any_rank_is_started_again_with_what_was_copied(run, rank):
+def test_a_killed_process_of_any_rank_restarts_with_what_was_copied(run, rank):
     savers = begun(run)
     os.kill(savers[rank].process.pid, signal.SIGKILL)
     for saver in reversed(savers):
@@ -134,7 +134,7 @@ def test_the_manifest_says_of_another_hosts_part_what_that_host_wrote(run, monke
         seal(run.checkpoint(5), written={file(2): part})
 
 
-def test_a_rank_whose_disk_refuses_leaves_the_folder_to_the_process_of_rank_0(run, monkeypatch):
+def test_a_rank_whose_disk_refuses_leaves_the_folder_to_rank_0(run, monkeypatch):
     """Which still writes, and reads there why the checkpoint cannot be whole."""
     savers = begun(run, ranks=(0, 1))
     os.kill(savers[0].process.pid, signal.SIGSTOP)
@@ -162,7 +162,7 @@ def part_of_rank_1(run, folder):
 
 
 @pytest.mark.parametrize("moment", ["before the part is safe", "before the report"])
-def test_a_part_that_comes_after_rank_0_has_given_up_leaves_nothing_and_no_second_error(run, monkeypatch, moment):
+def test_a_part_that_comes_too_late_leaves_nothing_and_no_second_error(run, monkeypatch, moment):
     """Its disk was full, or it was killed and the next start has cleared the folder away while this rank's process still wrote."""
     folder = temporary_folder(run.checkpoint(5))
     reports(folder).mkdir()
@@ -182,7 +182,7 @@ def test_a_part_that_comes_after_rank_0_has_given_up_leaves_nothing_and_no_secon
 
 
 @pytest.mark.parametrize("call", ["failed", "renamed and failed"])
-def test_a_report_that_the_disk_refuses_is_made_again_as_the_report_of_that_error(run, monkeypatch, call):
+def test_a_report_that_the_disk_refuses_is_written_again_with_its_error(run, monkeypatch, call):
     """Rank 0's process would wait ten minutes for it."""
     folder = temporary_folder(run.checkpoint(5))
     reports(folder).mkdir()
@@ -212,7 +212,7 @@ def limited(*args, **settings):
     return POPEN(*args, **settings, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)))
 
 
-def test_a_disk_that_refuses_one_rank_ends_all_with_its_error_and_leaves_nothing(run, monkeypatch):
+def test_a_disk_that_refuses_one_rank_ends_all_with_its_error(run, monkeypatch):
     savers = begun(run, ranks=(0, 1))
     folder = next(run.checkpoints.glob(".tmp-checkpoint-5-????????"))
     monkeypatch.setattr(checkpoints.subprocess, "Popen", limited)
@@ -249,7 +249,7 @@ def test_a_part_that_never_comes_is_given_up_and_named(run, monkeypatch):
 
 
 @pytest.mark.parametrize("ranks", [RANKS, RANKS - 1], ids=["all parts", "a part is lost"])
-def test_the_processes_outlive_the_death_of_all_ranks_and_a_lost_part_does_not_hold_up_the_next_start(run, ranks):
+def test_writers_outlive_all_ranks_and_a_lost_part_delays_no_start(run, ranks):
     code = f"""
 import os, signal, subprocess, sys
 sys.path.insert(0, {str(ROOT)!r})

@@ -63,7 +63,7 @@ def test_rotation_keeps_the_newest_the_every_nth_and_the_best(run):
     assert [folder.name for folder in by_step(run.checkpoints)] == [f"checkpoint-{step}" for step in (20, 40, 60)]
 
 
-def test_a_writer_outlives_the_death_of_the_training_and_the_next_start_waits_for_it(run, tmp_path):
+def test_a_writer_outlives_training_and_the_next_start_waits_for_it(run, tmp_path):
     code = f"""
 import os, signal, sys
 sys.path.insert(0, {str(tmp_path)!r})
@@ -111,7 +111,7 @@ def test_a_writer_killed_twice_ends_the_run_with_a_restartable_status(run):
     assert names(run) == [".writing"]
 
 
-def test_a_disk_that_refuses_is_reported_with_the_file_and_the_checkpoint_before_stays(run, monkeypatch):
+def test_a_refusing_disk_is_reported_by_file_and_the_older_checkpoint_stays(run, monkeypatch):
     saver = saver_of(run)
     saver.save(5, write_small=small_files)
     saver.wait()
@@ -173,9 +173,7 @@ sys.exit(checkpoints.main())
 
 
 @pytest.mark.parametrize("function", ["rotate", "publish_folder"])
-def test_old_checkpoints_that_stay_are_reported_and_a_name_that_may_be_lost_ends_the_run(
-    run, function, monkeypatch, capfd
-):
+def test_undeleted_old_checkpoints_are_reported_and_an_unsafe_name_ends_the_run(run, function, monkeypatch, capfd):
     """The writer is the real one, with a function of it that fails at its end, as one on a failing disk."""
     command, popen = [sys.executable, "-c", FAILING.format(function=function), str(ROOT)], subprocess.Popen
     monkeypatch.setattr(checkpoints.subprocess, "Popen", lambda _, **how: popen(command, **how))

@@ -158,7 +158,7 @@ def test_a_failed_replacement_keeps_the_old_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["manifest.json"]
 
 
-def test_a_file_on_bad_blocks_counts_as_damaged_and_one_that_may_not_be_read_does_not(tmp_path, monkeypatch):
+def test_a_file_on_bad_blocks_is_damaged_and_a_forbidden_one_not(tmp_path, monkeypatch):
     for step in (5, 10):
         make_checkpoint(tmp_path / "checkpoints", step)
     read = checkpoints.sha256_file
@@ -181,7 +181,7 @@ def test_a_file_on_bad_blocks_counts_as_damaged_and_one_that_may_not_be_read_doe
     assert (tmp_path / "quarantine" / "checkpoint-10").is_dir()
 
 
-def test_the_size_of_a_folder_can_be_asked_while_its_folders_are_renamed_and_removed(tmp_path, monkeypatch):
+def test_a_folder_can_be_measured_while_its_folders_are_renamed_and_removed(tmp_path, monkeypatch):
     """As a start does while a killed attempt's writer still renames its checkpoint (found by the resume campaign)."""
     (tmp_path / "checkpoint-8").mkdir()
     (tmp_path / "checkpoint-8" / "file").write_bytes(b"12345")

@@ -69,7 +69,7 @@ def test_no_file_and_an_empty_one_have_no_rows(tmp_path):
     assert read_columns(tmp_path / "empty").column("step")[0].size == 0
 
 
-def test_what_no_run_writes_for_a_step_a_time_or_an_event_counts_as_not_there(tmp_path):
+def test_malformed_steps_times_and_events_count_as_not_there(tmp_path):
     path = tmp_path / "metrics.jsonl"
     odd = [
         {"step": 2**80, "a": 1},

@@ -32,7 +32,7 @@ exit_with_status(main)
 
 @pytest.mark.parametrize("thread", ["main", "thread"])
 @pytest.mark.parametrize("nobody_reads", [False, True])
-def test_a_process_leaves_with_its_status_when_terminal_and_run_directory_are_gone(tmp_path, thread, nobody_reads):
+def test_a_process_keeps_its_exit_status_without_terminal_or_run_directory(tmp_path, thread, nobody_reads):
     reader, writer = os.pipe()
     command = [sys.executable, "-c", ENTRY, thread]
     environment = {**os.environ, "TANDEM_STATUS": str(tmp_path / "status"), "PYTHONPATH": str(ROOT)}
@@ -48,7 +48,7 @@ def test_a_process_leaves_with_its_status_when_terminal_and_run_directory_are_go
         assert "error: rows.jsonl:3: it is no JSON." in said
 
 
-def test_a_file_that_this_user_may_not_read_is_reported_with_a_status_of_its_own(tmp_path):
+def test_a_file_this_user_may_not_read_has_its_own_status(tmp_path):
     program = ENTRY.replace(
         "raise error", 'raise PermissionError(13, "Permission denied", "runs/a/optimizer.safetensors")'
     )
@@ -66,7 +66,7 @@ def test_a_file_that_this_user_may_not_read_is_reported_with_a_status_of_its_own
     assert "Traceback" not in ended.stderr
 
 
-def test_a_file_over_the_limit_of_its_size_is_reported_by_its_name(tmp_path):
+def test_a_file_over_its_size_limit_is_reported_by_name(tmp_path):
     program = ENTRY.replace("raise error", 'write_bytes("runs/a/samples.jsonl", b"0" * 5000)')
     program = "from pipeline.process.storage import write_bytes\n" + program
     limited = subprocess.run(

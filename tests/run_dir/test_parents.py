@@ -30,7 +30,7 @@ def names(found):
 
 
 @pytest.mark.parametrize("folder", ["model", "checkpoints/checkpoint-5"])
-def test_a_base_is_found_where_it_was_named_and_beside_the_run_after_both_moved(tmp_path, folder):
+def test_a_base_is_found_where_named_and_beside_a_run_that_moved(tmp_path, folder):
     runs = tmp_path / "runs"
     base, start_from = base_in(runs, folder)
     run = child_of(runs, start_from)
@@ -56,7 +56,7 @@ def test_what_does_not_lie_here_is_named(tmp_path):
     assert names(parents_of(child_of(tmp_path / "new", None))) == ([], [])
 
 
-def test_a_fork_of_a_run_that_began_with_a_base_has_two_parents(tmp_path):
+def test_a_fork_of_a_run_with_a_base_has_two_parents(tmp_path):
     _, start_from = base_in(tmp_path)
     RunDirectory(tmp_path / "first").update_manifest(name="first")
     run = child_of(tmp_path, start_from, forked_from={"run": "first", "step": 1, "differences": []})

@@ -3,7 +3,7 @@
 from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 
 
-def test_a_torn_last_line_is_ignored_and_does_not_swallow_the_next_row(tmp_path):
+def test_a_torn_last_line_is_ignored_and_leaves_the_next_row_whole(tmp_path):
     path = tmp_path / "metrics.jsonl"
     append_row(path, {"step": 1})
     with open(path, "a") as file:

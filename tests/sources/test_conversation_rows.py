@@ -79,7 +79,7 @@ def conversations(pair):
         [{**USER, "from": None, "value": None}, {**ANSWER, "from": None, "value": None}],
     ],
 )
-def test_keys_that_a_column_gives_to_every_turn_do_not_make_it_another_form(turns):
+def test_keys_that_a_column_gives_every_turn_do_not_change_its_form(turns):
     assert messages_of(turns) == [USER, ANSWER]
 
 
@@ -93,7 +93,7 @@ def test_text_parts_are_joined():
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_conversation_that_cannot_be_trained_on_is_named_with_file_and_row(name, tmp_path):
+def test_a_conversation_that_cannot_be_trained_on_is_named_by_row(name, tmp_path):
     messages, reason = BAD[name]
     lines = [json.dumps({"messages": [USER, ANSWER]})] * 4
     lines[2] = json.dumps({"messages": messages})
@@ -106,7 +106,7 @@ def test_a_conversation_that_cannot_be_trained_on_is_named_with_file_and_row(nam
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_conversation_from_which_nothing_can_be_learned_is_left_out_counted_and_named(name, tmp_path, caplog):
+def test_a_conversation_that_teaches_nothing_is_left_out_and_named(name, tmp_path, caplog):
     messages, reason = LEFT_OUT[name]
     lines = [json.dumps({"messages": [USER, ANSWER]})] * 4
     lines[2] = json.dumps({"messages": messages})
@@ -131,7 +131,7 @@ def test_conversations_most_of_which_cannot_be_trained_on_are_refused(tmp_path):
     assert "(first: " in str(caught.value)
 
 
-def test_one_mistake_in_many_rows_is_reported_once_with_its_count_and_first_place(tmp_path):
+def test_one_mistake_in_many_rows_is_reported_once_with_count_and_place(tmp_path):
     good = json.dumps({"messages": [USER, ANSWER]})
     bad = [json.dumps({"messages": [USER] * n + [{"role": "assistant", "content": n}]}) for n in (1, 3, 5)]
     (tmp_path / "chat.jsonl").write_text("\n".join([good, *bad, "{", good]) + "\n")
@@ -201,9 +201,7 @@ def test_the_context_of_an_instruction_stands_below_it(tmp_path):
     )
 
 
-def test_an_own_format_is_imported_from_the_recipes_folder_and_its_code_is_part_of_the_fingerprint(
-    tmp_path, monkeypatch
-):
+def test_code_of_an_own_format_beside_the_recipe_is_in_the_fingerprint(tmp_path, monkeypatch):
     code = "def read(row):\n    if not row['ok']:\n        return None\n    return [{'role': 'user', 'content': row['q']}, {'role': 'assistant', 'content': row['a']}]\n"
     (tmp_path / "own_format_a.py").write_text(code)
     (tmp_path / "own_format_b.py").write_text(code + "# changed\n")
@@ -216,7 +214,7 @@ def test_an_own_format_is_imported_from_the_recipes_folder_and_its_code_is_part_
     assert sys.path[-1] == str(tmp_path)  # where it hides no library
 
 
-def test_what_an_own_format_imports_from_its_folder_is_part_of_its_key(tmp_path):
+def test_what_an_own_format_imports_from_its_folder_changes_its_key(tmp_path):
     code = "from own_parts_e import names\n\ndef read(row):\n    import own_late_e\n    return [{'role': 'user', 'content': row['q']}, {'role': 'assistant', 'content': row['a']}]\n"
     write = {
         "own_format_e.py": code,
@@ -288,7 +286,7 @@ def test_each_format_of_a_recipe_has_a_reader():
         assert callable(format_of(Source(format=name), kind=kind, where="x", folder=None).reader()), name
 
 
-def test_a_new_format_is_a_name_in_the_recipe_and_a_function_of_a_row(monkeypatch):
+def test_a_new_format_is_a_name_and_a_function_of_a_row(monkeypatch):
     def questions_answers(row):
         turns = zip(row["questions"], row["answers"], strict=True)
         return messages_of([message for q, a in turns for message in ({"role": "user", "content": q}, {"role": "assistant", "content": a})])  # fmt: skip

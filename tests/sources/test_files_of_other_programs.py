@@ -338,7 +338,7 @@ def only_file(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_text_of_a_file_is_read_as_its_writer_put_it_in(case, tmp_path):
+def test_every_text_of_a_file_is_read_as_it_was_written(case, tmp_path):
     CASES[case](tmp_path)
     source = open_all(tmp_path, only_file(tmp_path))
     blocks = list(source.read())
@@ -359,7 +359,7 @@ SHORT = [
 @pytest.mark.full
 @pytest.mark.parametrize("ending", [".txt", ".md", ".txt.gz", ".md.zst"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_folder_of_texts_gives_a_document_of_each_file_and_leaves_its_readme_out(ending, end, tmp_path):
+def test_a_folder_of_texts_gives_one_document_per_file_without_its_readme(ending, end, tmp_path):
     folder = tmp_path / "corpus"
     (folder / "deep").mkdir(parents=True)
     for number, text in enumerate(SHORT[:200]):
@@ -395,14 +395,14 @@ CHAT_CASES: dict[str, Write] = {
 
 
 @pytest.mark.parametrize("case", CHAT_CASES)
-def test_every_conversation_of_a_file_is_read_as_its_writer_put_it_in(case, tmp_path):
+def test_every_conversation_of_a_file_is_read_as_it_was_written(case, tmp_path):
     CHAT_CASES[case](tmp_path)
     source = open_all(tmp_path, only_file(tmp_path), kind="chat")
     assert [item.messages for block in source.read() for item in block.items] == CHATS
 
 
 @pytest.mark.full
-def test_missing_texts_of_a_csv_file_are_empty_rows_and_no_bad_ones(tmp_path):
+def test_missing_texts_of_a_csv_are_empty_rows_and_not_bad(tmp_path):
     for number, write in enumerate(
         (pandas.DataFrame.to_csv, lambda rows, path: polars.from_pandas(rows).write_csv(path))
     ):
@@ -418,7 +418,7 @@ def test_missing_texts_of_a_csv_file_are_empty_rows_and_no_bad_ones(tmp_path):
 @pytest.mark.parametrize(
     "options", [{}, {"data_page_version": "2.0"}, {"compression": "none", "use_dictionary": False}]
 )
-def test_a_page_whose_checksum_is_wrong_is_named_with_its_row_group_and_not_trained_on(options, tmp_path):
+def test_a_page_with_a_wrong_checksum_is_named_and_not_trained_on(options, tmp_path):
     path = tmp_path / "a.parquet"
     texts = [f"text number {n:05}" for n in range(3000)]
     pq.write_table(pa.table({"text": texts}), path, row_group_size=1000, write_page_checksum=True, **options)
@@ -471,7 +471,7 @@ def test_lists_that_stand_in_lines_are_rows_and_no_array(rows, tmp_path):
 
 
 @pytest.mark.full
-def test_an_array_that_ends_anywhere_too_early_is_said_to_be_cut_off(tmp_path):
+def test_an_array_that_ends_too_early_anywhere_is_called_cut_off(tmp_path):
     text = json.dumps([{"text": 'a "b" \\ \u00e9', "n": [1, -2.5e-7, True]}, "\n", [{}]], indent=1)
     for end in range(1, len(text)):
         (tmp_path / "a.json").write_text(text[:end])

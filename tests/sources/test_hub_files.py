@@ -83,7 +83,7 @@ def read(hub, folder, *, blocks=99, offline=False, endpoint=None, **source):
 
 
 @pytest.mark.full
-def test_only_the_files_that_are_reached_are_fetched_and_the_next_start_fetches_none_again(hub, tmp_path):
+def test_only_needed_files_are_fetched_and_the_next_start_fetches_none(hub, tmp_path):
     first = read(hub, tmp_path, blocks=1)
     assert first["revision"] == COMMIT
     assert sorted(first["order"]) == [f"data/train-{n:05d}-of-00004.jsonl" for n in range(3)]
@@ -143,7 +143,7 @@ def test_without_the_hub_a_cached_dataset_goes_on_and_says_so(hub, tmp_path):
 
 
 @pytest.mark.full
-def test_a_commit_s_list_is_made_once_and_again_by_another_version_of_datasets(hub, tmp_path):
+def test_a_commit_list_is_made_once_for_each_version_of_datasets(hub, tmp_path):
     first = read(hub, tmp_path)
     listed = list(hub.listed)
     assert len(listed) == 4
@@ -161,7 +161,7 @@ def test_a_commit_s_list_is_made_once_and_again_by_another_version_of_datasets(h
 FINEWEB_EDU = [f"data/CC-MAIN-2013-{dump}/train-{n:05d}-of-00003.jsonl" for dump in (20, 48) for n in range(3)]
 
 
-def test_files_of_a_layout_like_fineweb_edu_s_keep_their_order_and_fingerprint(hub, tmp_path):
+def test_files_of_a_layout_like_fineweb_edu_keep_order_and_fingerprint(hub, tmp_path):
     names = [*FINEWEB_EDU, *(f"sample/10BT/{n:03d}_00000.jsonl" for n in range(3))]
     hub.files = {name: "".join(f'{{"text": "{name} {n}"}}\n' for n in range(9)).encode() for name in names}
     hub.card = {
@@ -189,7 +189,7 @@ def test_archives_are_refused_by_name_and_not_fetched(hub, tmp_path, name):
 
 
 @pytest.mark.full
-def test_without_the_hub_and_without_a_cache_the_start_fails_with_status_69(hub, tmp_path):
+def test_without_hub_and_cache_the_start_fails_with_status_69(hub, tmp_path):
     for away in ({"offline": True}, {"endpoint": "http://127.0.0.1:9"}):
         failed = read(hub, tmp_path, **away)
         assert failed["status"] == 69
@@ -214,7 +214,7 @@ def test_a_page_among_the_files_is_named_when_it_is_fetched(hub, tmp_path):
 
 
 @pytest.mark.full
-def test_content_that_only_the_whole_file_shows_is_named_when_it_is_fetched(hub, tmp_path):
+def test_content_that_only_the_whole_file_shows_is_named_when_fetched(hub, tmp_path):
     last = read(hub, tmp_path / "before", blocks=1)["order"][-1]
     for name in hub.files:
         hub.files[name] *= 400 if "train" in name else 1
@@ -267,7 +267,7 @@ class FailsOnce(TrainerCallback):
 
 
 @pytest.mark.full
-def test_a_run_goes_on_with_the_commit_that_it_began_with_also_without_the_hub(hub, tmp_path):
+def test_a_run_keeps_the_commit_it_began_with_even_without_the_hub(hub, tmp_path):
     (tmp_path / "run.yaml").write_text(RUN)
     (tmp_path / "mine.py").write_text(FAILS_ONCE)
     command = [sys.executable, str(ROOT / "pipeline" / "pretrain.py"), "run.yaml"]

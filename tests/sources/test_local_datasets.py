@@ -47,7 +47,7 @@ def test_of_a_saved_dict_the_split_alone_is_read(saved, key, split):
 
 
 @pytest.mark.parametrize("key", ["id", "files"])
-def test_a_saved_dataset_without_splits_has_none_but_that_it_was_made_of(saved, key):
+def test_a_saved_dataset_without_splits_has_only_the_split_it_came_from(saved, key):
     with pytest.raises(RecipeError, match="one is one dataset without splits, and 'test' is asked for"):
         opened(saved, **{key: "./one", "split": "test"})
     state = saved / "one" / "state.json"
@@ -66,7 +66,7 @@ def test_names_with_brackets_are_those_names(tmp_path, asked):
 
 
 @pytest.mark.parametrize("key", ["id", "files"])
-def test_of_a_saved_dataset_that_was_mapped_only_the_files_of_its_state_are_read(saved, key):
+def test_a_mapped_saved_dataset_is_read_only_from_its_state_files(saved, key):
     loaded = datasets.load_from_disk(saved / "one")
     loaded.map(lambda row: {"text": row["text"].upper()}, load_from_cache_file=False)
     assert len(list((saved / "one").glob("cache-*.arrow"))) == 1
@@ -74,7 +74,7 @@ def test_of_a_saved_dataset_that_was_mapped_only_the_files_of_its_state_are_read
     assert texts(*train, *validation) == sorted(rows("one")["text"])
 
 
-def test_rows_selected_and_shuffled_before_save_to_disk_are_those_that_are_read(saved):
+def test_rows_selected_and_shuffled_before_saving_to_disk_are_those_read(saved):
     rows("one").shuffle(seed=1).select(range(9)).save_to_disk(saved / "nine")
     train, validation = opened(saved, id="./nine")
     assert texts(*train, *validation) == sorted(datasets.load_from_disk(saved / "nine")["text"])
@@ -88,7 +88,7 @@ def test_indices_beside_the_rows_as_old_versions_saved_them_are_refused(saved):
         opened(saved, id="./one")
 
 
-def test_a_folder_with_saved_datasets_in_it_gives_their_rows_and_not_their_descriptions(saved):
+def test_a_folder_of_saved_datasets_gives_their_rows_and_no_descriptions(saved):
     (saved / "cache").mkdir()
     (saved / "all").mkdir()
     (saved / "one").rename(saved / "all" / "one")
@@ -128,7 +128,7 @@ def folder(tmp_path):
         ({"id": "own", "files": ["test", "train/a*"]}, "test/c test/d train/a"),
     ],
 )
-def test_files_of_a_folder_are_all_and_a_dataset_or_split_of_it_as_datasets_finds_them(folder, source, names):
+def test_files_of_a_folder_or_split_are_those_that_datasets_finds(folder, source, names):
     train, validation = opened(folder, **source)
     assert texts(*train, *validation) == sorted(f"own/{name}.jsonl" for name in names.split())
     assert train[0].revision is None
@@ -191,7 +191,7 @@ TABLES = {
 
 @pytest.mark.parametrize("source", [{"files": "table"}, {"files": "table/data/*/*.parquet"}, {"id": "table"}])
 @pytest.mark.parametrize("kind", TABLES)
-def test_files_of_a_table_are_refused_as_they_hold_rows_that_the_table_no_longer_has(kind, source, tmp_path):
+def test_files_of_a_table_are_refused_as_they_hold_rows_it_dropped(kind, source, tmp_path):
     for name in TABLES[kind]:
         (tmp_path / "table" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "table" / name).write_text("{}")
@@ -223,7 +223,7 @@ def test_the_saved_recipe_names_a_local_dataset_as_a_path(folder, monkeypatch):
     assert read_recipe(["recipes/mine.yaml", "run.stage=pretrain"]).data.sources[0].id == "./recipes/own"
 
 
-def test_a_folder_of_the_same_name_goes_before_the_hub_as_in_load_dataset(folder):
+def test_a_local_folder_goes_before_a_hub_dataset_of_the_same_name(folder):
     (folder / "somebody").mkdir()
     (folder / "own").rename(folder / "somebody" / "corpus")
     train, _ = opened(folder, id="somebody/corpus")
@@ -231,7 +231,7 @@ def test_a_folder_of_the_same_name_goes_before_the_hub_as_in_load_dataset(folder
     assert {file.path.parent.name for file in train[0].files} == {"train"}
 
 
-def test_notes_and_tables_beside_a_corpus_are_left_out_of_its_folder_with_a_warning(tmp_path, caplog):
+def test_notes_and_tables_beside_a_corpus_are_left_out_with_warning(tmp_path, caplog):
     rows("train").to_json(tmp_path / "mine" / "a.jsonl")
     rows("more").to_parquet(tmp_path / "mine" / "b.parquet")
     (tmp_path / "mine" / "NOTES.md").write_text("How these texts were made.")

@@ -54,7 +54,7 @@ def corpus(tmp_path):
     return tmp_path
 
 
-def test_the_last_file_in_sorted_order_is_held_out_and_the_others_are_trained_on(corpus):
+def test_the_last_file_in_sorted_order_is_held_out_from_training(corpus):
     train, validation = open_sources(recipe(corpus, Source(files="part-*.jsonl")), kind="text")
     assert sorted(file.label for file in train[0].files) == [f"part-{n}.jsonl" for n in range(5)]
     assert [file.label for file in validation[0].files] == ["part-5.jsonl"]
@@ -277,7 +277,7 @@ def test_other_content_of_equal_size_and_time_is_seen(tmp_path):
         assert again.of(file).sha256 != before
 
 
-def test_a_file_replaced_while_the_run_reads_is_refused_and_one_with_other_rights_is_not(tmp_path):
+def test_a_file_replaced_during_the_run_is_refused_and_changed_rights_pass(tmp_path):
     file = write_jsonl(tmp_path / "corpus" / "a.jsonl", 30)
     write_jsonl(tmp_path / "corpus" / "b.jsonl", 31)
     source = open_sources(recipe(tmp_path, Source(files="corpus/*.jsonl")), kind="text")[0][0]
@@ -292,7 +292,7 @@ def test_a_file_replaced_while_the_run_reads_is_refused_and_one_with_other_right
         items(source)
 
 
-def test_facts_of_many_files_are_one_file_that_is_not_made_durable_each_time(tmp_path, monkeypatch):
+def test_facts_of_many_files_are_kept_together_without_waiting_for_the_disk(tmp_path, monkeypatch):
     for number in range(300):
         write_jsonl(tmp_path / "corpus" / f"{number:03d}.jsonl", 2 + number)
     monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("waits for the disk"))
@@ -349,7 +349,7 @@ def split_of(made):
     return [{file.label: file.bytes for file in files} for files in (train[0].files, validation[0].files)]
 
 
-def test_of_many_small_files_a_tenth_at_most_is_held_out_and_not_the_last_one(tmp_path):
+def test_of_many_small_files_a_tenth_at_most_is_held_out(tmp_path):
     write_folder(tmp_path / "books", 120)
     trained, held = split_of(recipe(tmp_path, Source(files="books")))
     assert len(trained) + len(held) == 120
@@ -368,7 +368,7 @@ def test_of_very_many_files_a_hundredth_of_the_text_is_held_out(tmp_path):
     assert 0.0099 < share < 0.011
 
 
-def test_the_files_drawn_are_the_same_wherever_the_folder_lies_and_when_others_join(tmp_path, tmp_path_factory):
+def test_the_files_drawn_stay_the_same_when_the_folder_moves_or_grows(tmp_path, tmp_path_factory):
     made = recipe(tmp_path, Source(files="books"))
     write_folder(tmp_path / "books", 120)
     _, held = split_of(made)
@@ -428,7 +428,7 @@ def test_parquet_with_dictionary_pages_as_pandas_writes_it_is_whole(tmp_path):
     assert sorted(item.text for source in train + validation for item in items(source)) == sorted(texts)
 
 
-def test_a_run_inside_the_folder_of_its_data_is_no_data_of_it(tmp_path):
+def test_a_run_inside_its_data_folder_is_no_data_of_it(tmp_path):
     write_folder(tmp_path / "books", 4)
     run = tmp_path / "books" / "runs" / "books-1"
     (run / "report").mkdir(parents=True)

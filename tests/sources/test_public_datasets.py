@@ -101,7 +101,7 @@ def counted(items):
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_a_public_dataset_is_prepared_by_its_id_or_with_the_one_key_that_the_error_names(found, name):
+def test_a_public_dataset_is_prepared_by_its_id_or_one_named_key(found, name):
     published, answer = DATASETS[name], found[name]
     assert answer["key"] == published.key
     assert ("refused" in answer) == bool(published.key)
@@ -113,7 +113,7 @@ def test_a_public_dataset_is_prepared_by_its_id_or_with_the_one_key_that_the_err
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_no_other_file_of_a_public_dataset_is_fetched_than_those_of_the_split(found, name):
+def test_only_files_of_the_chosen_split_of_a_public_dataset_are_fetched(found, name):
     published = DATASETS[name]
     others = set(published.files) - set(published.whole)
     assert set(published.whole) <= set(found["asked"])
@@ -145,7 +145,7 @@ def test_pretraining_reads_the_text_of_alpaca(found):
     assert alpaca["key"] == {}
 
 
-def test_sft_trains_on_a_public_dataset_with_the_split_that_the_error_names(hub, found, tmp_path):
+def test_sft_trains_on_a_public_dataset_with_the_split_an_error_named(hub, found, tmp_path):
     name = "HuggingFaceH4/ultrachat_200k"
     recipe = recipe_for(tmp_path, name, "sft", **found[name]["key"])
     runner = Runner(tmp_path, tmp_path / "cache", [], [])

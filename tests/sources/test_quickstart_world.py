@@ -136,13 +136,13 @@ def test_the_script_gives_the_files_of_the_package(cache):
     assert {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.jsonl")} == made
 
 
-def test_the_questions_of_the_test_are_300_different_ones_and_as_many_of_each_kind(rows):
+def test_the_test_asks_300_different_questions_and_as_many_of_each_kind(rows):
     test = rows["quickstart_chat-test"]
     assert len({json.dumps(row["messages"]) for row in test}) == len(test) == 300
     assert Counter(row["subject"] for row in test) == dict.fromkeys(quickstart.KINDS, 300 // len(quickstart.KINDS))
 
 
-def test_no_training_text_puts_held_out_people_beside_held_out_places_or_things(texts):
+def test_no_training_text_joins_held_out_people_with_held_out_places(texts):
     people, others = (
         re.compile(rf"\b(?:{'|'.join(words)})\b")
         for words in (quickstart.HELD_OUT_PEOPLE, quickstart.HELD_OUT_PLACES + quickstart.HELD_OUT_THINGS)
@@ -156,7 +156,7 @@ def test_the_test_names_nothing_but_what_is_held_out(rows):
     assert not [row for row in rows["quickstart_chat-test"] if others.search(json.dumps(row["messages"]))]
 
 
-def test_the_questions_that_stand_in_training_text_are_those_that_the_readme_counts(rows, texts):
+def test_the_questions_found_in_training_text_are_those_the_readme_counts(rows, texts):
     all_text = "\n".join(texts)
     asked = [(row["subject"], row["messages"][-2]["content"]) for row in rows["quickstart_chat-test"]]
     assert Counter(kind for kind, question in asked if question in all_text) == {"compare": 11}
@@ -166,7 +166,7 @@ def test_the_questions_that_stand_in_training_text_are_those_that_the_readme_cou
     )
 
 
-def test_no_question_of_the_test_about_a_fact_is_asked_in_training_and_held_out_letters_stand_nowhere(rows, texts):
+def test_no_fact_question_of_the_test_stands_in_any_training_text(rows, texts):
     asked = [row for row in rows["quickstart_chat-test"] if row["subject"] in (*quickstart.FACT_KINDS, "backwards")]
     all_text = "\n".join(texts)
     for row in asked:

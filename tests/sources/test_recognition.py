@@ -244,7 +244,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_rows_that_cannot_be_trained_on_are_named_once_with_what_to_use(name, tmp_path):
+def test_untrainable_rows_are_named_once_with_what_to_use_instead(name, tmp_path):
     kind, row, said = REFUSED[name]
     for file in ("a.jsonl", "b.jsonl"):
         (tmp_path / file).write_text((json.dumps(row) + "\n") * 70)
@@ -302,7 +302,7 @@ def test_columns_of_the_other_kind_are_a_recipe_error(tmp_path):
         opened(tmp_path, kind="chat", files="a.jsonl", columns={"text": "a"})
 
 
-def test_a_file_of_another_form_among_the_files_of_a_source_is_refused(tmp_path):
+def test_a_file_of_another_form_among_a_sources_files_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text((json.dumps({"conversations": TURNS}) + "\n") * 4)
     (tmp_path / "b.jsonl").write_text((json.dumps({"prompt": "a", "completion": "b"}) + "\n") * 4)
     with pytest.raises(DataError) as caught:
@@ -357,11 +357,11 @@ def test_real_sets_with_a_few_untrainable_rows_train_and_count_them(tmp_path):
         ({"format": "prompt_response"}, "chat", "prompt_response(None)"),
     ],
 )
-def test_what_was_read_before_keeps_the_identity_that_prepared_shards_are_found_by(source, kind, identity):
+def test_older_sources_keep_the_identity_that_finds_their_prepared_shards(source, kind, identity):
     assert format_of(Source(**source), kind=kind, where="x", folder=None).identity() == identity
 
 
-def test_files_that_were_read_before_are_read_by_the_same_column_as_before(tmp_path):
+def test_files_that_were_read_before_keep_being_read_by_the_same_column(tmp_path):
     pd.DataFrame({"content": ["x"] * 4, "text": ["y"] * 4}).to_parquet(tmp_path / "a.parquet")
     assert opened(tmp_path, kind="text", files="a.parquet")[0][0].format.identity() == "text(text)"
     WRITERS["json.jsonl"](
@@ -392,7 +392,7 @@ print(json.dumps({"recognised": train[0].recognised, "first": train[0].files[0].
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_conversations_of_a_hub_are_recognised_by_the_file_that_is_read_first(ending, tmp_path):
+def test_hub_conversations_are_recognised_by_the_file_that_is_read_first(ending, tmp_path):
     server = HubServer()
     for number in range(3):
         rows = [{"id": f"{number} {row}", "conversations": TURNS} for row in range(4)]
@@ -417,7 +417,7 @@ def test_conversations_of_a_hub_are_recognised_by_the_file_that_is_read_first(en
     server.server_close()
 
 
-def test_a_source_without_columns_leaves_the_keys_that_must_match_and_the_runs_name_as_they_were():
+def test_a_source_without_columns_keeps_the_run_name_and_matching_keys():
     made = Recipe()
     made.data.sources = [Source(files="a.jsonl")]
     assert "columns" not in resume_keys(made)["data.sources"][0]

@@ -113,7 +113,7 @@ def test_there_are_fifteen_documented_layouts_that_datasets_can_load(theirs):
 
 
 @pytest.mark.parametrize(("name", "config"), ASKED)
-def test_a_hub_dataset_has_the_splits_and_files_that_datasets_finds_on_the_hub(theirs, ours, name, config):
+def test_a_hub_dataset_has_the_splits_and_files_that_datasets_finds(theirs, ours, name, config):
     expected = theirs[name, config]
     if isinstance(expected, str):
         status, _ = ours[name, config, "train"]
@@ -126,7 +126,7 @@ def test_a_hub_dataset_has_the_splits_and_files_that_datasets_finds_on_the_hub(t
 
 
 @pytest.mark.parametrize(("name", "config"), ASKED)
-def test_a_local_folder_has_the_splits_and_files_that_datasets_finds_in_it(tmp_path, name, config):
+def test_a_local_folder_has_the_splits_and_files_that_datasets_finds(tmp_path, name, config):
     root = written(tmp_path, name)
     (tmp_path / "beside.jsonl").write_text('{"text": "of somebody else"}\n')
 
@@ -165,7 +165,7 @@ def test_a_local_folder_has_the_splits_and_files_that_datasets_finds_in_it(tmp_p
         ("outside", None, "names files outside the dataset (../*.jsonl)"),
     ],
 )  # fmt: skip
-def test_a_choice_that_a_hub_dataset_does_not_have_is_said_with_what_it_has(ours, name, config, said):
+def test_a_choice_absent_from_a_hub_dataset_is_answered_with_its_choices(ours, name, config, said):
     _, message = ours[name, config, "train"]
     assert said in message
     assert "/tmp" not in message

@@ -282,7 +282,7 @@ def test_all_problems_of_all_files_are_reported_at_once(tmp_path):
     assert "c.jsonl holds blank lines only" in message
 
 
-def test_all_missing_sources_are_reported_at_once_with_their_place_in_the_recipe(tmp_path):
+def test_all_missing_sources_are_reported_together_with_their_recipe_places(tmp_path):
     made = recipe(tmp_path, "one.jsonl")
     made.data.sources.append(Source(files=["two.parquet", "three/*.txt"]))
     with pytest.raises(InputMissingError) as caught:
@@ -334,7 +334,7 @@ def test_a_text_file_among_conversations_is_refused_before_step_1(source, tmp_pa
         open_sources(recipe(tmp_path, ["a.jsonl", "notice.txt"], **source), kind="chat")
 
 
-def test_bad_rows_in_the_middle_of_a_file_are_found_when_they_are_reached(tmp_path):
+def test_bad_rows_in_the_middle_of_a_file_are_found_when_reached(tmp_path):
     lines = [json.dumps({"text": f"Document number {n}."}) for n in range(3000)]
     lines[1500] = '{"text": broken}'
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
@@ -346,7 +346,7 @@ def test_bad_rows_in_the_middle_of_a_file_are_found_when_they_are_reached(tmp_pa
     assert sum(len(block.items) for block in blocks) == 2999
 
 
-def test_a_damaged_row_group_in_the_middle_costs_its_rows_and_no_others(tmp_path):
+def test_a_damaged_row_group_in_the_middle_costs_only_its_rows(tmp_path):
     path = tmp_path / "a.parquet"
     texts = [f"document {n} {os.urandom(30).hex()}" for n in range(3000)]
     write_parquet(path, {"text": texts}, row_group_size=1000, compression="zstd", use_dictionary=False)

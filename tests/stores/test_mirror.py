@@ -80,7 +80,7 @@ def taking_over(run):
     return mirror
 
 
-def test_the_newest_checkpoints_are_sent_seal_last_and_come_back_with_every_byte(tmp_path, run, mirror, monkeypatch):
+def test_the_newest_checkpoints_are_sent_seal_last_and_return_whole(tmp_path, run, mirror, monkeypatch):
     names, put = [], Mirror._put
     monkeypatch.setattr(Mirror, "_put", lambda self, file, name: names.append(name) or put(self, file, name))
     for step in (5, 10, 15):
@@ -110,7 +110,7 @@ def test_a_checkpoint_that_rotation_removes_while_it_is_sent_arrives_whole(tmp_p
     assert problems(restored(tmp_path).checkpoint(5)) == []
 
 
-def test_a_run_that_went_back_leaves_nothing_of_its_later_steps_in_the_mirror(run, mirror):
+def test_a_run_that_went_back_leaves_no_later_steps_in_the_mirror(run, mirror):
     for step in (10, 15):
         saved(run, step)
         mirror.send()
@@ -148,7 +148,7 @@ def test_a_run_that_has_finished_comes_back_as_finished_with_its_model(tmp_path,
     ],
     ids=["content", "torn seal", "missing", "outside"],
 )
-def test_a_damaged_checkpoint_of_the_mirror_is_named_and_the_one_before_it_comes_back(
+def test_a_damaged_mirror_checkpoint_is_named_and_the_earlier_one_returns(
     tmp_path, run, mirror, bucket, capsys, damage, said
 ):
     mirror.send()
@@ -192,9 +192,7 @@ def finish(run):
 
 
 @pytest.mark.parametrize("killed", ["before", "while the model is sent", "after"])
-def test_a_finished_run_whose_model_did_not_arrive_comes_back_as_one_that_has_its_end_before_it(
-    tmp_path, run, mirror, monkeypatch, killed
-):
+def test_a_finished_run_without_its_whole_model_returns_as_unfinished(tmp_path, run, mirror, monkeypatch, killed):
     mirror.send()
     saved(run, 10)
     finish(run)
@@ -236,7 +234,7 @@ def test_a_checkpoint_appears_only_when_the_records_are_there(tmp_path, run, mir
     assert '"step": 7' in other.metrics.read_text()  # what was trained here goes further
 
 
-def test_a_step_that_is_trained_anew_stands_under_no_seal_until_it_is_whole(run, mirror, monkeypatch):
+def test_a_step_trained_anew_has_no_seal_until_it_is_whole(run, mirror, monkeypatch):
     mirror.send()
     shutil.rmtree(run.checkpoint(5))
     saved(run, 5)
@@ -268,9 +266,7 @@ def test_a_mirror_is_the_address_of_a_bucket(tmp_path, text_files, chat_files, a
         read_recipe([str(recipe), f"run.mirror={address}"], stage="pretrain")
 
 
-def test_a_machine_that_comes_back_sends_and_drops_nothing_of_the_one_that_took_over(
-    tmp_path, run, mirror, monkeypatch
-):
+def test_a_returning_machine_sends_and_drops_nothing_of_its_successors(tmp_path, run, mirror, monkeypatch):
     taking_over(run).send()
     other = restored(tmp_path)
     new = taking_over(other)
@@ -328,7 +324,7 @@ def test_an_old_disk_goes_on_from_what_another_machine_sent_meanwhile(tmp_path, 
     assert not again.is_behind()
 
 
-def test_another_run_of_the_same_name_does_not_write_over_the_one_here(tmp_path, run, mirror):
+def test_another_run_of_the_same_name_does_not_overwrite_this_one(tmp_path, run, mirror):
     run.update_manifest(must_match={"train.learning_rate": 1.0})
     other = RunDirectory(tmp_path / "other" / "small")
     saved(other, 50)
@@ -342,7 +338,7 @@ def test_another_run_of_the_same_name_does_not_write_over_the_one_here(tmp_path,
     assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5"]
 
 
-def test_a_run_that_went_back_goes_on_from_there_until_the_store_has_nothing_beyond_it(run, mirror):
+def test_a_run_that_went_back_goes_on_from_there_despite_the_store(run, mirror):
     restore(run)
     taking_over(run).send()
     saved(run, 10)
@@ -374,7 +370,7 @@ def test_a_disk_from_a_snapshot_goes_on_from_what_was_sent_since(tmp_path, run, 
     assert other.metrics.read_text() == run.metrics.read_text()
 
 
-def test_a_store_that_fails_while_the_newest_checkpoint_here_is_damaged_ends_the_start(run, mirror, monkeypatch):
+def test_a_failing_store_ends_a_start_whose_newest_checkpoint_is_damaged(run, mirror, monkeypatch):
     restore(run)
     taking_over(run).send()
     saved(run, 10)
@@ -408,7 +404,7 @@ def test_damaged_records_in_the_store_are_not_taken_over_those_here(tmp_path, ru
     assert other.read_manifest()["must_match"] == {"a": 1}
 
 
-def test_a_start_that_does_not_take_the_run_over_leaves_it_to_its_owner(tmp_path, run, mirror, monkeypatch):
+def test_a_start_that_does_not_take_over_leaves_the_owner_alone(tmp_path, run, mirror, monkeypatch):
     taking_over(run).send()
     other = RunDirectory(tmp_path / "other" / "small")
     saved(other, 3)
@@ -453,7 +449,7 @@ def test_the_thread_sends_what_is_saved_until_the_end(run, mirror, monkeypatch):
     assert not uploader.thread.is_alive()
 
 
-def test_the_thread_of_a_run_that_was_taken_over_says_so_and_ends(tmp_path, run, mirror, monkeypatch, capsys):
+def test_the_thread_of_a_run_taken_over_says_so_and_ends(tmp_path, run, mirror, monkeypatch, capsys):
     monkeypatch.setattr(mirroring, "LOOK_EVERY_S", 0.05)
     taking_over(run).send()
     taking_over(restored(tmp_path))
@@ -463,14 +459,14 @@ def test_the_thread_of_a_run_that_was_taken_over_says_so_and_ends(tmp_path, run,
     assert mirror.steps() == [5]
 
 
-def test_a_checkpoint_that_is_damaged_in_the_store_is_replaced_by_the_one_here(tmp_path, run, mirror):
+def test_a_checkpoint_damaged_in_the_store_is_replaced_by_the_local_one(tmp_path, run, mirror):
     mirror.send()
     mirror.store.pipe_file(f"{mirror.root}/checkpoints/checkpoint-5/model.safetensors", b"half")
     Mirror(run, ADDRESS).send()
     assert problems(restored(tmp_path).checkpoint(5)) == []
 
 
-def test_a_checkpoint_that_the_server_has_no_more_is_dropped_without_an_error(run, mirror, monkeypatch):
+def test_a_checkpoint_gone_from_the_server_is_dropped_without_error(run, mirror, monkeypatch):
     for step in (5, 10):
         saved(run, step)
         mirror.send()
@@ -605,7 +601,7 @@ life.train(read_recipe(sys.argv[2:], stage="sft", earlier=EarlierRuns()), Signal
 """
 
 
-def test_two_ranks_on_an_empty_disk_take_base_batch_and_dtype_of_the_run_in_the_mirror(tmp_path, monkeypatch):
+def test_two_ranks_on_an_empty_disk_take_their_settings_from_the_mirror(tmp_path, monkeypatch):
     store = DirFileSystem(path=str(tmp_path / "store"), fs=LocalFileSystem(auto_mkdir=True))
     monkeypatch.setattr(network, "file_system", lambda scheme: store)
     bases = [tmp_path / "runs" / name for name in ("first", "second")]
@@ -650,7 +646,7 @@ def started_with(tmp_path):
 @pytest.mark.parametrize(
     ("model", "how"), [("gpt2", {}), ("modern", {"ranks": 2, "sharded": True})], ids=["gpt2", "modern-sharded"]
 )
-def test_the_same_command_on_an_empty_disk_goes_on_from_the_mirror_bitwise(
+def test_the_same_command_on_an_empty_disk_resumes_bitwise_from_the_mirror(
     tmp_path, text_files, chat_files, s3, model, how
 ):
     runner = Runner(tmp_path, tmp_path / "cache", text_files, chat_files)

@@ -75,7 +75,7 @@ def test_published_shards_are_taken_as_they_are_and_none_is_made(bench, publishe
     assert publish(published.plan, address) == (0, 0)
 
 
-def test_a_longer_run_goes_on_behind_the_published_shards_with_the_same_bytes(bench, published, address, taken):
+def test_a_longer_run_continues_the_published_shards_with_the_same_bytes(bench, published, address, taken):
     train = {"max_steps": 60, "seed": 7}
     longer = taken(train=train)
     assert files_of(longer) == files_of(bench.prepared(bench.recipe(cache="whole", train=train)))
@@ -84,7 +84,7 @@ def test_a_longer_run_goes_on_behind_the_published_shards_with_the_same_bytes(be
 
 
 @pytest.mark.parametrize("what", ["shard", "seal", "state", "list", "foreign list", "foreign shard", "gone"])
-def test_what_is_damaged_or_foreign_is_refused_with_a_sentence_and_made_here(
+def test_damaged_or_foreign_shards_are_refused_in_words_and_made_here(
     bench, published, bucket, capsys, what, address, taken
 ):
     key = published.plan["train"]["sequences"][0]["key"]
@@ -132,7 +132,7 @@ def test_a_store_that_is_away_costs_nothing_but_the_preparation(
         publish(published.plan, address)
 
 
-def test_a_publication_that_fails_in_the_middle_can_be_taken_and_sends_only_the_rest_the_second_time(
+def test_a_publication_that_failed_halfway_can_be_used_and_later_completed(
     bench, bucket, monkeypatch, capsys, address, taken
 ):
     made, opened, writes = bench.prepared(bench.recipe()), type(bucket).open, []
@@ -174,7 +174,7 @@ def test_the_preparation_beside_a_training_takes_them_too(bench, s3, address):
     assert f"taken from {address}" in (preparation.folder / "log.txt").read_text()
 
 
-def test_a_dataset_of_the_hub_takes_them_by_the_command_and_gives_them(tmp_path, text_files, chat_files):
+def test_a_hub_dataset_takes_and_gives_shards_by_the_command(tmp_path, text_files, chat_files):
     recipe = Runner(tmp_path, tmp_path / "cache", text_files, chat_files).recipe("published", "gpt2")
     address = "hf://datasets/somebody/shards"
     with hub_stand_in() as hub:
@@ -202,9 +202,7 @@ def test_a_dataset_of_the_hub_takes_them_by_the_command_and_gives_them(tmp_path,
     assert name in shards_in(tmp_path / "a")
 
 
-def test_a_request_to_the_hub_that_is_dropped_is_made_again_and_no_shard_is_made_here(
-    bench, monkeypatch, no_writer, caplog
-):
+def test_a_dropped_hub_request_is_repeated_and_no_shard_is_made_here(bench, monkeypatch, no_writer, caplog):
     address = "hf://datasets/somebody/shards/of/text"
     monkeypatch.setattr("pipeline.sources.hub_files.FIRST_WAIT_S", 0.02)
     monkeypatch.setenv("no_proxy", "127.0.0.1")

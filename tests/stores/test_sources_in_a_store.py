@@ -13,9 +13,7 @@ from tests.runner import Runner
 
 
 @pytest.mark.parametrize("address", ["s3://corpus/text/*.jsonl", "s3://corpus/text", "s3://corpus/**/part-*.jsonl"])
-def test_a_source_of_a_store_is_the_same_source_as_its_files_on_this_machine(
-    tmp_path, text_files, chat_files, bucket, address
-):
+def test_a_source_in_a_store_is_the_same_as_its_local_files(tmp_path, text_files, chat_files, bucket, address):
     recipe = Runner(tmp_path, tmp_path / "cache", text_files, chat_files).recipe("stored", "gpt2")
     opened = []
     for files in (address, str(text_files[0].parent / "part-*.jsonl")):

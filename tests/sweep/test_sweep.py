@@ -169,7 +169,7 @@ def test_a_search_that_was_interrupted_proposes_what_the_uncut_one_does(tmp_path
     assert proposals("cut", dies_at=[5, 9]) == uncut
 
 
-def test_a_proposal_that_is_refused_is_a_failed_trial_and_the_search_goes_on(tmp_path, capsys):
+def test_a_refused_proposal_is_a_failed_trial_and_the_search_goes_on(tmp_path, capsys):
     optuna = pytest.importorskip("optuna")
     space = {"a": ["IntDistribution(1, 4)"]}
 
@@ -255,7 +255,7 @@ def test_a_number_of_processes_that_is_none_is_refused(recipe, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(("equal", "steps"), [("tokens", 35), ("flops", 35), ("time", 25), ("none", 20)])
-def test_a_candidate_that_begins_with_smaller_batches_gets_as_much_in_more_steps(recipe, equal, steps):
+def test_a_candidate_with_smaller_first_batches_gets_as_much_in_more_steps(recipe, equal, steps):
     def plan_of(*overrides):
         return make_plan(read_recipe([str(recipe), *overrides]), device_without_torch(), processes=1)
 
@@ -300,9 +300,7 @@ def test_a_sweep_judges_ordinary_runs_and_makes_none_of_them_again(recipe, tmp_p
     assert [file.read_bytes() for file in files] == before
 
 
-def test_finished_runs_of_another_baseline_under_the_same_name_are_not_taken_for_its_own(
-    recipe, tmp_path, monkeypatch
-):
+def test_finished_runs_of_another_baseline_with_the_same_name_are_not_reused(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paths = set()
     for fixed in ([], ["train.max_steps=7"]):
@@ -379,7 +377,7 @@ def test_a_search_whose_first_values_are_refused_trains_nothing(recipe, tmp_path
     assert not trained
 
 
-def test_a_baseline_of_which_a_seed_diverged_ends_the_sweep_in_a_sentence(recipe, tmp_path, monkeypatch):
+def test_a_baseline_with_a_diverged_seed_ends_the_sweep_in_a_sentence(recipe, tmp_path, monkeypatch):
     def make(self, jobs, *, when_ended):
         for job in jobs:
             run = RunDirectory(job.path)
@@ -407,7 +405,7 @@ def base(folder, name, *, finished):
     write_json(model.parent / "run_manifest.json", {"recipe_name": "base", "stage": "pretrain", "finished": float(finished)})  # fmt: skip
 
 
-def test_a_base_that_ends_while_a_sweep_is_made_changes_none_of_its_runs(tmp_path, monkeypatch):
+def test_a_base_finished_during_a_sweep_changes_none_of_its_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sft.yaml").write_text(
         "model: {start_from: 'latest:base'}\ntrain: {max_steps: 10}\n"
@@ -438,9 +436,7 @@ def kill_all(process):
 
 
 @pytest.mark.slow
-def test_a_sweep_of_12_runs_killed_at_random_moments_twice_ends_with_the_table_of_the_uncut_one(
-    recipe, tmp_path, capsys
-):
+def test_a_sweep_killed_twice_at_random_ends_with_the_same_table(recipe, tmp_path, capsys):
     values = ["optimizer.groups.matrices.learning_rate=0.001,0.01,0.03", "--parallel", "2", "--name", "s"]
     begun = time.monotonic()
     uncut = (done := sweep(tmp_path, recipe, f"run.directory={tmp_path / 'runs'}", *values)).communicate()[0]

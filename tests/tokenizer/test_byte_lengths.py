@@ -34,7 +34,7 @@ def byte_level(request):
         ),
     )
 )
-def test_bytes_of_a_texts_ids_sum_to_its_utf8_length_for_any_unicode(byte_level, text):
+def test_bytes_of_a_texts_ids_sum_to_its_utf8_length(byte_level, text):
     tokenizer, lengths_V = byte_level
     ids = encode_documents(tokenizer, [text])[0]
     assert lengths_V[ids].sum() == len(text.encode())
@@ -57,7 +57,7 @@ def test_control_tokens_and_ids_that_do_not_exist_have_no_bytes(tokenizer):
     assert [i for i, length in enumerate(lengths_V) if length == 0] == sorted(control_ids(tokenizer))
 
 
-def test_half_a_character_counts_its_own_bytes_and_not_those_of_a_replacement_character(tokenizer):
+def test_half_a_character_counts_only_its_own_bytes_and_no_replacement(tokenizer):
     ids = encode_documents(tokenizer, ["\u4e2d"])[0]
     assert len(ids) > 1
     assert byte_lengths(tokenizer)[ids].tolist() == [1] * 3
@@ -71,7 +71,7 @@ def test_added_words_that_are_text_count_their_utf8_bytes(gpt2):
     assert byte_lengths(widened)[widened.convert_tokens_to_ids("stra\u00dfe")] == 7
 
 
-def test_a_tokenizer_without_fixed_bytes_is_refused_and_byte_fallback_is_counted_once(stories):
+def test_a_tokenizer_without_fixed_bytes_is_refused_and_fallback_counted_once(stories):
     assert not is_byte_level(stories)
     with pytest.raises(ValueError, match="span_byte_lengths"):
         byte_lengths(stories)

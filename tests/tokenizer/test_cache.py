@@ -60,7 +60,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "byte_lengths.safetensors", SEAL])
-def test_a_damaged_cached_tokenizer_is_named_and_trained_again_to_the_same_one(kept, capsys, name, damage):
+def test_a_damaged_cached_tokenizer_is_named_and_trained_again_the_same(kept, capsys, name, damage):
     recipe, sources, folder, before = kept
     damage(folder / name)
     assert identity(load_or_train(recipe, sources)) == before
@@ -70,7 +70,7 @@ def test_a_damaged_cached_tokenizer_is_named_and_trained_again_to_the_same_one(k
     assert "so it is trained again" in said
 
 
-def test_a_cached_tokenizer_with_other_control_tokens_than_the_code_has_is_trained_again(kept, capsys):
+def test_a_cached_tokenizer_with_other_control_tokens_is_trained_again(kept, capsys):
     recipe, sources, folder, before = kept
     state = json.loads((folder / "tokenizer.json").read_text())
     assert state["added_tokens"].pop()["content"] == "<|pad|>"  # as before a contributor added a token

@@ -82,7 +82,7 @@ def test_a_tool_call_is_trained_and_its_output_is_not(tokenizer):
     )
 
 
-def test_an_answer_is_read_back_as_it_was_written_without_its_prompt_and_end(tokenizer):
+def test_an_answer_is_read_back_as_written_without_prompt_and_end(tokenizer):
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "x"}], add_generation_prompt=True, tokenize=False
     )
@@ -218,7 +218,7 @@ def test_one_by_one_and_in_a_batch_give_the_same(tokenizer):
     assert render_batch(tokenizer, conversations) == [render(tokenizer, c) for c in conversations]
 
 
-def test_only_a_template_that_marks_answers_and_escapes_is_rendered_by_transformers_alone(tokenizer):
+def test_only_a_template_that_marks_and_escapes_uses_transformers_alone(tokenizer):
     import copy
 
     other = copy.deepcopy(tokenizer)

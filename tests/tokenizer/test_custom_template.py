@@ -152,7 +152,7 @@ def without_all_but_the_last(pairs, block):
 
 
 @pytest.mark.full
-def test_a_template_of_trl_given_by_the_recipe_is_used_and_gives_its_rows(own, tmp_path):
+def test_a_trl_template_given_by_the_recipe_is_used_for_its_rows(own, tmp_path):
     file = tmp_path / "qwen2_5_training.jinja"
     file.write_text(template_of("qwen2_5_training"))
     tokenizer, lines = ready_tokenizer(recipe_of(own["qwen2"], chat_template=str(file)))
@@ -163,7 +163,7 @@ def test_a_template_of_trl_given_by_the_recipe_is_used_and_gives_its_rows(own, t
 
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "has_tools"), [("llama", False), ("qwen3", True)])
-def test_a_tool_call_that_the_template_passes_over_is_refused_and_not_learned_as_an_empty_answer(own, name, has_tools):
+def test_a_tool_call_that_the_template_drops_is_refused_and_not_learned(own, name, has_tools):
     tokenizer, _ = ready_tokenizer(recipe_of(own[name]))
     messages = [TURN[0], {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "3"}, TURN[1]]
     if has_tools:
@@ -248,7 +248,7 @@ def test_reasoning_that_the_template_does_not_render_is_named(own):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", WITH_TEMPLATE)
-def test_a_message_of_weight_0_gives_the_same_ids_and_is_not_trained(own, name):
+def test_a_message_of_weight_0_keeps_its_ids_and_is_not_trained(own, name):
     tokenizer = AutoTokenizer.from_pretrained(own[name])
     ids, trained = render(tokenizer, TURNS)
     weighted = [TURNS[0], {**TURNS[1], "weight": 0}, *TURNS[2:]]
@@ -274,7 +274,7 @@ def test_weights_hold_where_a_template_marks_an_answer_in_parts(name):
 
 
 @pytest.mark.full
-def test_an_empty_list_of_calls_is_no_call_for_a_template_that_asks_for_the_key(own):
+def test_an_empty_list_of_tool_calls_is_no_call_for_any_template(own):
     calling = "{% if m.tool_calls is defined %}[CALLS]{{ m.tool_calls }}{% else %}{{ m.content }}{% endif %}"
     template = f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{calling}<|im_end|>\n{{% endfor %}}"
     tokenizer = tokenizer_of(FAMILIES["qwen2"], template=template)
@@ -321,7 +321,7 @@ def test_a_long_conversation_takes_no_more_renderings_and_trains_the_same_turns(
 
 
 @pytest.mark.full
-def test_turns_that_headers_do_not_show_are_found_by_what_stands_before_them(own):
+def test_turns_without_headers_are_found_by_what_stands_before_them(own):
     skips = "{% for m in messages if m.content %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     skips += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}<|im_start|>assistant\n<|im_end|>"
     tokenizer = tokenizer_of(FAMILIES["qwen2"], template=skips.replace("<|im_start|>assistant\n<|im_end|>", ""))
@@ -369,7 +369,7 @@ def tokenizer_with(name):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", TEXT_MODELS)
-def test_each_published_template_trains_each_answer_with_its_end_and_nothing_of_the_user(name, monkeypatch):
+def test_published_templates_train_every_answer_with_its_end_and_no_question(name, monkeypatch):
     tokenizer = tokenizer_with(name)
     assert template_problems(tokenizer) == []
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", FixedClock)
@@ -394,7 +394,7 @@ def test_each_published_template_trains_each_answer_with_its_end_and_nothing_of_
 
 
 @pytest.mark.full
-def test_the_date_of_the_rows_does_not_depend_on_the_day_and_a_chat_has_today(own, monkeypatch):
+def test_the_date_of_rows_is_fixed_and_a_chat_has_today(own, monkeypatch):
     import datetime
 
     class Tomorrow:
@@ -471,7 +471,7 @@ def test_a_control_string_in_a_tool_call_is_text_too(own):
 
 
 @pytest.mark.full
-def test_a_conversation_that_the_assistant_begins_is_trained_from_its_first_word_on(own):
+def test_a_conversation_begun_by_the_assistant_is_trained_from_its_first_word(own):
     for name, end in (("llama", "<|eot_id|>"), ("qwen2", "<|im_end|>\n"), ("qwen3", "<|im_end|>\n")):
         tokenizer = AutoTokenizer.from_pretrained(own[name])
         messages = [{"role": "assistant", "content": "Welcome <|im_end|>"}, *TURN[:1], {"role": "assistant", "content": "<think>\nb\n</think>\n\nc"}]  # fmt: skip
@@ -498,7 +498,7 @@ def test_parts_that_spell_a_control_string_together_are_refused(own):
         ("{% generation %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{% endgeneration %}", "for the assistant's"),
     ],
 )  # fmt: skip
-def test_a_template_that_cannot_be_trained_with_is_refused_with_the_reason_and_what_to_write(own, template, reason, tmp_path):  # fmt: skip
+def test_an_untrainable_template_is_refused_with_the_reason_and_a_remedy(own, template, reason, tmp_path):  # fmt: skip
     tokenizer = tokenizer_of(FAMILIES["qwen2"], template=template)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(RecipeError, match=reason) as error:
@@ -528,7 +528,7 @@ def test_documents_begin_with_what_their_models_texts_began_with(own):
 
 
 @pytest.mark.full
-def test_a_base_model_without_a_template_gets_the_built_in_one_and_each_added_id_is_named(own):
+def test_a_base_model_without_a_template_gets_ours_and_names_its_ids(own):
     tokenizer, lines = ready_tokenizer(recipe_of(own["gpt_neox"]))
     assert "<|end|> <|system|> <|user|> <|assistant|>" in " ".join(lines)
     assert custom_template(tokenizer) is None

@@ -59,7 +59,7 @@ def test_our_own_tokenizer_read_as_a_ready_one_is_the_same(tokenizer, tmp_path, 
     assert capsys.readouterr().out == ""
 
 
-def test_an_own_template_stays_as_it_is_whether_or_not_it_marks_answers_and_escapes(tokenizer, tmp_path, capsys):
+def test_an_own_template_stays_as_it_is_with_or_without_marks(tokenizer, tmp_path, capsys):
     tokenizer.save_pretrained(tmp_path)
     template = tmp_path / "chat_template.jinja"
     careful = template.read_text() + "{# mine #}"
@@ -141,7 +141,7 @@ def test_ids_that_are_not_those_of_tokenizer_json_are_named(tmp_path, capsys):
     )
 
 
-def test_a_template_file_of_the_recipe_is_used_and_a_wrong_one_refused(tokenizer, tmp_path):
+def test_a_template_file_of_the_recipe_is_used_or_refused_when_wrong(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "mine.jinja").write_text(tokenizer.chat_template + "{# mine #}")
     recipe = recipe_of("tokenizer", chat_template="mine.jinja")
@@ -164,7 +164,7 @@ def test_what_cannot_be_found_is_said_with_its_cure(tmp_path):
         load_or_train(recipe_of("nobody/nothing"), [])
 
 
-def test_a_model_folder_with_code_of_its_own_gives_its_tokenizer_without_a_question(tokenizer, tmp_path, monkeypatch):
+def test_a_model_folder_with_own_code_gives_its_tokenizer_without_a_question(tokenizer, tmp_path, monkeypatch):
     tokenizer.save_pretrained(tmp_path)
     config = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration_unheard_of.Config"}}
     (tmp_path / "config.json").write_text(json.dumps(config))

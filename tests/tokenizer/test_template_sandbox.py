@@ -88,7 +88,7 @@ def earlier_peak():
 
 @pytest.mark.full_except("loops in loops")
 @pytest.mark.parametrize("name", ENDLESS)
-def test_a_template_that_would_take_all_time_or_memory_ends_in_a_sentence(name, earlier_peak, sandboxes, monkeypatch):
+def test_a_template_that_would_take_all_time_or_memory_is_stopped(name, earlier_peak, sandboxes, monkeypatch):
     from jinja2.exceptions import TemplateError
 
     monkeypatch.setattr(template_sandbox, "MAX_CPU_S", 1.0)

@@ -74,7 +74,7 @@ def test_nothing_is_missing_of_what_the_built_in_template_writes(built_in):
         assert not missing(tokenizer_of(FAMILIES[name]), [*asked(hostile), *asked("Two."), *asked(hostile)]), name
 
 
-def test_an_answer_that_the_template_leaves_out_is_not_found_in_the_question(built_in):
+def test_an_answer_that_the_template_drops_is_not_found_in_the_question(built_in):
     tokenizer = with_template(
         HEAD + "{{- m.content if m.role == 'user' or m.content == 'Probed.' else 'Yes.' -}}" + FOOT
     )
@@ -101,7 +101,7 @@ def test_the_last_reasoning_only_is_kept_by_the_template_of_qwen3():
     assert missing(qwen3, [*turn, *asked("Three.", thinking="Once more now")]) == {"reasoning template": 20}
 
 
-def test_an_answer_in_front_of_the_marks_is_outside_of_what_is_trained():
+def test_an_answer_before_the_marks_is_outside_of_what_is_trained():
     marks = "{%- if m.role == 'assistant' -%}{{- m.reasoning or '' -}}{%- generation -%}{{- m.content + '<|im_end|>' -}}{%- endgeneration -%}{%- else -%}{{- m.content -}}{%- endif -%}"
     tokenizer = with_template(HEAD + marks + FOOT)
     assert missing(tokenizer, asked("Two.", reasoning="I add")) == {"reasoning outside": 4}

@@ -82,7 +82,7 @@ print(identity(train_bpe(texts, vocab_size=400, split_pattern="nanochat")))
     assert found == {identity(train_bpe(texts, vocab_size=400, split_pattern="nanochat")) + "\n"}
 
 
-def test_the_saved_folder_gives_the_same_ids_beside_any_config_that_is_trained(tokenizer, tmp_path):
+def test_the_saved_folder_gives_the_same_ids_beside_any_model_config(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     text = "It's 12345 \u4e2d\u6587 <|user|> x"
     for model_type in ("gpt2", "nanochat", "llama"):

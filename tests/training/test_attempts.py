@@ -11,7 +11,7 @@ def logged(*steps):
     return [{"step": step, "train/loss": 1.0, "time": 0.0} for step in steps]
 
 
-def test_steps_behind_the_checkpoint_that_the_next_attempt_went_on_from_are_lost():
+def test_steps_beyond_the_checkpoint_of_the_next_attempt_are_lost():
     rows = [attempt(0, time=5.0), *logged(1, 10, 20, 27), attempt(20, time=90.0), *logged(30, 33), attempt(30)]
     assert lost_steps(rows) == 7 + 3
     assert first_start(rows) == 5.0
@@ -21,7 +21,7 @@ def test_a_run_that_stopped_after_a_whole_checkpoint_lost_nothing():
     assert lost_steps([attempt(0), *logged(1, 12), attempt(12), *logged(20)]) == 0
 
 
-def test_an_attempt_that_died_before_its_first_log_loses_nothing_that_is_known():
+def test_an_attempt_that_died_before_its_first_log_loses_nothing_known():
     assert lost_steps([attempt(0), *logged(10), attempt(5), attempt(5), *logged(6)]) == 5
 
 
@@ -29,7 +29,7 @@ def test_a_fork_loses_nothing_of_its_parents_steps():
     assert lost_steps([attempt(40), *logged(50)]) == 0
 
 
-def test_a_step_that_a_later_attempt_goes_back_behind_on_purpose_is_lost_too():
+def test_a_step_that_a_later_attempt_deliberately_goes_back_behind_is_lost():
     rows = [attempt(0), *logged(10), {"event": "spike", "step": 11}, attempt(10), *logged(20), attempt(5)]
     assert lost_steps(rows) == 15
 

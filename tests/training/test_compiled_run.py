@@ -35,7 +35,7 @@ def test_a_run_with_evaluations_samples_and_saves_compiles_each_graph_once(runne
 
 
 @pytest.mark.slow
-def test_compiled_evaluations_are_those_of_an_eager_run_and_the_same_after_a_resume(runner):
+def test_compiled_evaluations_equal_eager_ones_and_repeat_after_a_resume(runner):
     train = {"max_steps": 6, "save_steps": 2, "eval_steps": 2, "bf16": False}
     recipe = runner.recipe("compared", "modern", train=train)
     uncut = evaluations(runner.train(recipe, *COMPILED, "run.name=uncut", "evals.bpb.at_start=true").directory)

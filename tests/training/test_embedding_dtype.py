@@ -39,7 +39,7 @@ def bf16_names(tensors):
     return {name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16}
 
 
-def test_token_and_value_embeddings_alone_are_stored_so_and_the_rest_computes_in_float32():
+def test_embeddings_alone_are_stored_in_bfloat16_and_computing_stays_in_float32():
     model, ids = tiny("bigrams"), random_ids(2, 20)
     rounded = tiny("bigrams")
     store_embeddings(model, torch.bfloat16)
@@ -102,7 +102,7 @@ def test_the_norm_of_mixed_gradients_has_the_bits_of_float32():
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_run_with_bfloat16_embeddings_is_resumed_to_the_bit_and_its_models_load_in_float32(runner, ranks):
+def test_a_run_with_bfloat16_embeddings_resumes_exactly_and_loads_in_float32(runner, ranks):
     short = {"max_steps": 8, "save_steps": 2, "bf16": True, "max_grad_norm": 0.5}
     recipe = runner.recipe("narrow", "modern", train=short)
     uncut = runner.train(recipe, "run.name=uncut", BF16, ranks=ranks)
@@ -137,7 +137,7 @@ def test_the_key_must_match_and_its_default_leaves_older_runs_their_names():
     assert default_name(wide) != default_name(narrow)
 
 
-def test_embeddings_stored_so_are_refused_where_the_head_would_be_rounded_or_the_model_is_foreign(tmp_path):
+def test_bfloat16_embeddings_are_refused_for_tied_heads_and_foreign_models(tmp_path):
     def refusal(*overrides):
         with pytest.raises(RecipeError) as caught:
             read_recipe([QUICKSTART, *SMALL, BF16, *overrides])

@@ -33,7 +33,7 @@ def damage(weights):
     ("dtype", "harm", "kept"),
     [("float32", None, True), ("bfloat16", None, False), ("float32", damage, False)],
 )
-def test_a_model_that_lies_there_is_kept_only_when_it_is_whole_and_of_the_type_asked_for(tmp_path, dtype, harm, kept):
+def test_an_existing_model_is_kept_only_when_whole_and_correctly_typed(tmp_path, dtype, harm, kept):
     run, model = RunDirectory(tmp_path), build_model("tandem", FIELDS, seed=0)
     write_finished_model(run, model, TOKENIZER, dtype="float32", step=5)
     weights = run.model / "model.safetensors"

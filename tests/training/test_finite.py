@@ -8,7 +8,7 @@ from pipeline.model.finite import first_nonfinite
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_the_first_tensor_with_a_nan_or_an_infinity_is_named_in_every_type(value, dtype):
+def test_the_first_tensor_with_nan_or_infinity_is_named_in_every_dtype(value, dtype):
     bad = torch.zeros(3, 5, dtype=dtype)
     bad[1, 2] = value
     tensors = {

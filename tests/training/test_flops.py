@@ -54,7 +54,7 @@ def test_the_training_step_with_its_chunked_loss_executes_no_more(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_exact_causal_flops_count_the_pairs_that_each_layer_of_the_model_sees(shape):
+def test_exact_causal_flops_count_the_pairs_that_each_layer_sees(shape):
     model_type, fields = SHAPES[shape]
     model = build_model(model_type, fields, attn_implementation="eager", seed=0).eval()
     # What a query sees is read off the model: eager attention's weights above zero.

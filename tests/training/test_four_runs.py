@@ -5,7 +5,7 @@ from benchmarks.four_runs import documents, first_difference
 BEFORE = {"rows": {"9": {"train/loss": 2.5}, "10": {"train/loss": 2.25, "val/bpb": 1.5}}, "weights": "ab"}
 
 
-def test_the_first_difference_is_that_of_the_lowest_step_to_the_last_digit():
+def test_the_first_difference_is_at_the_lowest_step_to_the_last_digit():
     assert first_difference(BEFORE, BEFORE) is None
     last_digit = {"10": {"train/loss": 2.2500000000000004, "val/bpb": 1.5}, "9": {"train/loss": 2.0}}
     assert first_difference(BEFORE, BEFORE | {"rows": last_digit}) == "step 9, train/loss: 2.5 before, 2.0 now"
@@ -13,7 +13,7 @@ def test_the_first_difference_is_that_of_the_lowest_step_to_the_last_digit():
     assert first_difference(BEFORE, BEFORE | {"rows": last_digit}).startswith("step 10, train/loss: 2.25 before, 2.25")
 
 
-def test_a_number_or_a_step_that_is_gone_or_new_and_other_weights_are_differences():
+def test_missing_or_new_numbers_and_other_weights_are_differences():
     without = {"9": {"train/loss": 2.5}, "10": {"train/loss": 2.25}}
     assert first_difference(BEFORE, BEFORE | {"rows": without}) == "step 10, val/bpb: 1.5 before, None now"
     assert first_difference(BEFORE | {"rows": without}, BEFORE) == "step 10, val/bpb: None before, 1.5 now"

@@ -47,7 +47,7 @@ def blocks_matrices(model):
     return {name.removesuffix(".weight") for name in matrices if "gate" not in name}
 
 
-def test_exactly_the_blocks_matrices_are_converted_and_weights_keep_name_type_and_identity():
+def test_only_block_matrices_are_converted_and_weights_keep_their_names():
     model = tiny("modern", n_head=2, n_kv_head=2)
     before, matrices = dict(model.named_parameters()), blocks_matrices(model)
     types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
@@ -69,7 +69,7 @@ def test_widths_that_16_does_not_divide_gates_head_and_biased_matrices_stay():
     assert not is_converted(nn.Linear(32, 32, bias=False))
 
 
-def test_a_step_in_float8_is_near_one_in_bfloat16_and_not_the_same():
+def test_a_step_in_float8_is_near_one_in_bfloat16_but_different():
     ids = random_ids(2, 24)
     losses, gradients = [], []
     for model in (tiny("modern"), converted(tiny("modern"))):
@@ -89,7 +89,7 @@ def test_a_step_in_float8_is_near_one_in_bfloat16_and_not_the_same():
     assert torch.nn.functional.cosine_similarity(gradients[0].flatten(), gradients[3].flatten(), dim=0) > 0.98
 
 
-def test_evaluations_are_those_of_the_model_that_was_never_converted_to_the_bit_compiled_too():
+def test_evaluations_equal_those_of_the_unconverted_model_even_when_compiled():
     plain, model = tiny("modern").eval(), converted(tiny("modern")).eval()
     ids = random_ids(2, 24)
     batch = {"input_ids": ids, "shift_labels": ids}
@@ -160,7 +160,7 @@ SHORT = {"max_steps": 6, "save_steps": 2, "eval_steps": 2, "bf16": True}
 
 
 @pytest.mark.slow
-def test_a_run_in_float8_is_resumed_to_the_bit_and_scored_in_bfloat16(runner):
+def test_a_run_in_float8_resumes_exactly_and_is_scored_in_bfloat16(runner):
     recipe = runner.recipe("narrow", "modern", train=SHORT)
     uncut = runner.train(recipe, "run.name=uncut", "train.fp8=true", "samples.every_steps=3")
     assert re.search("^device: .*, float8, ", uncut.output, re.MULTILINE)
@@ -224,7 +224,7 @@ def test_capability_8_9_is_where_float8_begins(monkeypatch):
         assert checks.has_capability(gpu, (8, 9)) is has
 
 
-def test_mixed_precision_fp8_of_the_launcher_is_refused_in_favour_of_the_key(monkeypatch):
+def test_launcher_fp8_mixed_precision_is_refused_in_favour_of_our_key(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     ((_, sentence),) = problems_of(read_recipe([QUICKSTART, *SMALL]))
     assert "Write train.fp8: true and bf16: true, or mixed_precision: bf16 there." in sentence

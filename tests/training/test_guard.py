@@ -57,7 +57,7 @@ def steps(tmp_path):
     return Steps(tmp_path)
 
 
-def test_twenty_steps_in_a_row_that_the_scaler_skips_end_the_run_and_name_the_loss_and_its_rows(steps):
+def test_twenty_skipped_steps_in_a_row_end_the_run_naming_the_rows(steps):
     assert MAX_SCALER_SKIPS == 20
     for _ in range(19):
         assert math.isinf(steps.make(loss=1.0, norm=INFINITE).norm)
@@ -77,7 +77,7 @@ def test_a_finite_step_between_starts_the_count_again(steps):
     assert (steps.guard.skipped_steps, steps.guard.scaler_skips_in_a_row) == (57, 0)
 
 
-def test_an_infinite_loss_of_a_step_that_the_scaler_skips_is_in_no_mean_and_a_finite_one_is(steps):
+def test_of_skipped_steps_only_finite_losses_count_in_the_mean(steps):
     steps.make(loss=torch.inf, norm=INFINITE)
     assert (steps.loss_sum.read(), steps.loss_sum.kept) == ([2.5, None], 1)
     steps.make(loss=1.5, norm=INFINITE)
@@ -105,13 +105,13 @@ def test_steps_left_out_long_ago_no_longer_count(steps):
     assert steps.guard.skipped_steps == 4
 
 
-def test_losses_that_a_checkpoint_kept_unlogged_are_each_ranks_own_or_their_means():
+def test_losses_kept_unlogged_are_each_ranks_own_or_their_means():
     saved = [[2.0, None, 1.0], [4.0, None, 2.0]]
     assert unlogged_losses(saved, rank=1, ranks=2) == [4.0, None, 2.0]
     assert unlogged_losses(saved, rank=0, ranks=1) == [3.0, None, 1.5]
 
 
-def test_a_step_that_the_loss_scaler_skipped_is_no_spike_and_leaves_the_usual_values_as_they_are(tmp_path):
+def test_a_step_that_the_loss_scaler_skipped_is_not_a_spike(tmp_path):
     guard = StepGuard(RunDirectory(tmp_path), Monitor(on_spike="stop"))
     for norm in [1.0] * ENOUGH + [float("inf"), float("nan")] * ENOUGH:
         guard.norms.append(norm if math.isfinite(norm) else None)

@@ -94,7 +94,7 @@ def texts_of(stream, place, *, width: int, bos: int):
 
 @pytest.mark.parametrize("stage", ["sft", "pretrain"])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_each_text_s_loss_in_its_row_is_its_loss_alone_for_three_steps(tmp_path, cache, kind, stage):
+def test_each_texts_loss_in_its_row_equals_its_loss_alone(tmp_path, cache, kind, stage):
     isolate = {"isolate_documents": True} if stage == "pretrain" else {}
     _, model, preparation = opened(recipe_for(tmp_path, cache, kind, stage, **isolate))
     rows = TrainingRows.open(preparation=preparation)
@@ -142,7 +142,7 @@ def test_validation_rows_hold_one_text_each_where_texts_see_each_other(tmp_path,
         ("bloom", "eager", "leaks"),
     ],
 )
-def test_the_probe_says_which_model_keeps_texts_apart_and_leaves_it_as_it_was(kind, attention, found):
+def test_the_probe_tells_which_model_isolates_texts_and_leaves_it_unchanged(kind, attention, found):
     model = model_of(kind).train()
     model.config._attn_implementation = attention
     before = {name: value.clone() for name, value in model.state_dict().items()}

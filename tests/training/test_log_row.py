@@ -55,7 +55,7 @@ def rank_main(rank, folder):
     os._exit(0)  # not through the interpreter's end, where a thread of gloo may make the process abort
 
 
-def test_two_ranks_log_the_longest_wait_the_fullest_device_and_the_sum_of_its_failures(tmp_path):
+def test_two_ranks_log_the_longest_wait_fullest_device_and_summed_failures(tmp_path):
     on_ranks(rank_main, tmp_path)
 
 
@@ -80,7 +80,7 @@ def test_the_hub_lags_by_the_steps_since_the_newest_that_it_has(tmp_path):
     assert "ckpt/hub_lag_steps" not in at_the_end._of_checkpoints(31)
 
 
-def test_a_fork_leaves_its_parents_time_out_of_the_goodput_and_its_own_restart_keeps_that(tmp_path):
+def test_a_fork_and_its_restarts_leave_the_parents_time_out_of_goodput(tmp_path):
     meter = types.SimpleNamespace(total_s=500.0)
     row = log_row_in(tmp_path, meter=meter)
     row.load_state_dict({"before_s": 7.0, "peak_bytes": 9}, is_fork=True)

@@ -19,7 +19,7 @@ def meter_of(*, max_steps):
     return StepMeter(tokens_at=lambda step: step, max_steps=max_steps, world_size=1)
 
 
-def test_the_first_row_of_a_start_tells_how_long_the_process_took_to_the_end_of_its_first_step():
+def test_the_first_row_tells_when_the_process_ended_its_first_step():
     meter = meter_of(max_steps=10)
     meter.begin()
     meter.step(1)
@@ -48,7 +48,7 @@ def test_the_forecast_begins_after_the_first_interval_and_leaves_it_out():
     assert row["perf/total_s"] > 0.5  # which is honest
 
 
-def test_flops_of_isolated_rows_count_each_pair_of_one_conversation_and_none_across():
+def test_flops_of_isolated_rows_count_pairs_only_within_a_conversation():
     rows, window = 8, 3
     sizes = Sizes(
         n_layer=2, n_embd=4, n_head=2, n_kv_head=2, head_dim=2, n_inner=8, vocab_size=5, vocab_rows=5, row_tokens=rows, windows=[rows, window]
@@ -123,7 +123,7 @@ class Allocator:
         self.peak = self.allocated
 
 
-def test_the_peak_of_an_interval_begins_again_and_that_of_the_run_does_not():
+def test_the_peak_of_an_interval_begins_again_unlike_that_of_the_run():
     cuda = Allocator()
     memory = DeviceMemory(torch.device("cuda"), cuda=cuda)
     for gib in (40, 64, 43):
@@ -140,7 +140,7 @@ def test_the_peak_of_an_interval_begins_again_and_that_of_the_run_does_not():
     assert memory.peak() == 64 * GIB
 
 
-def test_the_peak_of_an_earlier_attempt_counts_in_the_run_and_not_in_this_process():
+def test_the_peak_of_an_earlier_attempt_counts_only_in_the_run():
     cuda = Allocator()
     memory = DeviceMemory(torch.device("cuda"), cuda=cuda)
     memory.run_peak = 70 * GIB
@@ -184,7 +184,7 @@ def parameters_with_gradients(seed=0):
 
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 24])
-def test_the_update_ratio_is_that_of_a_copy_and_measuring_changes_no_bit(monkeypatch, at_once):
+def test_the_update_ratio_is_that_of_a_copy_and_measuring_changes_nothing(monkeypatch, at_once):
     monkeypatch.setattr(optimizers, "MEASURED_AT_ONCE", at_once)
     measured, plain = parameters_with_gradients(), parameters_with_gradients()
     one, other = optimizer_of(measured), optimizer_of(plain)

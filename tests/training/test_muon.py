@@ -80,7 +80,7 @@ def test_muon_makes_the_reference_update_in_both_storage_orders(shape, outputs_f
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_conv1d_matrix_moves_like_the_linear_one_it_is_the_transpose_of(shape):
+def test_a_conv1d_matrix_moves_like_the_linear_one_it_transposes(shape):
     linear, conv1d = random_weights(shape)[0], torch.nn.Parameter(random_weights(shape)[0].detach().T.contiguous())
     optimizers = muon([linear]), muon([conv1d], outputs_first=False)
     for gradient in gradients(shape, steps=3):
@@ -124,7 +124,7 @@ def test_directions_are_nearly_orthogonal_and_of_exactly_an_orthogonal_matrix_s_
 
 
 @pytest.mark.parametrize("dim", [-2, -1])
-def test_equalising_gives_every_output_the_same_norm_and_the_whole_less_than_one(dim):
+def test_equalising_gives_equal_output_norms_and_a_whole_below_one(dim):
     x_MRC = torch.stack(gradients((8, 12), steps=2)) * torch.logspace(-3, 3, 12)
     rows = equalise_(x_MRC, output_dim=dim).norm(dim=-1 if dim == -2 else -2)
     torch.testing.assert_close(rows, rows[:, :1].expand_as(rows), rtol=1e-5, atol=0)

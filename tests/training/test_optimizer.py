@@ -205,7 +205,7 @@ def test_parameters_replaced_in_the_groups_are_the_ones_that_move():
     assert not any(torch.equal(p, start) for p, start in zip(replaced, starts, strict=True))
 
 
-def test_the_loss_scaler_skips_a_step_of_infinite_gradients_and_unscales_the_others():
+def test_the_loss_scaler_skips_infinite_gradients_and_unscales_the_others():
     plain, scaled = modern(), modern()
     reference, optimizer = build_optimizer(plain, recipe()), build_optimizer(scaled, recipe())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
@@ -286,7 +286,7 @@ def test_in_float32_the_micro_batch_does_not_change_twenty_steps_under_muon(make
         assert ((losses(micro_batch) - whole).abs() / whole).max() < 1e-4
 
 
-def test_an_optimizer_of_the_user_s_own_is_called_with_model_and_recipe(tmp_path):
+def test_an_optimizer_of_the_user_is_called_with_model_and_recipe(tmp_path):
     (tmp_path / "own_sgd.py").write_text(
         "import torch\n\ndef sgd(model, recipe):\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"
     )

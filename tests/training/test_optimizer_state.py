@@ -134,7 +134,7 @@ def test_settings_come_from_the_checkpoint_only_when_they_are_given():
     assert optimizer.param_groups[0]["betas"] == (0.8, 0.95)
 
 
-def test_a_parameter_that_never_had_a_gradient_keeps_no_state_through_the_file():
+def test_a_parameter_without_any_gradient_has_no_state_after_loading():
     network, other = Network(), Network()
     optimizer, restored = ours(network), ours(other)
     network.down.requires_grad_(False)

@@ -62,7 +62,7 @@ def attributes_of_trainers() -> Iterator[tuple[str, str, ast.Attribute]]:
                     yield str(path.relative_to(PACKAGE)), owner, node
 
 
-def test_nothing_else_reads_writes_or_replaces_a_private_name_of_trainer_or_its_arguments():
+def test_nothing_else_touches_a_private_name_of_trainer_or_its_arguments():
     private = private_names(Trainer) | private_names(TrainingArguments)
     assert {"_tr_loss", "_globalstep_last_logged", "_train_batch_size", "_n_gpu", "_save_checkpoint"} <= private
     found = [f"{file}: {owner}.{node.attr}" for file, owner, node in attributes_of_trainers() if node.attr in private]

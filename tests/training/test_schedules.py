@@ -44,12 +44,12 @@ def test_the_rate_warms_up_holds_and_falls(step, value):
     assert lrm(step) == pytest.approx(value, abs=1e-12)
 
 
-def test_the_last_step_of_the_published_depth_24_run_has_the_multiplier_it_printed():
+def test_the_last_depth_24_step_has_the_published_rate_multiplier():
     assert f"{learning_rate_multiplier(NANOCHAT, 5567, 5568):.2f}" == "0.05"
     assert learning_rate_multiplier(NANOCHAT, 5567, 5568) == pytest.approx(0.05 + 0.95 / 3619)
 
 
-def test_the_first_update_has_a_rate_above_zero_unlike_a_warm_up_from_zero():
+def test_the_first_update_of_a_warm_up_has_a_rate_above_zero():
     assert lrm(0, warmup_steps=10) == 0.1
     assert lrm(0, warmup_steps=0) == 1
 
@@ -76,7 +76,7 @@ def test_without_a_fall_the_rate_stays():
     assert lrm(1000, decay_fraction=0.0) == 1
 
 
-def test_where_warm_up_and_fall_overlap_the_lower_one_counts_and_the_rate_never_jumps():
+def test_where_warm_up_and_fall_overlap_the_rate_never_jumps():
     values = [lrm(step, max_steps=50) for step in range(51)]  # 40 steps up, 32 steps down
     assert max(values) < 1
     assert max(abs(a - b) for a, b in pairwise(values)) < 1 / 30
@@ -130,7 +130,7 @@ def test_applying_a_step_gives_the_same_settings_whatever_was_applied_before():
     assert settings(walked) == settings(jumped)
 
 
-def test_a_step_schedule_goes_on_from_its_saved_state_with_the_same_rates():
+def test_a_step_schedule_resumed_from_its_saved_state_keeps_its_rates():
     whole, cut = optimizer(), optimizer()
     uncut = StepSchedule(whole, NANOCHAT, 100)
     assert uncut.get_last_lr() == [0.02 / 40, 0.008 / 40]

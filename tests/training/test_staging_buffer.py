@@ -47,7 +47,7 @@ def test_memory_is_locked_for_cuda_only():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_from_cuda_the_bytes_are_the_same_and_the_memory_is_given_back():
+def test_from_cuda_the_bytes_are_equal_and_memory_is_given_back():
     tensors = {name: tensor.cuda() for name, tensor in TENSORS.items()}
     for _ in range(2):  # registering the same pages again shows that they were given back
         image = StagingBuffer(tensors)
