@@ -145,6 +145,11 @@ class Preparation:
             return
         if self.child is None and time.monotonic() - self.seen < START_GRACE_S:
             return
+        if self.child is not None and self.child.returncode == 0:
+            ended, self.child = self.child, None
+            if self.is_running():  # another run took up this very plan
+                return
+            self.child = ended
         status = self.child.returncode if self.child is not None else 0
         ended_by_itself = status > 0 and status != Preempted.status  # 0 and 75: by SIGTERM
         if self.child is not None and not ended_by_itself and not self.killed:

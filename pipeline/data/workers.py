@@ -260,9 +260,10 @@ class EncodedReader:
 
     def _submit(self, block_range: tuple[int, int, int]) -> "Future[list[int]]":
         file, first, count = block_range
-        if all(self.job.path(self.folder, file, block).exists() for block in range(first, first + count)):
+        made = [read_encoded(self.job.path(self.folder, file, block)) for block in range(first, first + count)]
+        if None not in made:  # by a part that was made before, or by a preparation that was killed
             answer: Future[list[int]] = Future()
-            answer.set_result([0] * count)
+            answer.set_result([len(encoded.ids) for encoded in made if encoded is not None])
             return answer
         return self.pool.submit(self.folder, file, first, count)
 
