@@ -71,7 +71,6 @@ def test_chat_tasks_are_scored_at_their_cadence_and_change_nothing(runner):
     last = entries_of(run)[-1]
     assert [row["name"] for row in last["results"]] == ["chat/arc_easy", "chat/gsm8k", "chat/mine"]
     assert [(row["items"], row["of"], row["too_long"]) for row in last["results"]] == [(5, 6, 0), (5, 6, 0), (3, 3, 0)]
-    assert 0 < last["results"][1]["tokens_generated"] <= 5 * 6
     parts = last["results"][1]["protocol_parts"]
     assert (parts["items"], parts["max_new_tokens"]) == (5, 6)
     assert "step 00010 | chat/arc_easy" in (run.directory / "console.log").read_text()
@@ -141,7 +140,7 @@ def test_a_failing_checker_is_reported_on_both_ranks_and_training_continues(runn
         ({"tasks": ["arc"]}, "there is no chat task called arc", 64),
         ({"tasks": ["humaneval"]}, "Allow it with --execute or evals.chat.execute: true", 64),
         ({"own": [{"name": "mine", "files": "tasks/none.jsonl"}]}, "none.jsonl", 66),
-        ({"own": [{"files": "tasks/own.jsonl"}]}, "a task of evals.chat.own lacks a name", 64),
+        ({"own": [{"files": "tasks/own.jsonl"}]}, "a task of evals.chat.own needs a name", 64),
         ({"data": "elsewhere"}, "elsewhere", 66),
     ],
 )

@@ -33,7 +33,7 @@ def test_only_a_run_that_drops_conversations_warns_and_is_diagnosed_so(runner):
             assert said[0] in before
             # On a busy machine the start has packed nothing yet, and counts a sample, which is all of these.
             numbers, how, _ = finding.evidence.partition(" (counted in all of them)")
-            assert how
+            assert how, (finding.evidence, said)
             assert numbers in said[0]
             assert "would hold 99 % whole" in finding.evidence
         small = [line for line in warnings if "sft/assistant_bpb is over" in line]
