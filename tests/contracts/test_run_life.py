@@ -172,10 +172,10 @@ def test_a_fork_that_cannot_take_its_parents_state_writes_nothing(runner, parent
 def test_a_fork_that_has_nothing_left_to_train_is_refused(runner, parent):
     recipe, _ = parent
     refused = runner.train(recipe, "run.name=fork", "run.fork_from=parent", status=64)
-    assert "goes on from step 10, and this run ends at step 10" in refused.output
+    assert "begins at step 10, and this run ends at step 10" in refused.output
     epochs = ["train.max_steps=null", "train.num_train_epochs=0.02"]  # which only the data turn into steps
     refused = runner.train(recipe, "run.name=fork", "run.fork_from=parent", *epochs, status=64)
-    assert "goes on from step 10, and this run ends at step" in refused.output
+    assert "begins at step 10, and this run ends at step" in refused.output
 
 
 @pytest.mark.full
