@@ -94,12 +94,14 @@ def train(recipe: Recipe, signals: Signals) -> int:
         publishing = Publishing(recipe.hub, run.directory, start_step=run.step)
 
     # 5. The steps, and the end.
-    trainer.resume(run.checkpoint)
-    signals.raise_if_stopped(step=trainer.state.global_step, first=flush)
-    finish_run(run.directory, trainer, publishing, dtype=recipe.hub.dtype)
-    if trainer.is_world_process_zero():
-        files = [place.rpartition(":")[0] for place in recipe.places.values()]
-        print_summary(run, stage=recipe.stage, prompts=recipe.samples.prompts, files=files)
-    if flush:
-        flush()
+    try:
+        trainer.resume(run.checkpoint)
+        signals.raise_if_stopped(step=trainer.state.global_step, first=flush)
+        finish_run(run.directory, trainer, publishing, dtype=recipe.hub.dtype)
+        if trainer.is_world_process_zero():
+            files = [place.rpartition(":")[0] for place in recipe.places.values()]
+            print_summary(run, stage=recipe.stage, prompts=recipe.samples.prompts, files=files)
+    finally:
+        if flush:  # of a run that fails too: its last checkpoint
+            flush()
     return 0

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.commands import yield_to_training
-from pipeline.process.errors import DamagedFileError, RecipeError, ServiceError, TandemError
+from pipeline.process.errors import DamagedFileError, RecipeError, ServiceError
 from pipeline.process.network import as_os_error, is_refused, opened
 from pipeline.process.storage import (
     DISK_FULL,
@@ -63,19 +63,21 @@ class Mirror:
         self.store, self.root = opened(self.address)
         self.sent: set[str] = set()  # checksum manifests that the store has
         self.queue = run.path / "mirror_queue"
-        # token: by which this folder is known in the store; a start that did not reach the store keeps the last one's.
+        # tokens: of this folder's starts, by any of which the store may know it: one that takes over may not reach it.
         # went_back: from a start without run.resume auto until the store has nothing beyond this run.
         self.state_file = self.queue / "state.json"
 
     def state(self) -> dict[str, Any]:
-        return read_json(self.state_file) if self.state_file.exists() else {"token": "", "went_back": False}
+        return read_json(self.state_file) if self.state_file.exists() else {"tokens": [], "went_back": False}
 
     def take_over(self, *, went_back: bool = False) -> None:
         """Become the owner; the start that had the run until now stops sending."""
         token = uuid.uuid4().hex
         self.queue.mkdir(parents=True, exist_ok=True)
         # First: a start that is killed in between must know its own token.
-        write_json(self.state_file, {"token": token, "went_back": went_back or self.state()["went_back"]})
+        before = self.state()
+        state = {"tokens": [*before["tokens"], token], "went_back": went_back or before["went_back"]}
+        write_json(self.state_file, state)
         now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         owner = {"token": token, "host": socket.gethostname(), "time": now}
         self.store.pipe_file(f"{self.root}/.owner", json.dumps(owner).encode())
@@ -84,10 +86,10 @@ class Mirror:
         """Raise LostOwnership when another start has the run. A run that nobody has becomes this start's."""
         try:
             owner = parse_json(self.store.cat_file(f"{self.root}/.owner"))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # nobody's, or torn while it was written
             self.take_over()
             return
-        if owner.get("token") != self.state()["token"]:
+        if owner.get("token") not in self.state()["tokens"]:
             raise LostOwnership(
                 f"{self.address}: a start on {owner.get('host')} took the run over at {owner.get('time')}, so this "
                 "one sends nothing more. Stop one of the two; the one that starts last has the mirror."
@@ -356,8 +358,10 @@ class CheckpointUploader:
             except LostOwnership as error:
                 print(error, flush=True)
                 return
-            except (OSError, TandemError) as error:
-                print(f"{self.mirror.address}: not sent: {error}", flush=True)
+            except (
+                Exception
+            ) as error:  # whatever a store's client raises, the training goes on and the next look tries
+                print(f"{self.mirror.address}: not sent: {error or type(error).__name__}", flush=True)
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
                 continue

@@ -71,6 +71,15 @@ def read_encoded(path: Path) -> EncodedBlock | None:
         return None
 
 
+def num_encoded(path: Path) -> int | None:
+    """Return the number of ids in a file, from its header; None where there is none."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return file.get_slice("ids").get_shape()[0]
+    except (FileNotFoundError, SafetensorError):
+        return None
+
+
 def encode_block(
     block: Any,
     *,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.encoding import EncodedBlock, encode_block, read_encoded
+from pipeline.data.encoding import EncodedBlock, encode_block, num_encoded, read_encoded
 from pipeline.hardware.processor import available_bytes, usable_cores
 from pipeline.process.commands import end_with
 from pipeline.process.errors import DataError, TandemError, from_rust_panic
@@ -260,10 +260,10 @@ class EncodedReader:
 
     def _submit(self, block_range: tuple[int, int, int]) -> "Future[list[int]]":
         file, first, count = block_range
-        made = [read_encoded(self.job.path(self.folder, file, block)) for block in range(first, first + count)]
+        made = [num_encoded(self.job.path(self.folder, file, block)) for block in range(first, first + count)]
         if None not in made:  # by a part that was made before, or by a preparation that was killed
             answer: Future[list[int]] = Future()
-            answer.set_result([len(encoded.ids) for encoded in made if encoded is not None])
+            answer.set_result([num or 0 for num in made])
             return answer
         return self.pool.submit(self.folder, file, first, count)
 

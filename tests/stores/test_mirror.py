@@ -417,6 +417,26 @@ def test_a_start_that_does_not_take_over_leaves_the_owner_alone(tmp_path, run, m
     assert [folder.name for folder in by_step(other.checkpoints)] == ["checkpoint-3", "checkpoint-5"]
 
 
+def test_an_owner_torn_in_the_store_is_taken_over(run, mirror):
+    taking_over(run).send()
+    mirror.store.pipe_file(f"{mirror.root}/.owner", b'{"tok')
+    saved(run, 10)
+    mirror.send()
+    assert mirror.steps() == [5, 10]
+
+
+def test_a_start_that_failed_to_take_over_still_owns_its_folder(run, mirror, monkeypatch):
+    taking_over(run).send()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(mirror.store), "pipe_file", lambda *_, **__: (_ for _ in ()).throw(OSError("away")))
+        with pytest.raises(OSError, match="away"):
+            Mirror(run, ADDRESS).take_over()
+    saved(run, 10)
+    again = Mirror(run, ADDRESS)
+    again.send()
+    assert again.steps() == [5, 10]
+
+
 def test_the_newest_checkpoint_that_is_damaged_here_comes_from_the_store(run, mirror, capsys):
     saved(run, 10)
     taking_over(run).send()
