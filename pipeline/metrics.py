@@ -203,7 +203,7 @@ SECTIONS: dict[str, Sequence[Metric]] = {
         Metric("core/v1", "-", "CORE: mean of the centred accuracies of all 22 tasks from their published files, under the baselines of every published score; with `max_per_task` of the first items of each, which the protocol says",
                better="higher", panel="Benchmarks", aliases=[nanochat("CORE metric"), wandb("core_metric")]),
         Metric("core/v2", "-", "the same answers under DCLM's corrected baselines", better="higher", panel="Benchmarks"),
-        Metric("core_partial/v1", "-", "as core/v1, where a task is missing, its file is not the published one, or the time limit cut it short: not CORE",
+        Metric("core_partial/v1", "-", "as core/v1, where a task is missing or its file is not the published one: not CORE",
                better="higher", panel="Benchmarks"),
         Metric("core_partial/v2", "-", "as core/v2, likewise", better="higher", panel="Benchmarks"),
         Metric("core/<task>", "share", "accuracy on that task, not centred", better="higher", panel="Benchmarks", console=False),

@@ -1,7 +1,7 @@
 """The process's sign of life: a number that grows with every piece of work.
 
 Whatever may last while a run trains calls `beat` after each piece (micro-batch, batch of an evaluation, token, shard),
-and callbacks/stopping.py reads it from another thread. One process has one, so that no call has to carry it through.
+and callbacks/hang_watch.py reads it from another thread. One process has one, so that no call has to carry it through.
 """
 
 _beats = 0

@@ -50,7 +50,7 @@ RENAMED = {
     "adafactor": "train.optim: adafactor",
     "tpu_num_cores": "-the launcher says this; remove it",
     "dataset_name": "data.sources (id)",
-    "dataset_text_field": "data.sources.0.text_column",
+    "dataset_text_field": "text_column, in the entry of data.sources",
     "batch_size": (
         "data.batch_tokens (tokens of an optimizer step) or train.per_device_train_batch_size (rows of a micro-batch)"
     ),

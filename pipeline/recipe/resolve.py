@@ -5,10 +5,20 @@ import os
 from dataclasses import fields, is_dataclass, replace
 from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pipeline.process.storage import read_json
 from pipeline.process.user_code import RECIPE_TRUST, CodeFolder
+from pipeline.recipe.dial import (
+    MATRIX_GROUP,
+    TOKENS_PER_PARAM,
+    fill_batch,
+    fill_rates,
+    fill_sizes,
+    horizon_steps,
+    horizons,
+)
+from pipeline.recipe.identity import default_name
 from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.schema import (
@@ -21,19 +31,6 @@ from pipeline.recipe.schema import (
     defaults,
 )
 from pipeline.recipe.sizes import PORTABLE_PATTERNS, TANDEM_OPTIONS, SizesUnknownError
-
-if TYPE_CHECKING:
-    pass
-from pipeline.recipe.dial import (
-    MATRIX_GROUP,
-    TOKENS_PER_PARAM,
-    fill_batch,
-    fill_rates,
-    fill_sizes,
-    horizon_steps,
-    horizons,
-)
-from pipeline.recipe.identity import default_name
 from pipeline.recipe.start_from import _layer, fill_from_start, says_itself, start_folder
 
 Stage = Literal["pretrain", "sft"]

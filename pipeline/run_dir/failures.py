@@ -348,7 +348,7 @@ COMPILATION_S = 8.0  # that a compilation may take after a signal
 class Signals:
     """Made before anything long. Before the first step of a start and after its last one a signal ends the process at
     once: nothing can be lost. In between it is in `received`, and the training saves and stops
-    (callbacks/stopping.py); only a compilation is not waited for. A second signal leaves at once.
+    (callbacks/stop_signals.py); only a compilation is not waited for. A second signal leaves at once.
 
     `accelerate launch` hands signals on to nobody: the death of the launcher counts as SIGTERM.
     """

@@ -126,7 +126,7 @@ def test_a_sleeping_rank_is_named_with_its_stage_and_all_stacks_written(runner, 
     for number in range(processes):
         text = (directory / "stacks" / "attempt-1" / f"rank-{number}.txt").read_text()
         assert "Thread" in text
-        assert "stopping.py" in text
+        assert "hang_watch.py" in text
         assert ("mine.py" in text) == (number == rank)
 
 
