@@ -10,7 +10,7 @@ from pipeline.data.row_plan import locks, open_stream, sequence_folder
 from pipeline.data.rows import TrainingRows
 from pipeline.data.validation import ValidationRows
 from pipeline.process.errors import DataError, HangError
-from pipeline.process.storage import write_json
+from pipeline.process.storage import lock, write_json
 from pipeline.recipe.schema import Source, with_values
 
 STEPS = 40
@@ -130,6 +130,9 @@ def test_a_second_start_joins_a_preparation_and_takes_over_when_abandoned(bench)
     holder = bench.recipe(train={"max_steps": STEPS}, cache="shared")
     first = started(bench, recipe)
     with locks(first.plan):  # the first child waits for the sequences, as behind another run
+        while (free := lock(first.folder / ".lock")) is not None:  # the child takes it when it has started
+            free.release()
+            time.sleep(0.1)
         second = started(bench, holder)
         assert second.child is None
         assert second.is_running()
