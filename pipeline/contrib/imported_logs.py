@@ -119,8 +119,6 @@ def _merged(one: RunData, other: RunData) -> RunData:
     return replace(one, rows=rows, all_rows=rows, manifest=one.manifest | {"imported": log | both})
 
 
-# Console logs of nanochat and picoLLM: `step 05567/05568 (99.98%) | loss: 2.336916 | ... | eta: 0.0m`.
-
 COUNT = r"([\d,]+)"
 DEVICE = re.compile(r"GPU: (.+?) \| Peak FLOPS")
 DTYPE = re.compile(r"COMPUTE_DTYPE: (?:torch\.)?(\w+)")
@@ -307,8 +305,6 @@ def _finish(log: Log) -> None:
         if batch and "event" not in row:
             row["tokens"] = row["step"] * batch
 
-
-# Tables of metrics: CSV and JSON as W&B and TensorBoard export them, and Trainer's log_history.
 
 STEPS = ("trainer/global_step", "global_step", "step", "_step")  # W&B's own _step only where there is no other
 TAG = re.compile(r"(?:run-)?(?P<run>.+?)[-_]tag-(?P<tag>.+)")

@@ -21,7 +21,6 @@ from pipeline.process.user_code import allow_task_folder
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.failures import exit_with_status
 
-# The command line of `python -m pipeline.evals`; nothing here imports torch.
 
 BUILT_IN = ("bpb", "core", "chat", "samples")
 EXAMPLES = {"core": "copa,piqa", "chat": "arc_easy,gsm8k", "lm_eval": "hellaswag,arc_easy"}

@@ -207,9 +207,6 @@ def _autocast(ids_BT, dtype: torch.dtype | None):
     return torch.autocast(ids_BT.device.type, dtype=dtype) if dtype else nullcontext()
 
 
-# The validation numbers of a run by name, the same on every rank and for any batch size.
-
-
 def score_validation(
     model: Any,
     validation: Any,

@@ -1,4 +1,7 @@
-"""Texts that a model writes: tokens drawn row by row. The calculator that it may ask for: generation/tools.py."""
+"""Texts that a model writes: tokens drawn row by row. The calculator that it may ask for: generation/tools.py.
+
+Letters of shapes: B sequences, T positions, V vocabulary.
+"""
 
 import inspect
 from collections import deque
@@ -15,8 +18,6 @@ from pipeline.tokenizer.encode import document_start, encode_documents
 
 if TYPE_CHECKING:
     from pipeline.generation.tools import ToolCalls
-
-# From the logits of one position to a token. Letters: B sequences, V vocabulary.
 
 
 def next_tokens(
@@ -70,9 +71,6 @@ def _refuse_nonfinite(finite: bool) -> None:
 
 def generator_of(seed: int) -> torch.Generator:
     return torch.Generator(device="cpu").manual_seed(seed)
-
-
-# Continuations, token by token, from any causal LM of transformers. Letters: B sequences, T positions, V vocabulary.
 
 
 def stream(model, tokenizer, ids: list[int], *, seed: int = 0, **settings: Any) -> Iterator[int]:
@@ -239,9 +237,6 @@ def stop_ids_of(model, tokenizer) -> set[int]:
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     named = named if isinstance(named, list) else [named]
     return {i for i in (*named, tokenizer.eos_token_id, tokenizer.bos_token_id) if i is not None}
-
-
-# Texts that a model writes for a list of prompts.
 
 
 def complete(

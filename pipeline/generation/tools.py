@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from pipeline.tokenizer.encode import encode_documents, tool_marks
 
-# Arithmetic, and how often a text holds another.
 
 # Bounds the work, the depth of the tree and, without powers, every result: its digits are at most those written.
 LONGEST = 256  # characters
@@ -66,9 +65,6 @@ def _value(node: ast.expr) -> int | float:
         ):
             return text.count(part)
     raise _NotArithmetic
-
-
-# Tool calls inside an answer: the model writes an expression, the calculator's result is put after it.
 
 
 class ToolCalls:

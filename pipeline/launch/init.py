@@ -80,8 +80,6 @@ def train_lines(source: dict[str, Any], *, stage: str) -> str:
     return "train:\n" + "".join(lines)
 
 
-# One text file is one document, and one document cannot be trained on and held out at once.
-
 PIECE = 4_000  # characters of a document at least, a page or two
 PIECES = 50  # that a short text has at least, as far as its paragraphs allow it
 LONGEST = 4  # times PIECE: a text without blank lines is cut at a line's end, or where this is reached

@@ -126,9 +126,6 @@ def set_http_timeouts() -> None:
     set_client_factory(client_with_timeouts)
 
 
-# Addresses of this machine, by which the pages that it serves to itself know their own visitors.
-
-
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 

@@ -296,8 +296,6 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(trash, ignore_errors=True)
 
 
-# The folder where prepared data lives between runs.
-
 PARTS = ("files", "preparations", "shards", "tokenizers")  # every cache that a run was prepared in has several of them
 
 

@@ -400,7 +400,6 @@ SECTIONS = tuple(f.name for f in fields(Recipe) if not f.metadata.get("internal"
 
 
 
-# The --help text of the entries: short, because docs/recipes.md says the rest.
 
 EXAMPLES = {
     "pretrain": ("quickstart_pretrain", "train.max_steps=100"),

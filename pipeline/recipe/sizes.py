@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from pipeline.recipe.schema import Recipe
 
-# The model's config fields out of a recipe: a preset, the sizes, and single options over them.
 
 # The current nanochat as options of TandemConfig (nanochat's gpt.py of July 2026).
 MODERN: dict[str, Any] = {
@@ -118,8 +117,6 @@ def options_of(recipe: Recipe, *, vocab_size: int | None = None) -> dict[str, An
         grown["bigram_embeddings"] = BIGRAMS_PER_ID * vocab_size
     return {**PRESETS[recipe.model.preset], **grown, **recipe.model.options}
 
-
-# Parameters and FLOPs of a model: of Tandem and GPT-2 by plain arithmetic without torch, exact to the last parameter.
 
 Convention = Literal["exact_causal", "nanochat", "full"]
 

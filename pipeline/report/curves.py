@@ -9,7 +9,6 @@ import numpy as np
 from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, is_evaluation, metric_of
 from pipeline.report.run_data import MEANS, RunData, joined, number, table
 
-# Curves: of one run, thinned for drawing in panels by step, tokens or time, and of several on a common axis.
 
 # How curves are distinguished: one colour and dash for each place in a legend, the same in every plot, picture and
 # page.
@@ -201,8 +200,6 @@ def _hours(data: RunData) -> tuple[np.ndarray, np.ndarray]:
         before += (last - began) / 3600
     return steps, np.maximum.accumulate(hours)
 
-
-# Several runs on a common axis: by step, tokens, time or FLOPs.
 
 TABLE_POINTS = 8  # rows of a table
 COMPARED_BPB = (VAL_BPB_DOCUMENTS, VAL_BPB, SFT_BPB)

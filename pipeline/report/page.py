@@ -39,7 +39,6 @@ from pipeline.report.curves import (
 if TYPE_CHECKING:
     from pipeline.report.summary import Summary
 
-# The panels as interactive plots (Bokeh, whose script comes out of its package) and as PNG (matplotlib).
 
 INK = "#808080"  # axes and grid: the page's background is light or dark
 MARKS = {"restart": "#7f7f7f", "spike": "#d55e00", "not finite": "#d62728"}
@@ -148,8 +147,6 @@ def _compact(values: np.ndarray) -> np.ndarray:
     """Return the numbers in seven digits, four bytes: enough for the eye and for what is shown under the cursor."""
     return np.asarray(values, np.float32)
 
-
-# The panels as one static picture: for Markdown, the model card, print, and browsers without scripts.
 
 COLUMNS = 2
 DOTS_PER_INCH = 110

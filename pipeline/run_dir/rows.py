@@ -63,9 +63,6 @@ def counts_beside(row: dict[str, Any], later_attempt: dict[str, Any]) -> bool:
     return step <= start and (start > 0 or "event" in row)
 
 
-# What the attempts of a run cost apart from its steps.
-
-
 def first_start(rows: Iterable[dict[str, Any]]) -> float | None:
     """Return the seconds since 1970 at which the process of the run's first attempt began; None where no row says it.
 

@@ -10,7 +10,6 @@ from pipeline.process.user_code import CodeFolder, code_sum, import_attribute
 from pipeline.recipe.schema import FORMATS
 from pipeline.sources.raw_rows import TableRow, lone_surrogate
 
-# What a conversation must be to be trained on.
 
 ROLES = ("system", "user", "assistant", "tool")
 KEPT = ("role", "content", "tool_calls", "name", "tool_call_id")
@@ -378,8 +377,6 @@ def _kind(value: Any) -> str:
     }
     return names.get(type(value), type(value).__name__)
 
-
-# How a row becomes a document or a conversation.
 
 # Usual names of a column of text, and of one of messages.
 TEXT_COLUMNS = (

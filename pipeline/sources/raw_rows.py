@@ -21,7 +21,6 @@ from typing import IO, Any
 from pipeline.process.errors import DataError
 from pipeline.process.network import may_pass
 
-# Things that are where data should be: pointers, error pages, archives, binary files, recognised by their first bytes.
 
 MAGIC = {
     b"PAR1": "a parquet file",
@@ -96,8 +95,6 @@ def check_content(head: bytes, *, expected: tuple[bytes, ...] = ()) -> str | Non
 def _shown(match: re.Match[bytes] | None) -> str:
     return f" ({match.group(1).decode('utf-8', 'replace').strip()})" if match else ""
 
-
-# What a source gives: documents, conversations, and blocks of them that know their place.
 
 BLOCK_ROWS = 1024  # Rows of a block: the packing policy that is the default packs within this many documents.
 
@@ -643,8 +640,6 @@ def _short(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= 160 else text[:157] + "..."
 
-
-# How much text a source holds, without reading it.
 
 SAMPLED_FOOTERS = 8  # Parquet files whose footers are read; a footer of 1,000 row groups takes tens of milliseconds.
 

@@ -102,8 +102,6 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     return [with_texts(item, change) for item in value] if isinstance(value, list) else value
 
 
-# The same byte-level BPE run by tiktoken: identical ids at several times the speed, where that can be proved.
-
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Its regex engine keeps a way back for every character of a run and panics at a million: such runs go the other way.
 LONG_RUN = re.compile(r"\s{100000}")
@@ -197,8 +195,6 @@ def split_pattern(step: dict | None) -> str | None:
     return split["pattern"].get("Regex")
 
 
-# Text to ids, fast, and never a control token: what a document spells is only text.
-
 SAMPLE_TEXTS, SAMPLE_CHARS = 64, 4_000  # Of the given texts, for the proof that tiktoken gives the same ids.
 
 
@@ -276,9 +272,6 @@ def encode_documents(tokenizer, texts: list[str], *, num_proc: int | None = None
     return encoder.encode(texts)
 
 
-# How many bytes of text an id stands for: the denominator of bits per byte.
-
-
 def is_byte_level(tokenizer) -> bool:
     """Return whether every id of text stands for fixed bytes, whatever surrounds it."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -310,8 +303,6 @@ def byte_lengths(tokenizer) -> np.ndarray:
             lengths_V[i] = len(token)  # One character of the byte-level alphabet is one byte.
     return lengths_V
 
-
-# Whether ids keep the text that they stand for.
 
 # Below this share there are no bits per byte. Were every byte that is left out to cost 8 bits, the figure would be at
 # most 0.008 higher.

@@ -21,7 +21,6 @@ from pipeline.tokenizer.encode import (
     plain_backend,
 )
 
-# Ready tokenizers, from a folder or the Hub: kept as they are, or completed where they have no chat template.
 
 WRITE_ONE = (
     "Name a Jinja file as tokenizer.chat_template that has {% generation %} ... {% endgeneration %} around what the "
@@ -224,9 +223,6 @@ def _add_missing(tokenizer, names) -> list[str]:
     return missing
 
 
-# The run's tokenizer, and what names it.
-
-
 def identity(tokenizer) -> str:
     """Return what makes two tokenizers the same: ids for every text, named specials, chat template; 64 hex digits."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -235,9 +231,6 @@ def identity(tokenizer) -> str:
     backend.pop("truncation")
     state = {"backend": backend, "specials": tokenizer.special_tokens_map, "chat_template": tokenizer.chat_template}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-
-
-# Whether transformers gives a saved tokenizer back: for some model types it puts a class of its own in its place.
 
 
 def comes_back_beside(config: Any, tokenizer: Any) -> bool:

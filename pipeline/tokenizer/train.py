@@ -18,7 +18,6 @@ from pipeline.tokenizer.chat import RESPONSE_TEMPLATE, built_in_template
 from pipeline.tokenizer.encode import BOS, END, GPT2_PATTERN, PAD, SPECIALS, byte_lengths, escape, plain_backend
 from pipeline.tokenizer.load import open_tokenizer, set_template
 
-# Short texts of kinds that a training corpus may hold little of. Written for this file.
 
 SAMPLES = {
     "prose": (
@@ -83,9 +82,6 @@ if __name__ == "__main__":
 }
 
 
-# The characters that a tokenizer is trained on: a bounded share of every source.
-
-
 def training_texts(sources: list, *, total_chars: int, document_chars: int) -> Iterator[str]:
     """Yield texts of the sources, each cut to document_chars, until total_chars are given or all sources end.
 
@@ -118,8 +114,6 @@ def text_of(item) -> str:
     contents = [message.get(key) for message in item.messages for key in (*REASONING, "content")]
     return "\n".join(content for content in contents if isinstance(content, str))
 
-
-# Training of a byte-level BPE: every text is some sequence of its ids, and every id some sequence of bytes.
 
 # How text is cut before merging; no token ever crosses a cut.
 LIKE_GPT4 = (
@@ -252,8 +246,6 @@ def _other(beside: str | None) -> tuple[Any, str | None]:
     except (OSError, ValueError):
         return None, None  # Not in the local cache; nobody asked for it, so nothing is fetched.
 
-
-# The cache of trained tokenizers.
 
 # Part of the cache's key: raised when training would give something else for the same text and settings.
 TRAINING_VERSION = 1
