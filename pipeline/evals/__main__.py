@@ -21,7 +21,6 @@ from pipeline.process.user_code import allow_task_folder
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.failures import exit_with_status
 
-
 BUILT_IN = ("bpb", "core", "chat", "samples")
 EXAMPLES = {"core": "copa,piqa", "chat": "arc_easy,gsm8k", "lm_eval": "hellaswag,arc_easy"}
 WITH_PARTS = tuple(EXAMPLES)  # core:copa,piqa: some of its tasks

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from pipeline.tokenizer.encode import encode_documents, tool_marks
 
-
 # Bounds the work, the depth of the tree and, without powers, every result: its digits are at most those written.
 LONGEST = 256  # characters
 

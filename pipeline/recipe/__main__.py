@@ -14,7 +14,6 @@ from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Argument, Recipe, keys_o
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
 from pipeline.recipe.values import options_kind, recipe_kind
 
-
 INTRODUCTION = """\
 # Recipes
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from pipeline.recipe.schema import Recipe
 
-
 # The current nanochat as options of TandemConfig (nanochat's gpt.py of July 2026).
 MODERN: dict[str, Any] = {
     "normalization": "rms_norm",

@@ -10,7 +10,6 @@ from pipeline.process.user_code import CodeFolder, code_sum, import_attribute
 from pipeline.recipe.schema import FORMATS
 from pipeline.sources.raw_rows import TableRow, lone_surrogate
 
-
 ROLES = ("system", "user", "assistant", "tool")
 KEPT = ("role", "content", "tool_calls", "name", "tool_call_id")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # of an assistant's message; the first with a text is kept

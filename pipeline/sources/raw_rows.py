@@ -21,7 +21,6 @@ from typing import IO, Any
 from pipeline.process.errors import DataError
 from pipeline.process.network import may_pass
 
-
 MAGIC = {
     b"PAR1": "a parquet file",
     b"\x1f\x8b": "gzip data",

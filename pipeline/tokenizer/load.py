@@ -21,7 +21,6 @@ from pipeline.tokenizer.encode import (
     plain_backend,
 )
 
-
 WRITE_ONE = (
     "Name a Jinja file as tokenizer.chat_template that has {% generation %} ... {% endgeneration %} around what the "
     "assistant writes, its end of turn included; TRL has such files for many models "

@@ -18,7 +18,6 @@ from pipeline.tokenizer.chat import RESPONSE_TEMPLATE, built_in_template
 from pipeline.tokenizer.encode import BOS, END, GPT2_PATTERN, PAD, SPECIALS, byte_lengths, escape, plain_backend
 from pipeline.tokenizer.load import open_tokenizer, set_template
 
-
 SAMPLES = {
     "prose": (
         "The harbour was still asleep when Marta walked down to the boats. A thin mist hung over the water, and the "
