@@ -143,8 +143,13 @@ def read_rng(checkpoint: Path, rank: int) -> Tensors | None:
     return load_file(file) if file.exists() else None
 
 
-def unlogged_losses(losses: list[list[float | None]], *, rank: int, ranks: int) -> list[float | None]:
-    """Return a rank's losses since the last log; where the checkpoint is of another number of ranks, their means."""
+def unlogged_losses(saved: dict[str, Any], *, step: int, rank: int, ranks: int) -> list[float | None]:
+    """Return what a checkpoint of `step` keeps of a rank's losses since the last log; where it is of another number of
+    ranks, their means."""
+    losses = saved["losses"]
+    if "since" in saved:  # until November 2026 each rank's sum was kept
+        num_steps = step - saved["since"]
+        losses = [[loss / max(num_steps, 1)] * num_steps for loss in losses]
     if len(losses) == ranks:
         return losses[rank]
     means: list[float | None] = []

@@ -559,9 +559,10 @@ class TandemTrainer(Trainer):
         if saved["scaler"] and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(saved["scaler"])
         # What was not logged: the next logged loss is then that of the uncut run.
-        losses, texts = position["unlogged"]["losses"], position["unlogged"]["text"]
-        self.loss_sum.load(files.unlogged_losses(losses, rank=rank, ranks=ranks))
-        if len(losses) == ranks:
+        unlogged = position["unlogged"]
+        texts, step = unlogged["text"], self.restore.start_step
+        self.loss_sum.load(files.unlogged_losses(unlogged, step=step, rank=rank, ranks=ranks))
+        if len(texts) == ranks:
             self.train_bpb.load([texts[rank]])
         else:
             self.train_bpb.load(texts if rank == 0 else [])

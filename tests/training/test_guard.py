@@ -106,9 +106,12 @@ def test_steps_left_out_long_ago_no_longer_count(steps):
 
 
 def test_losses_kept_unlogged_are_each_ranks_own_or_their_means():
-    saved = [[2.0, None, 1.0], [4.0, None, 2.0]]
-    assert unlogged_losses(saved, rank=1, ranks=2) == [4.0, None, 2.0]
-    assert unlogged_losses(saved, rank=0, ranks=1) == [3.0, None, 1.5]
+    saved = {"losses": [[2.0, None, 1.0], [4.0, None, 2.0]]}
+    assert unlogged_losses(saved, step=3, rank=1, ranks=2) == [4.0, None, 2.0]
+    assert unlogged_losses(saved, step=3, rank=0, ranks=1) == [3.0, None, 1.5]
+    earlier = {"losses": [6.0, 8.0], "since": 1}  # sums of two steps
+    assert unlogged_losses(earlier, step=3, rank=1, ranks=2) == [4.0, 4.0]
+    assert unlogged_losses(earlier, step=3, rank=0, ranks=1) == [3.5, 3.5]
 
 
 def test_a_step_that_the_loss_scaler_skipped_is_not_a_spike(tmp_path):
