@@ -41,7 +41,7 @@ def train(recipe: Recipe, signals: Signals) -> int:
     run = open_run(recipe)
     flush = None
     if recipe.run.mirror:
-        from pipeline.contrib.mirror import start_uploader
+        from pipeline.contrib.mirror import FAILED_FLUSH_S, start_uploader
 
         flush = start_uploader(recipe.run.mirror, run.directory)
     if run.finished:
@@ -101,7 +101,10 @@ def train(recipe: Recipe, signals: Signals) -> int:
         if trainer.is_world_process_zero():
             files = [place.rpartition(":")[0] for place in recipe.places.values()]
             print_summary(run, stage=recipe.stage, prompts=recipe.samples.prompts, files=files)
-    finally:
-        if flush:  # of a run that fails too: its last checkpoint
-            flush()
+    except Exception:
+        if flush:  # its last checkpoint
+            flush(FAILED_FLUSH_S)
+        raise
+    if flush:
+        flush()
     return 0

@@ -44,6 +44,7 @@ from pipeline.run_dir.run_directory import RunDirectory
 KEPT = 2  # checkpoints in the mirror: the newest, and the one before while that is being sent
 LOOK_EVERY_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # after a failure; it doubles up to the longest
+FAILED_FLUSH_S = 30.0  # that a run that failed waits before it says why
 FLUSH_S = 480.0  # that the end of a run waits for what was not sent yet; the other ranks wait for it, for SAVING_S
 
 
@@ -369,15 +370,15 @@ class CheckpointUploader:
             if ends:
                 return
 
-    def flush(self) -> None:
+    def flush(self, seconds: float = FLUSH_S) -> None:
         """Wait until what was saved is in the store, and say so when it is not."""
         self.ending.set()
-        self.thread.join(FLUSH_S)
+        self.thread.join(seconds)
         if self.thread.is_alive():
             print(f"{self.mirror.address}: does not have what was saved last. The next start sends it.", flush=True)
 
 
-def start_uploader(address: str, run: RunDirectory) -> Callable[[], None] | None:
+def start_uploader(address: str, run: RunDirectory) -> Callable[..., None] | None:
     """Send the run's checkpoints from now on, and return what waits for the last of them; None on other ranks than the
     first."""
     if int(os.environ.get("RANK", 0)) != 0:

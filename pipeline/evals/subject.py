@@ -115,6 +115,7 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
     and DataError when they do not belong together."""
     import torch
 
+    import pipeline.model.saved  # noqa: F401 - makes our model type known before the tokenizer's config is read
     from pipeline.model.finite import first_nonfinite
     from pipeline.tokenizer.load import open_tokenizer
 
