@@ -33,7 +33,7 @@ def train(recipe: Recipe, signals: Signals) -> int:
     processes = start_process(recipe)
     set_http_timeouts()
     signals.connect(store_of_ranks())
-    restore_run(recipe)
+    recipe = restore_run(recipe)
     recipe = resolve_open_values(recipe, processes)
     recipe = check_before_training(recipe, processes=processes)
 

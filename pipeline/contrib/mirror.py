@@ -39,7 +39,7 @@ from pipeline.recipe.identity import differences
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files, step_of
 from pipeline.run_dir.hub_queue import link_files
 from pipeline.run_dir.rows import read_rows
-from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 KEPT = 2  # checkpoints in the mirror: the newest, and the one before while that is being sent
 LOOK_EVERY_S = 1.0
@@ -333,6 +333,38 @@ def restore_from_mirror(address: str, run: RunDirectory, *, resume: str | int, w
                 "here. Run the same command again, or begin anew with run.resume=never."
             ) from error
         print(f"{mirror.address}: does not answer ({error}), so the run continues from its own checkpoint", flush=True)
+
+
+def restore_base(address: str, run: RunDirectory, *, start: str | None, where: str) -> bool:
+    """Fetch the finished run of the same folder that model.start_from names and that is not here. Return whether it
+    came.
+
+    A run that has begun needs the base that it began from, whatever `latest:` means by now. Raises ServiceError when
+    the store does not answer.
+    """
+    start, home = run.read_manifest().get("must_match", {}).get("model.start_from") or start, run.path.parent
+    if start is None or Path(start).exists() or find_run(start, home):
+        return False
+    folder = Path(start).parent if Path(start).name == run.model.name else Path(start)
+    if len(folder.parts) > 1 and folder.parent.resolve() != home.resolve():
+        return False  # no run of this folder: a Hub id, a model elsewhere
+    mirror = Mirror(RunDirectory(home / folder.name), address)
+    try:
+        with as_os_error():
+            if not mirror.store.exists(f"{mirror.root}/{mirror.run.model.name}/{SEAL}"):
+                return False
+            mirror.fetch_records()
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise
+        raise ServiceError(
+            f"{where}: {mirror.address} does not answer ({error}), and model.start_from, {start}, is not here. Run the "
+            "same command again, or put that run back."
+        ) from error
+    if not mirror.run.model.is_dir():  # damaged, and said
+        return False
+    print(f"{mirror.run.path}: was restored from {mirror.address}, as model.start_from is it", flush=True)
+    return True
 
 
 class CheckpointUploader:

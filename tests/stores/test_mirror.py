@@ -22,6 +22,7 @@ from pipeline.contrib.mirror import (
     CheckpointUploader,
     LostOwnership,
     Mirror,
+    restore_base,
     restore_from_mirror,
 )
 from pipeline.hardware.processor import cpu_name
@@ -595,6 +596,38 @@ def test_a_store_in_trouble_loses_nothing_and_the_queue_is_drained_afterwards(
     mirror.send()
     assert mirror.steps() == [5, 10]
     assert not mirror.is_behind()
+
+
+def second_stage(tmp_path, begun=None) -> RunDirectory:
+    """A run of a second stage on another, empty disk, which began from `begun`."""
+    chat = RunDirectory(tmp_path / "other" / "chat")
+    if begun is not None:
+        chat.update_manifest(must_match={"model.start_from": begun})
+    return chat
+
+
+@pytest.mark.parametrize(
+    ("start", "begun"), [("small", None), ("other/small", None), ("latest:small", "other/small/model")]
+)
+def test_the_base_of_a_second_stage_comes_from_the_mirror_too(tmp_path, run, mirror, monkeypatch, start, begun):
+    monkeypatch.chdir(tmp_path)
+    chat = second_stage(tmp_path, begun)
+    assert not restore_base(ADDRESS, chat, start=start, where="a.yaml")  # there is no model of it yet
+    finish(run)
+    mirror.send()
+    assert restore_base(ADDRESS, chat, start=start, where="a.yaml")
+    base = RunDirectory(tmp_path / "other" / "small")
+    assert problems(base.model) == []
+    assert "finished" in base.read_manifest()
+    assert not restore_base(ADDRESS, chat, start=start, where="a.yaml")  # it is here now
+
+
+@pytest.mark.parametrize("start", [None, "somebody/small", "elsewhere/models/small", "latest:small"])
+def test_other_starts_are_not_looked_for_in_the_mirror(tmp_path, run, mirror, monkeypatch, start):
+    monkeypatch.chdir(tmp_path)
+    finish(run)
+    mirror.send()
+    assert not restore_base(ADDRESS, second_stage(tmp_path), start=start, where="a.yaml")
 
 
 # A rank up to the checks before the training; its arguments: the folder behind the stores' interface, and those of a training.
