@@ -8,10 +8,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.recipe.schema import (
-    ARGUMENTS,
-    Recipe,
-)
+from pipeline.recipe.keys import REMOVED
+from pipeline.recipe.schema import ARGUMENTS, Recipe
 
 # Computed at the first start when the recipe gives what they follow from; a recipe that leaves them open keeps them.
 KEPT_WHEN_OPEN = (
@@ -54,13 +52,14 @@ def resume_keys(recipe: Recipe) -> dict[str, Any]:
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return `key: saved -> now` for every key that differs; a value kept from the first start is no difference."""
+    """Return `key: saved -> now` for every key that differs; a value kept from the first start is no difference,
+    nor is the default of a key that is gone."""
     lines = []
     for name in sorted(saved.keys() | now.keys()):
         before, after = saved.get(name), now.get(name)
         if name in KEPT_WHEN_OPEN and (before is None or after is None):
             continue
-        if before != after:
+        if before != after and before != REMOVED.get(name, (after,))[0]:
             lines.append(f"{name}: {json.dumps(before)} -> {json.dumps(after)}")
     return lines
 

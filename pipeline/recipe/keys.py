@@ -1,12 +1,29 @@
 """The keys of a recipe by their dotted names: what each may hold, and where a word is a key."""
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin
 
-from pipeline.recipe.schema import ARGUMENTS, Recipe, alternatives, keys_of
+from pipeline.recipe.schema import ARGUMENTS, Groups, Recipe, alternatives, keys_of
 from pipeline.recipe.sizes import TANDEM_OPTIONS
+
+# Keys of earlier versions: the default that each had, and what it was for. A run's own recipe.yaml names every key.
+REMOVED: dict[str, tuple[Any, str]] = {
+    "data.engine": ("processes", "Ray for preparing data"),
+    "data.keep_shards": (None, "deletion of used shards"),
+    "optimizer.average_steps": (None, "averaging of the weights"),
+    "optimizer.average_weight": (0.6, "averaging of the weights"),
+    "optimizer.ema_nesterov": (None, "EMA-Nesterov"),
+    "optimizer.ema_nesterov_steps": (100, "EMA-Nesterov"),
+    "optimizer.ema_nesterov_span": ([0.15, 0.75], "EMA-Nesterov"),
+    "evals.core.max_s": (None, "time limit for CORE"),
+    "evals.chat.max_s": (None, "time limit for chat tasks"),
+}
+for group in fields(Groups):
+    REMOVED[f"optimizer.groups.{group.name}.update_floor"] = (None, "lower bound of Muon's updates")
+    REMOVED[f"optimizer.groups.{group.name}.row_floor"] = (None, "lower bound of Muon's updates")
+    REMOVED[f"optimizer.groups.{group.name}.decay_fraction"] = (None, "decay of a group's own")
 
 
 def key_at(name: str) -> tuple[Any, Mapping[str, Any]]:

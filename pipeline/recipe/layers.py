@@ -9,7 +9,7 @@ from typing import get_origin
 
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.secrets import looks_secret
-from pipeline.recipe.keys import all_keys, key_at
+from pipeline.recipe.keys import REMOVED, all_keys, key_at
 from pipeline.recipe.located_yaml import (
     INSTEAD,
     SECRET_NAME,
@@ -141,6 +141,24 @@ def _merge(base: Item, layer: Item) -> Item:
     for key, item in layer.value.items():
         values[key] = _merge(values[key], item) if key in values else item
     return Item(values, layer.where)
+
+
+def without_removed(tree: Item, problems: Problems) -> Item:
+    """Return the tree without keys of earlier versions that have the default they had; problems gets those in use."""
+    for name, (default, purpose) in REMOVED.items():
+        item: Item | None = tree
+        for part in name.split("."):
+            item = item.child(part) if item else None
+        if item is None:
+            continue
+        if item.value is not None and item.plain() != default:
+            problems.add(
+                f"{item.where}: {name}",
+                f"is {show(item.plain())}, and this version has no {purpose}. Remove the key, or use the version that "
+                "the recipe is from.",
+            )
+        tree = _remove(tree, name.split("."))
+    return tree
 
 
 def _is_given(tree: Item, name: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from pipeline.recipe.checks import check_filled, check_given, check_stage
-from pipeline.recipe.layers import find_recipe, read_layers, recipe_of
+from pipeline.recipe.layers import find_recipe, read_layers, recipe_of, without_removed
 from pipeline.recipe.located_yaml import FLOAT, INTEGER, WORDS, Item, Problems, show
 from pipeline.recipe.resolve import Stage, fill, infer_stage, plain
 from pipeline.recipe.schema import ARGUMENTS, DERIVED, Recipe, freeze
@@ -22,7 +22,7 @@ def read_recipe(argv: list[str], *, stage: Stage | None = None, earlier: Any = N
     """
     path = find_recipe(recipe_of(argv))
     problems = Problems()
-    tree = read_layers(path, argv[1:], problems)
+    tree = without_removed(read_layers(path, argv[1:], problems), problems)
     recipe = _typed(tree, problems)
     recipe.path, recipe.arguments, recipe.earlier = path, list(argv), earlier
     problems.raise_if_any()

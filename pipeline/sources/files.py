@@ -62,7 +62,8 @@ Part = Literal["all", "train", "validation"]
 class SourceFile:
     """One planned file. label: its name in messages, origins and the manifest, the same on every machine.
 
-    path: where it is here; a file of the Hub gets it when it is fetched. part, period, offset: of files whose rows are
+    path: where it is here; a file of the Hub gets it when it is fetched. check_ends: returns what is wrong with one
+    that is not fetched yet, by its first and last bytes. part, period, offset: of files whose rows are
     split, which are meant (open.is_held_out), the file's first one being row `offset` of them all. order: of a pass
     after the first, what the rows of each block are permuted by.
     """
@@ -74,6 +75,7 @@ class SourceFile:
     ctime_ns: int = 0
     path: Path | None = None
     fetch: Callable[[], Path] | None = None
+    check_ends: Callable[[], str | None] | None = None
     part: Part = "all"
     period: int = 0
     offset: int = 0

@@ -26,7 +26,9 @@ from pipeline.process.secrets import redacted
 from pipeline.process.storage import read_sealed_json, write_sealed_json
 from pipeline.sources.files import SourceFile, is_saved, refuse_unreadable, shown
 from pipeline.sources.patterns import bases_of, labelled, looked_in
+from pipeline.sources.raw_rows import check_magic_bytes
 from pipeline.sources.splits import refuse_tables, saved_files, split_files
+from pipeline.sources.verify import HEAD_BYTES
 
 LOG = logging.getLogger(__name__)
 ATTEMPTS = 5
@@ -34,6 +36,7 @@ FIRST_WAIT_S = 1.0  # Doubled after each attempt.
 PATHS_A_REQUEST = 500
 ANSWER_S = 10.0  # for the list of files, which a start waits for
 IGNORED_CARDS = (".huggingface.yaml", "dataset_infos.json")  # of datasets 1, and a card beside the card
+FOOTERS = (b"PAR1", b"ARROW1")  # at both ends of such files
 EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
 
 
@@ -94,7 +97,8 @@ def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFi
         text = "%s: the Hub is away (%s); going on with commit %s as an earlier start resolved it"
         LOG.warning(text, where, error.__cause__ or error, kept["revision"])
     remote = sorted(kept["files"], key=lambda file: file["path"])
-    return kept["revision"], [_source_file(spec.id, kept["revision"], where, **file) for file in remote]
+    failures: list[str] = []
+    return kept["revision"], [_source_file(spec.id, kept["revision"], where, failures, **file) for file in remote]
 
 
 def _kept(place: Path) -> dict[str, Any] | None:
@@ -231,7 +235,9 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def _source_file(repo: str, revision: str, where: str, *, path: str, bytes: int, content: str) -> SourceFile:
+def _source_file(
+    repo: str, revision: str, where: str, failures: list[str], *, path: str, bytes: int, content: str
+) -> SourceFile:
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(repo, path, revision=revision, repo_type="dataset")
@@ -241,7 +247,40 @@ def _source_file(repo: str, revision: str, where: str, *, path: str, bytes: int,
         bytes=bytes,
         path=Path(cached) if isinstance(cached, str) else None,
         fetch=functools.partial(_fetch, repo, revision, path, where, size=bytes),
+        check_ends=functools.partial(check_ends, repo, revision, path, failures),
     )
+
+
+def check_ends(repo: str, revision: str, path: str, failures: list[str]) -> str | None:
+    """Return why a file that is not fetched yet cannot be what its name says, by its first and last bytes.
+
+    None also when the server does not answer or gives no parts of files: the file is checked when it is fetched.
+    failures: files of the dataset that were not answered; after one no more are looked at: each would wait as long.
+    """
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.utils import build_hf_headers, get_session
+
+    def read_range(wanted: str) -> bytes:
+        url = hf_hub_url(repo, path, repo_type="dataset", revision=revision)
+        headers = {**build_hf_headers(), "Range": f"bytes={wanted}", "Accept-Encoding": "identity"}
+        with get_session().stream("GET", url, headers=headers, timeout=ANSWER_S, follow_redirects=True) as answer:
+            answer.raise_for_status()
+            return next(answer.iter_bytes(HEAD_BYTES), b"")  # a server without ranges would send the whole file
+
+    if failures:
+        return None
+    try:
+        head = read_range(f"0-{HEAD_BYTES - 1}")
+        reason = check_magic_bytes(path, head)
+        if reason is None and head.startswith(FOOTERS):
+            tail = read_range("-8")
+            if len(tail) <= 8 and not tail.endswith(FOOTERS):
+                reason = "is truncated: it does not end with its footer. Upload it again, or name others in `files`."
+    except (HTTPError, OSError):
+        failures.append(path)
+        return None
+    return reason and f"{repo}/{path} {reason}"
 
 
 def _fetch(repo: str, revision: str, path: str, where: str, size: int | None = None) -> Path:

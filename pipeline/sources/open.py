@@ -63,6 +63,7 @@ def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
     return with_values(recipe, values)
 
 
+REMOTE_FILES = 64  # of a source, first in its order: a large one has thousands, and a look takes up to two requests
 SHOWN = 20  # Problems of a kind that a message lists.
 
 
@@ -252,9 +253,15 @@ class SourceResolver:
         return form, name
 
     def verify_all(self, sources: list[OpenSource]) -> None:
-        """Hash and look into every file that is here, and keep what is wrong with it."""
+        """Hash and look into every file that is here, look at the ends of those that are not, and keep what is
+        wrong."""
         sources = [source for source in sources if id(source.spec) not in self.refused]
-        work = [(source, file) for source in sources for file in source.files if file.path is not None]
+        work = [
+            (source, file)
+            for source in sources
+            for place, file in enumerate(source.files)
+            if file.path is not None or place < REMOTE_FILES
+        ]
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             results = list(
                 pool.map(

@@ -156,8 +156,12 @@ def check_file(path: Path, form: Format, *, column_key: str) -> Findings:
 
 
 def verify_file(file: SourceFile, form: Format, file_facts: FileFacts, *, column_key: str) -> Findings:
-    """Look into one local file and note its size and sha256; skipped when this very content was found sound before."""
-    path = file.local_path()
+    """Look into one local file and note its size and sha256; skipped when this very content was found sound before.
+    Of one that is not fetched yet the two ends are looked at."""
+    if file.path is None:
+        reason = file.check_ends() if file.check_ends else None
+        return Findings(problems=[reason] if reason else [])
+    path = file.path
     try:
         facts = read_again(lambda: file_facts.of(path), path=path)
     except PermissionError:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.process.errors import DamagedFileError, InputMissingError, RecipeError
-from pipeline.recipe import read_recipe
+from pipeline.recipe import dump_recipe, read_recipe
+from pipeline.recipe.identity import differences
+from pipeline.recipe.keys import REMOVED
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.recipe.start_from import resolve_start
 from tests.recipe.wrong_recipes import GOOD, OVERRIDES, WRONG, WRONG_BYTES, changed
@@ -75,6 +77,41 @@ def test_a_wrong_override_is_refused(folder, override, expected):
         read_recipe([write(folder, GOOD), override])
     assert expected in str(error.value)
     assert "hf_abc" not in str(error.value)
+
+
+# What a run directory's recipe.yaml of an earlier version names, though nobody chose it
+OF_AN_EARLIER_VERSION = """\
+  average_weight: 0.6
+  ema_nesterov: null
+  ema_nesterov_steps: 100
+  ema_nesterov_span:
+    - 0.15
+    - 0.75
+  groups:
+    matrices: {update_floor: null, row_floor: null, decay_fraction: null}
+evals:
+  core: {max_s: null}
+  chat: {max_s: null}
+"""
+
+
+def test_keys_that_are_gone_are_read_at_the_default_that_they_had(folder):
+    engine = changed("batch_tokens: 512", "batch_tokens: 512\n  engine: processes\n  keep_shards: null")
+    before = engine.replace("type: muon_adamw\n", f"type: muon_adamw\n{OF_AN_EARLIER_VERSION}")
+    assert dump_recipe(read_recipe([write(folder, before)])) == dump_recipe(read_recipe([write(folder, GOOD)]))
+    extending = write(folder, f"extends: {write(folder, before, 'base.yaml')}\n")
+    assert read_recipe([extending, "optimizer.average_steps=null"]).optimizer.type == "muon_adamw"
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_keys_that_are_gone_are_refused_with_another_value(folder, name):
+    with pytest.raises(RecipeError, match=f"^command line: {name}: is 0.5, and this version has no {REMOVED[name][1]}. Remove"):  # fmt: skip
+        read_recipe([write(folder, GOOD), f"{name}=0.5"])
+
+
+def test_keys_that_are_gone_are_no_difference_between_two_starts_of_a_run():
+    assert differences({"data.engine": "processes", "optimizer.average_steps": None}, {}) == []
+    assert differences({"data.engine": "ray"}, {}) == ['data.engine: "ray" -> null']
 
 
 def test_a_large_file_is_refused_without_being_read(folder):

@@ -17,7 +17,7 @@ class HubServer(ThreadingHTTPServer):
     """A dataset, and further ones in `others`.
 
     failures: how many requests for whole files are answered by 503 first. asked: paths of what was fetched whole;
-    listed: paths whose sizes were asked for; peeked: in part, which `ranges` allows. hung_up: answers of which the client did not want the rest.
+    listed: paths whose sizes were asked for; peeked: in part, which `ranges` allows, answered with `part_status`. hung_up: answers of which the client did not want the rest.
     """
 
     def __init__(self):
@@ -30,6 +30,7 @@ class HubServer(ThreadingHTTPServer):
         self.failures = 0
         self.status = 200
         self.ranges = True
+        self.part_status = 206
         self.hung_up = 0
         self.asked: list[str] = []
         self.peeked: list[str] = []
@@ -114,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         if server.ranges and (part := re.fullmatch(r"bytes=(\d*)-(\d+)", self.headers.get("Range") or "")):
             server.peeked.append(wanted[3])
             some = content[int(part[1]) : int(part[2]) + 1] if part[1] else content[-int(part[2]) :]
-            return self.answer(some, headers, 206)
+            return self.answer(some, headers, server.part_status)
         if server.failures:
             server.failures -= 1
             return self.answer(b"busy", status=503)

@@ -1,5 +1,6 @@
 """Hub datasets against a server on this machine that speaks the few endpoints which reading needs."""
 
+import io
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from dataset_hub import COMMIT, REPO, HubServer
 
@@ -202,15 +204,53 @@ def test_an_overloaded_hub_is_asked_again(hub, tmp_path):
     assert len(read(hub, tmp_path)["texts"]) == 15
 
 
-@pytest.mark.full
-def test_a_page_among_the_files_is_named_when_it_is_fetched(hub, tmp_path):
-    page = b"<html><head><title>Too many requests</title></head></html>"
-    for name in hub.files:
-        hub.files[name] = page if "train" in name else hub.files[name]
-    failed = read(hub, tmp_path)
+PAGE = b"<html><head><title>Too many requests</title></head></html>"
+
+
+@pytest.mark.parametrize("number", [1, 3])  # 3 is held out
+def test_a_page_among_the_files_is_named_before_step_1_and_nothing_is_fetched(hub, tmp_path, number):
+    name = f"data/train-{number:05d}-of-00004.jsonl"
+    hub.files[name] = PAGE
+    failed = read(hub, tmp_path, blocks=1, text_column="text")
     assert failed["status"] == 65
-    assert "looks like an HTML page (Too many requests)" in failed["message"]
-    assert len(hub.asked) == 1
+    assert failed["message"].startswith(f"{REPO}/{name} looks like an HTML page (Too many requests)")
+    assert hub.asked == []
+
+
+def parquet(texts):
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), file)
+    return file.getvalue()
+
+
+@pytest.mark.full
+def test_a_parquet_file_without_its_footer_is_named_before_step_1(hub, tmp_path):
+    hub.files = {f"data/train-{n}.parquet": parquet([f"file {n} row {r}" for r in range(5000)]) for n in range(3)}
+    assert len(read(hub, tmp_path / "whole", text_column="text")["texts"]) == 10_000
+    hub.asked.clear()
+    hub.files["data/train-1.parquet"] = hub.files["data/train-1.parquet"][:-8]
+    failed = read(hub, tmp_path, blocks=1, text_column="text")
+    assert failed["status"] == 65
+    assert failed["message"].startswith(f"{REPO}/data/train-1.parquet is truncated: it does not end with its footer.")
+    assert hub.asked == []
+
+
+@pytest.mark.full
+def test_of_a_server_without_ranges_no_more_is_read_than_the_check_needs(hub, tmp_path):
+    hub.ranges = False
+    hub.files = {f"data/train-{n}.parquet": parquet([f"file {n} row {r}" for r in range(5000)]) for n in range(3)}
+    assert len(read(hub, tmp_path / "whole", text_column="text")["texts"]) == 10_000
+    hub.files["data/train-1.parquet"] = PAGE + b" " * 50_000_000
+    assert read(hub, tmp_path, blocks=1, text_column="text")["status"] == 65
+    assert hub.hung_up == 1
+
+
+@pytest.mark.full
+def test_after_one_file_that_the_hub_does_not_give_the_others_are_checked_when_they_are_fetched(hub, tmp_path):
+    hub.part_status = 503
+    hub.files = {f"data/train-{n:02d}.jsonl": f'{{"text": "row {n}"}}\n'.encode() for n in range(60)}
+    assert len(read(hub, tmp_path, blocks=1, text_column="text")["texts"]) == 1
+    assert 1 <= len(hub.peeked) <= 8  # one a thread
 
 
 @pytest.mark.full
