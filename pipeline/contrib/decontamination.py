@@ -297,10 +297,11 @@ class Searches:
         pairs = zip(stream.datasets, sources, strict=True)
         self.of_sources = [Search(dataset, source, self.watchlist) for dataset, source in pairs]
 
-    def look(self, source: int) -> None:
-        """Search the last shard of a source, and the one before: a process that was killed may have left it out."""
+    def look(self, source: int, *, with_previous: bool) -> None:
+        """Search the last shard of a source; with_previous: also the one before, which a process that was killed may
+        have left out."""
         last = len(self.stream.datasets[source].seals) - 1
-        for number in range(max(0, last - 1), last + 1):
+        for number in range(max(0, last - with_previous), last + 1):
             self.of_sources[source].look(number)
 
     def look_at_all(self) -> Iterator[int]:

@@ -64,22 +64,26 @@ class ShardBuilder:
         """Make every shard that the plan needs and lacks, yielding after each."""
         while (work := next_shard(self.streams)) is not None:
             role, source = work
-            self.extend(role, source)
-            if self.searches is not None and role == "train":
-                self.searches.look(source)
+            is_made = self.extend(role, source)
+            if self.searches is not None and role == "train" and (is_made or self.published is None):
+                # Of shards that were taken the raw text may not even be here, and the one before may be taken.
+                self.searches.look(source, with_previous=self.published is None)
             yield role, source, self.streams[role]
 
-    def extend(self, role: str, source: int) -> None:
-        """Seal the next shard of a source, or its end: the published one where there is one."""
+    def extend(self, role: str, source: int) -> bool:
+        """Seal the next shard of a source, or its end: the published one where there is one. Return whether a shard was
+        made here."""
         dataset, settings = self.streams[role].datasets[source], self.plan[role]["sequences"][source]["settings"]
         folder = dataset.folder
         is_taken = self.published is not None and self.published.take(folder, len(dataset.seals), settings=settings)
+        is_made = False
         if not is_taken:
             if folder not in self.writers:
                 self.writers[folder] = self._writer(role, source)
-            self.writers[folder].extend()
+            is_made = self.writers[folder].extend()
         for stream in self.streams.values():
             stream.refresh()
+        return is_made
 
     def repair(self, *, verify: bool) -> Iterator[Made]:
         """Make again the sealed shards whose file is missing or of another size than sealed; with verify, content."""

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.contrib.decontamination import Matches, Watchlist, id_of_file
 from pipeline.contrib.published_shards import LIST, publish
 from pipeline.data import prepare
 from pipeline.data.__main__ import main
+from pipeline.data.row_plan import locks
 from pipeline.data.rows import TrainingRows
 from pipeline.data.shard_writer import ShardWriter
 from pipeline.process.errors import RecipeError, ServiceError
@@ -81,6 +83,25 @@ def test_a_longer_run_continues_the_published_shards_with_the_same_bytes(bench, 
     assert files_of(longer) == files_of(bench.prepared(bench.recipe(cache="whole", train=train)))
     sent, _ = publish(longer.plan, address)
     assert 0 < sent < len(files_of(longer))  # what is there is not sent again
+
+
+def test_only_text_of_shards_that_are_made_here_is_searched(bench, published, monkeypatch, address):
+    path = Watchlist.of({"task": ["eight or more words that are in no text"]}).save(bench.folder)
+
+    def searched(recipe, sources):
+        plan = bench.plan(recipe, sources=sources, watchlist=path)
+        with locks(plan), prepare.ShardBuilder(plan, bench.tokenizer, sources=sources) as builder:
+            assert [*builder.prepare()]
+        return Matches.by_run(plan, id_of_file(path))
+
+    recipe = bench.recipe(cache="other", shards_from=address)
+    sources = bench.sources(recipe)
+    monkeypatch.setattr(sources[0][0], "path_of", lambda number: pytest.fail("a raw file is fetched"))
+    taken = searched(recipe, sources)
+    assert taken.unchecked == taken.shards > 1
+    longer = bench.recipe(cache="other", shards_from=address, train={"max_steps": 60, "seed": 7})
+    found = searched(longer, bench.sources(longer))
+    assert found.unchecked == taken.shards < found.shards
 
 
 @pytest.mark.parametrize("what", ["shard", "seal", "state", "list", "foreign list", "foreign shard", "gone"])
