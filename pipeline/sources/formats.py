@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.process.errors import RecipeError
@@ -408,7 +408,8 @@ class Format:
 
     columns: (role, column) of COLUMN_ROLES beside or instead of it. recognised: found by looking at the rows, so that
     columns of OPTIONAL_ROLES need not be there. newly_read: the rows have something that older versions left out or
-    wrote otherwise, so that nothing that those prepared is used.
+    wrote otherwise, so that nothing that those prepared is used. alone: the code of an own function is its file,
+    without what that imports.
     """
 
     name: str
@@ -418,6 +419,7 @@ class Format:
     columns: tuple[tuple[str, str], ...] = ()
     recognised: bool = False
     newly_read: bool = False
+    alone: bool = False
 
     @property
     def read_columns(self) -> list[str] | None:
@@ -519,8 +521,14 @@ class Format:
             parts = [str(self.column)] if self.column or not self.columns else []
             inside = ", ".join([*parts, *map("=".join, self.columns)])
         else:
-            inside = code_sum(import_attribute(self.name, self.folder), self.folder)
+            inside = code_sum(import_attribute(self.name, self.folder), None if self.alone else self.folder)
         return f"{self.name}({inside}){' 2' if self.newly_read else ''}"
+
+    def as_before(self) -> "Format":
+        """Return the reading of runs begun before November 2026: without tools, and without what an own format
+        imports."""
+        columns = tuple(pair for pair in self.columns if pair[0] != "tools")
+        return replace(self, columns=columns, newly_read=False, alone=True)
 
 
 # Keys of messages and of their parts

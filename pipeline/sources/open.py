@@ -247,7 +247,7 @@ class SourceResolver:
             )
         form = replace(form, newly_read=is_newly_read(rows, form))
         if self.readings and form.identity() not in self.readings:
-            for other in (replace(form, newly_read=True), replace(form, newly_read=False)):
+            for other in (replace(form, newly_read=True), replace(form, newly_read=False), form.as_before()):
                 if other.identity() in self.readings:
                     return other, "kept under the key of the run's beginning; rows not yet prepared are read anew"
         return form, name
