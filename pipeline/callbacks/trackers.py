@@ -361,7 +361,8 @@ def _wandb_can_log_in() -> bool:
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+        # Named, so that Python's parser does not refuse it for its permissions, which wandb does not look at.
+        return netrc.netrc(os.environ.get("NETRC") or str(Path.home() / ".netrc")).authenticators(host) is not None
     except FileNotFoundError:
         return False
     except (OSError, netrc.NetrcParseError):  # Python's parser refuses files that wandb reads

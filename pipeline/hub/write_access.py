@@ -21,7 +21,7 @@ def write_findings(hub: Hub, run: RunDirectory, *, where: str) -> tuple[list[Tan
     try:
         outcome = executor.submit(_refusal, hub.id or "", hub.private, hub.license).result(PATIENCE_S)
     except Exception as error:  # the client raises many kinds; whichever it is, the service is away
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = " ".join(str(error).split())[:160] or f"no answer in {PATIENCE_S:.0f} s"
         return [], [f"{where}: the Hub did not say whether {hub.id} may be written ({reason})."]
     finally:
         executor.shutdown(wait=False)

@@ -140,7 +140,7 @@ class RunDirectory:
         """Return its keys; none where there is no manifest yet. Raises DataError for a file that is no JSON object."""
         try:
             return read_json(self.manifest)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
 
     def update_manifest(self, **values: Any) -> dict[str, Any]:

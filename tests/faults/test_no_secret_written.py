@@ -72,7 +72,7 @@ def test_planted_secrets_appear_in_no_byte_of_a_run_with_every_fault(tmp_path, c
             TANDEM_STATUS=str(status),
             WHOLE_REPORT="yes",
         )
-        failed = runner.train(recipe, status=1, **secrets)
+        failed = runner.train(recipe, "run.resume=never", status=1, **secrets)  # the Hub has nothing to say yet
         assert "the request failed" in failed.output
         assert "token=[secret] and key=[secret]" in failed.output
         assert "the request failed" in (failed.directory / "failure.json").read_text()
