@@ -1,5 +1,5 @@
-"""A checkpoint of a sharded model: each tensor is made whole by one rank, which writes it, and all ranks write about as
-many bytes."""
+"""A checkpoint of a sharded model: each tensor is gathered by all ranks and written whole by one, and all ranks write
+about as many bytes."""
 
 import json
 from collections.abc import Callable, Mapping

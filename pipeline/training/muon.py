@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from pipeline.training.distributed import num_ranks
 from pipeline.training.norms import local
@@ -142,8 +142,10 @@ def muon_step(
     for p in parameters:
         stacks[tuple(p.shape), p.placements if isinstance(p, DTensor) else ()].append(p)
     before: _Stack | None = None
+    first_owner = 0
     for (_, placements), members in stacks.items():
-        stack = (_ShardedStack if placements else _Stack)(group, members, state)
+        stack = (_ShardedStack if placements else _Stack)(group, members, state, first_owner)
+        first_owner += len(members)
         if before is not None:
             before.update(norms)
         before = stack
@@ -152,17 +154,23 @@ def muon_step(
 
 
 class _Stack:
-    """The matrices of one shape. Once made, their directions are being gathered from all ranks."""
+    """The matrices of one shape. Once made, their directions are being gathered from all ranks.
 
-    def __init__(self, group: dict[str, Any], members: list[Any], state: Mapping[Tensor, dict[str, Tensor]]):
-        self.group, self.members = group, members
+    first_owner: of sharded matrices, the rank (modulo their number) that makes the first one whole.
+    """
+
+    def __init__(
+        self, group: dict[str, Any], members: list[Any], state: Mapping[Tensor, dict[str, Tensor]], first_owner: int
+    ):
+        self.group, self.members, self.first_owner = group, members, first_owner
         self.output_dim = -2 if group["outputs_first"] else -1
         self.variances = [state[p]["variance"] for p in members]
         self.work: dist.Work | None = None
         self._begin(self._momenta([state[p]["momentum"] for p in members]))
 
     def _momenta(self, momenta: list[Tensor]) -> Tensor:
-        """Return the averages after this step with Nesterov's look ahead, float32."""
+        """Return the averages after this step with Nesterov's look ahead, float32; of sharded matrices this rank's
+        part."""
         gradients = [local(p.grad) for p in self.members]
         momenta = [local(momentum) for momentum in momenta]
         torch._foreach_lerp_(momenta, gradients, 1 - self.group["momentum"])
@@ -212,23 +220,52 @@ class _Stack:
 
 class _ShardedStack(_Stack):
     """Matrices whose rows or columns are cut among the ranks (FSDP2, tensor parallelism), or among those of each copy
-    (HSDP). Their momenta are gathered: every rank orthogonalises its share of whole matrices, and keeps its part of
-    the directions."""
+    (HSDP), which all compute the same. Each matrix is sent whole to one rank, its owner, which sends every rank its
+    part of the direction: a rank holds its share of the whole matrices, and never the stack."""
 
-    def _momenta(self, momenta: list[Tensor]) -> Tensor:
-        mesh, placements = self.members[0].device_mesh, self.members[0].placements
-        self.cut_dim = placements[-1].dim + 1
-        self.parts, self.part = mesh.size(-1), mesh.get_local_rank(-1)
-        of_stack = [Shard(self.cut_dim) if isinstance(placement, Shard) else placement for placement in placements]
-        shape = torch.Size([len(self.members), *self.members[0].shape])
-        stride = (shape[1] * shape[2], shape[2], 1)
-        own = super()._momenta(momenta)
-        return DTensor.from_local(own, mesh, of_stack, run_check=False, shape=shape, stride=stride).full_tensor()
+    def _begin(self, x_MRC: Tensor) -> None:
+        mesh, self.cut_dim = self.members[0].device_mesh, self.members[0].placements[-1].dim + 1
+        self.process_group, rank, ranks = mesh.get_group(-1), mesh.get_local_rank(-1), mesh.size(-1)
+        # The next rank owns the next matrix, also of the next stack: stacks of few matrices have different owners.
+        self.owned = [slice((r - self.first_owner) % ranks, None, ranks) for r in range(ranks)]
+        variance_MN = torch.stack(self.variances).float()
+        counts = [len(variance_MN[owned]) for owned in self.owned]
+        variance_MN = variance_MN[self.owned[rank]]
+        x_MRC = x_MRC.movedim(self.cut_dim, 1)
+        self.part_shape = x_MRC.shape[1:]
+        sizes = chunk_sizes(self.members[0].shape[self.cut_dim - 1], ranks)
+        shapes = [(counts[rank], size, x_MRC.shape[2]) for size in sizes]
+        x_MRC = torch.cat(self._exchange([x_MRC[owned] for owned in self.owned], shapes)[0], dim=1)
+        x_MRC = x_MRC.movedim(1, self.cut_dim)
+        if len(x_MRC):
+            x_MRC = self._scaled(self._orthogonalised(x_MRC, self.output_dim), variance_MN, self.output_dim)
+        # All ranks keep the variances of all matrices: the owner's follow each part.
+        sent = [
+            torch.cat([part.flatten(1), variance_MN], dim=1)
+            for part in x_MRC.movedim(self.cut_dim, 1).split(sizes, dim=1)
+        ]
+        width = self.part_shape.numel() + variance_MN.shape[1]
+        self.parts, self.work = self._exchange(sent, [(count, width) for count in counts], async_op=True)
+
+    def _exchange(
+        self, sent: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], *, async_op: bool = False
+    ) -> tuple[list[Tensor], dist.Work | None]:
+        """Return the tensor of each rank, of these shapes, and the work to wait for. sent: one tensor to each rank."""
+        flat = torch.cat([tensor.flatten() for tensor in sent])
+        sizes = [math.prod(shape) for shape in shapes]
+        received = flat.new_empty(sum(sizes))
+        work = dist.all_to_all_single(
+            received, flat, sizes, [tensor.numel() for tensor in sent], group=self.process_group, async_op=async_op
+        )
+        return [part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True)], work
 
     def _ended(self) -> tuple[Tensor, Tensor]:
-        x_MRC, variance_MN = super()._ended()
-        sizes = chunk_sizes(x_MRC.shape[self.cut_dim], self.parts)
-        return x_MRC.split(sizes, dim=self.cut_dim)[self.part], variance_MN
+        x_MK = self.parts[0].new_empty(len(self.members), self.parts[0].shape[1])
+        for owned, part in zip(self.owned, self.parts, strict=True):
+            x_MK[owned] = part
+        num_own = self.part_shape.numel()
+        x_MRC = x_MK[:, :num_own].unflatten(1, self.part_shape).movedim(1, self.cut_dim)
+        return x_MRC, x_MK[:, num_own:]
 
 
 def chunk_sizes(rows: int, ranks: int) -> list[int]:

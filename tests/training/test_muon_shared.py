@@ -7,6 +7,7 @@ import torch
 from torch.distributed import all_gather_object, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.training import muon as muon_step
 from pipeline.training.optimizer import MuonAdamW
@@ -15,6 +16,32 @@ from tests.ranks import on_ranks
 pytestmark = pytest.mark.full
 
 SHAPES = [(24, 24)] * 3 + [(64, 16)] * 4 + [(16, 64)] + [(1, 9)]  # the last has no row for the second rank
+
+
+class LargestTensor(TorchDispatchMode):
+    """The elements of the largest tensor that an operation of this rank returned."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not isinstance(result, DTensor):
+            self.numel = max(self.numel, result.numel())
+        return result
+
+
+def assert_no_rank_holds_a_stack(mesh):
+    """Of four matrices a rank holds two whole, and its part of all four."""
+    for shape, placement in (((64, 16), Shard(0)), ((16, 64), Shard(1))):
+        matrices = [torch.nn.Parameter(distribute_tensor(torch.randn(shape), mesh, [placement])) for _ in range(4)]
+        settings = {"kind": "muon", "lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "outputs_first": True}
+        optimizer = MuonAdamW([{"params": matrices, "name": "matrices", "product_dtype": "float32", **settings}])
+        for matrix in matrices:
+            matrix.grad = distribute_tensor(torch.randn(shape), mesh, [placement])
+        with LargestTensor() as largest:
+            optimizer.step()
+        variances = 4 * 64
+        assert 2 * 64 * 16 <= largest.numel <= 2 * 64 * 16 + variances
 
 
 def trained(product_dtype, *, shared_from, cut=lambda whole: whole, **more):
@@ -55,7 +82,8 @@ def rank_main(rank, rendezvous, product_dtype):
     in_rows, made_in_rows = trained(
         product_dtype, shared_from=0, cut=lambda whole: distribute_tensor(whole, mesh, [Shard(0)])
     )
-    assert made_in_rows == made_shared
+    # Each matrix is made whole by one rank, and the stacks begin with the ranks in turn.
+    assert made_in_rows == ([2, 2, 1] if rank == 0 else [1, 2, 1]) * 4
     torch.testing.assert_close(in_rows, alone, rtol=0, atol=1e-6)
     more = {"outputs_first": False}  # along rows, and across the ranks that hold them
     whole, _ = trained(product_dtype, shared_from=0, **more)
@@ -63,6 +91,7 @@ def rank_main(rank, rendezvous, product_dtype):
         product_dtype, shared_from=0, cut=lambda whole: distribute_tensor(whole, mesh, [Shard(0)]), **more
     )
     torch.testing.assert_close(cut, whole, rtol=0, atol=2e-6)
+    assert_no_rank_holds_a_stack(mesh)
     os._exit(0)  # not through the interpreter's end, where a thread of gloo may make the process abort
 
 
