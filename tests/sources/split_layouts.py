@@ -50,7 +50,6 @@ PUBLISHED: dict[str, tuple[dict[str, bytes], list[str | None]]] = {
     "kinds-mixed": (tree("a.parquet b.parquet c.jsonl notes.txt"), [None]),
     "capitals": (tree("TRAIN.jsonl Test.jsonl"), [None]),
     "separators": (tree("corpus.train.jsonl corpus-dev.jsonl corpus_eval_2.jsonl pretrain.jsonl"), [None]),
-    "standalone-card": (tree("a.jsonl b.jsonl", **{".huggingface.yaml": b"configs:\n- config_name: mine\n  data_files: b.jsonl\n"}), [None, "mine"]),
     "one-known": (tree("a.jsonl b.jsonl", "- config_name: a\n  data_files: a.jsonl\n- config_name: b\n  data_files: b.jsonl\ndataset_info:\n  config_name: b\n  features:\n  - name: text\n    dtype: string\n"), [None, "a"]),
     "no-data": (tree("LICENSE script.sh"), [None]),
     "a-script": (tree("a-script.py train.jsonl"), [None]),
