@@ -374,9 +374,7 @@ def lock(path: str | Path, *, wait_s: float = 0.0) -> filelock.BaseFileLock | No
     file = f"{path}.held" if os.name == "nt" else str(path)
     # A process has one singleton for a file, which counts how often it is held: two of one process would not exclude
     # each other.
-    held = filelock.FileLock(
-        file, is_singleton=False, thread_local=False, fallback_to_soft=False, preserve_lock_file=True
-    )
+    held = filelock.FileLock(file, is_singleton=False, thread_local=False, fallback_to_soft=False)
     try:
         held.acquire(timeout=-1 if wait_s == FOREVER else wait_s, poll_interval=POLL_S)
     except filelock.Timeout:
