@@ -334,9 +334,10 @@ def _optimizer(optimizer: Optimizer, train: dict[str, Any], given: list[str], sa
 
 def _unused(given: list[str]) -> Iterator[str]:
     """Yield the keys of optimizer that the trainer's own optimizer does not use, of nested ones the innermost."""
-    for name in given:
-        innermost = not any(other.startswith(f"{name}.") for other in given)
-        if name.startswith("optimizer.") and name != "optimizer.type" and innermost:
+    used = ("optimizer.type", "optimizer.groups", "optimizer.schedule")  # the sections: emptied by null
+    unused = [name for name in given if name.startswith("optimizer.") and name not in used]
+    for name in unused:
+        if not any(other.startswith(f"{name}.") for other in unused):
             yield name
 
 

@@ -220,5 +220,7 @@ def test_on_a_cpu_auto_is_limited_by_work_and_by_free_memory():
 
 
 def test_auto_beside_accumulation_is_refused_as_the_batch_would_vary():
-    with pytest.raises(RecipeError, match="is auto beside train.gradient_accumulation_steps".replace(".", r"\.")):
+    with pytest.raises(
+        RecipeError, match="is auto, and train.gradient_accumulation_steps is given".replace(".", r"\.")
+    ):
         read_recipe([QUICKSTART, AUTO, "data.batch_tokens=null", "train.gradient_accumulation_steps=2"])
