@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pipeline.process.storage import lock
+from pipeline.report.diagnosis_rules import RULES, diagnose
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.report.made_runs import SCHEDULE, falling, found, made_run, noisy, sound_run
 
@@ -229,6 +231,31 @@ CASES = {
         (sound_run(**{"data/wait_frac": [0.0, 0.0] + [0.9] * 50 + [0.0] * (N - 52)}), "trouble"),
     ],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sign_is_named_just_beyond_its_threshold_and_not_just_within(name):
+    results = [(found(data, name), level) for data, level in CASES[name]]
+    assert [result.level for result, _ in results] == [level for _, level in results], results
+
+
+def test_every_rule_is_tried_on_a_sick_and_on_a_sound_run():
+    assert {rule.name for rule in RULES} == set(CASES)
+    for name, cases in CASES.items():
+        levels = {level for _, level in cases}
+        assert "healthy" in levels, name
+        assert levels & {"note", "trouble"}, name
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_alone_makes_no_sign(seed):
+    noise = {
+        "train/loss": noisy(falling(N), share=0.05, seed=seed),
+        "perf/step_s": noisy([0.5] * N, share=0.08, seed=seed),
+        "optim/grad_norm": noisy([0.7] * N, share=0.3, seed=seed),
+    }
+    for data in (sound_run(), sound_run(**noise)):
+        assert {name: result for name, result in diagnose(data).items() if result.level != "healthy"} == {}
 
 
 def test_clipped_steps_are_counted_by_the_steps_of_each_logged_row():
