@@ -3,7 +3,7 @@
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Collection
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from pipeline.data.row_plan import ONE_TEXT, streams_of
 from pipeline.data.shards import ShardedDataset
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
-from pipeline.tokenizer.chat import render, rendered_talks
+from pipeline.tokenizer.chat import rendered_talks
 from pipeline.tokenizer.trained_share import missing_lines, missing_text, untrained_shares
 
 if TYPE_CHECKING:
@@ -199,20 +199,6 @@ def first_conversations(source: Any, most: int = SAMPLE) -> list[Any]:
         items = (item for block in source.read_file(number) for item in block.items)
         talks += islice(items, -(-most // len(numbers)))
     return talks
-
-
-def sampled_counts(talks: list[Any], tokenizer: Any, *, row_tokens: int, overflow: str) -> dict[str, Any]:
-    """Return what would be counted of these conversations while they are packed."""
-    counts = new_counts("chat")
-    for talk, rendered in zip(talks, rendered_talks(tokenizer, talks), strict=True):
-        if isinstance(rendered, DataError):
-            continue
-        shorter = partial(render, tokenizer, tools=talk.tools)
-        ids, _, outcome = fit_conversation(
-            talk.messages, rendered, shorter, capacity=row_tokens + 1, overflow=overflow
-        )
-        count_conversation(counts, length=len(rendered[0]), kept=len(ids or ()), outcome=outcome)
-    return counts
 
 
 def untrained_lines(name: str, talks: list[Any], tokenizer: Any) -> list[str]:

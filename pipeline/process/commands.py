@@ -25,7 +25,6 @@ from pipeline.process.errors import RecipeError
 
 ROOT = Path(__file__).parents[2]
 OF_A_RANK = ("TANDEM_STATUS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-ONE_THREAD = dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def python_path() -> str:

@@ -95,19 +95,6 @@ def field_name(config_class: Any, ours: str) -> str:
     return next((name for name in OTHER_NAMES.get(ours, ()) if name in known), LLAMA_NAMES[ours])
 
 
-def chosen_sizes(model: Model, vocab_size: int) -> dict[str, Any]:
-    """Return the fields of the config that config_fields fills, and its numbers of experts."""
-    config_class = None if model.start_from or ":" in model.type else config_class_of(model.type)
-    if config_class is None or model.type in ("tandem", "gpt2"):
-        return {}
-    given = {field_name(config_class, ours): getattr(model, ours) for ours in LLAMA_NAMES if getattr(model, ours)}
-    chosen = _open_sizes(model, config_class, given | {"vocab_size": vocab_size})
-    for name, value in _defaults(config_class).items():
-        if "expert" in name and type(value) is int and value and name not in model.options:
-            chosen.setdefault(name, value)
-    return chosen
-
-
 def _open_sizes(model: Model, config_class: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return values of the sizes that neither the recipe's sizes (given, by the class's names) nor its options name."""
     defaults, names = _defaults(config_class), config_class.attribute_map

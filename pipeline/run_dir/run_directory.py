@@ -231,11 +231,6 @@ def _sealed_step(folder: Path) -> int:
         return -1
 
 
-def fit_file(runs: Path, family: str) -> Path:
-    """Return what the runs of a family in that folder were fitted to (report/curves.py)."""
-    return runs / f"fit-{family}.json"
-
-
 def find_run(name: str, runs: str = "runs") -> RunDirectory | None:
     """Return the run of that path or name, or that `latest:<recipe>` means; None when there is no such run
     directory."""
