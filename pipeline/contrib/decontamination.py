@@ -17,9 +17,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
-from pipeline.data.mixture import MixedDataset
 from pipeline.data.row_plan import open_stream
-from pipeline.data.shards import ShardedDataset, read_seal
+from pipeline.data.shards import read_seal
 from pipeline.process.errors import DataError
 from pipeline.process.storage import write_bytes
 from pipeline.tokenizer.train import text_of
@@ -163,6 +162,9 @@ class NumberSet:
         self.bloom = np.zeros(1 << bits, bool)
         self.bloom[numbers >> self.shift] = True
 
+    def __reduce__(self) -> tuple:
+        return NumberSet, (self.numbers,)  # the filter is many times larger, and soon made
+
     def places_in(self, values: np.ndarray) -> np.ndarray:
         """Return the places of those values that are in the set."""
         places = np.flatnonzero(self.bloom[values >> self.shift])
@@ -235,6 +237,31 @@ class Watchlist:
                 found.append(hashes[self.ngrams.places_in(hashes)])
         return sorted_once(found)
 
+    def found_in(self, items: list[Any]) -> np.ndarray:
+        """Return `found` of documents or conversations."""
+        return self.found([text_of(item) for item in items])
+
+    def write_seen(self, folder: Path, number: int, found: list[np.ndarray]) -> None:
+        """Keep what was found in the text of a shard."""
+        write_bytes(seen_path(folder, number, self.id), save({"ngrams": sorted_once(found)}))
+
+    def search_again(self, folder: Path, number: int, source: Any) -> bool:
+        """Search the text of a sealed shard, read once more from its source; return False when that was done before."""
+        if seen_path(folder, number, self.id).exists():
+            return False
+        begin = {"file": 0, "block": 0, "finishing": False}
+        if number:
+            begin = read_seal(folder, number - 1)["cursor"]
+        end = read_seal(folder, number)["cursor"]
+        found = []
+        if not begin["finishing"]:  # else it has only rows of text that was searched with the shard before
+            for block in source.read(file=begin["file"], block=begin["block"]):
+                found.append(self.found_in(block.items))
+                if (block.file, block.index) == (end["file"], end["block"]):
+                    break
+        self.write_seen(folder, number, found)
+        return True
+
 
 def sorted_once(arrays: list[np.ndarray]) -> np.ndarray:
     """Return the uint64 numbers of all the arrays, each once."""
@@ -251,65 +278,6 @@ def _differs(values: np.ndarray) -> np.ndarray:
 def seen_path(folder: Path, number: int, watchlist_id: str) -> Path:
     """Return where the watched n-grams of a shard's text are kept, once it was searched."""
     return folder / f"seen-{number:05d}-{watchlist_id}.safetensors"
-
-
-class Search:
-    """The search of a source's text, shard after shard; nothing is tokenized."""
-
-    def __init__(self, dataset: ShardedDataset, source: Any, watchlist: Watchlist):
-        self.folder, self.source, self.watchlist = dataset.folder, source, watchlist
-        self.next = -1
-        self.blocks: Iterator[Any] = iter(())
-        self.at: tuple[int, int] | None = None  # file and block that were read last
-        self.found: list[np.ndarray] = []  # in it: its rows may go on in the next shard
-
-    def look(self, number: int) -> None:
-        """Search the text of a sealed shard, unless that was done."""
-        path = seen_path(self.folder, number, self.watchlist.id)
-        if path.exists():
-            return
-        begin = {"file": 0, "block": 0, "finishing": False}
-        if number:
-            begin = read_seal(self.folder, number - 1)["cursor"]
-        end = read_seal(self.folder, number)["cursor"]
-        if number != self.next:
-            self.blocks = self.source.read(file=begin["file"], block=begin["block"])
-            self.at, self.found = None, []
-        found = self.found
-        while self.at != (end["file"], end["block"]) and not begin["finishing"]:
-            block = next(self.blocks, None)
-            if block is None:
-                break
-            self.at = block.file, block.index
-            self.found = [self.watchlist.found([text_of(item) for item in block.items])]
-            found = found + self.found
-        if begin["finishing"]:
-            found = []  # only rows that the packer still held, of text that was searched with the shard before
-        self.next = number + 1
-        write_bytes(path, save({"ngrams": sorted_once(found)}))
-
-
-class Searches:
-    """The search of the training text of a plan. sources: the training sources."""
-
-    def __init__(self, stream: MixedDataset, sources: list[Any], path: str | Path):
-        self.stream, self.watchlist = stream, Watchlist.load(path)
-        pairs = zip(stream.datasets, sources, strict=True)
-        self.of_sources = [Search(dataset, source, self.watchlist) for dataset, source in pairs]
-
-    def look(self, source: int, *, with_previous: bool) -> None:
-        """Search the last shard of a source; with_previous: also the one before, which a process that was killed may
-        have left out."""
-        last = len(self.stream.datasets[source].seals) - 1
-        for number in range(max(0, last - with_previous), last + 1):
-            self.of_sources[source].look(number)
-
-    def look_at_all(self) -> Iterator[int]:
-        """Search all sealed shards that the run needs; yield the source after each."""
-        for source, search in enumerate(self.of_sources):
-            for number in range(self.stream.shards_needed(source)):
-                search.look(number)
-                yield source
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class EncodedBlock:
     trained: np.ndarray | None = None  # flat bool: id is a target; conversations only
     rendered: np.ndarray | None = None  # (n,) int64 ids of the whole conversation
     outcomes: np.ndarray | None = None  # (n,) uint8 index into OUTCOMES
+    seen: np.ndarray | None = None  # sorted uint64 hashes of the watched n-grams in the text; where it was searched
 
     def each(self, flat: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the part of a flat array that is each item's."""
@@ -87,11 +88,17 @@ def encode_block(
     tokenizer: Any,
     settings: dict,
     num_proc: int | None = None,
+    watchlist: Any | None = None,
 ) -> EncodedBlock:
-    """Return the ids of a block of the source. settings: those in the plan of its shards."""
+    """Return the ids of a block of the source. settings: those in the plan of its shards. watchlist: for which the text
+    is searched."""
     if settings["kind"] == "chat":
-        return _encode_conversations(block, source, tokenizer, settings)
-    return _encode_documents(block, tokenizer, settings, num_proc)
+        encoded = _encode_conversations(block, source, tokenizer, settings)
+    else:
+        encoded = _encode_documents(block, tokenizer, settings, num_proc)
+    if watchlist is not None:
+        encoded.seen = watchlist.found_in(block.items)
+    return encoded
 
 
 def _encoded(block: Any, bad_rows: list[str], items: list, ids: list, dtype: Any, **more: np.ndarray) -> EncodedBlock:

@@ -37,15 +37,15 @@ class ShardBuilder:
         self.writers: dict[Path, ShardWriter] = {}
         self.pool: WorkerPool | None = None
         self.published: Any = None
-        self.searches: Any = None
+        self.watchlist: Any = None
         if plan["shards_from"]:
             from pipeline.contrib.published_shards import PublishedShards
 
             self.published = PublishedShards(plan["shards_from"])
         if plan["watchlist"] and plan["train"]:
-            from pipeline.contrib.decontamination import Searches
+            from pipeline.contrib.decontamination import Watchlist
 
-            self.searches = Searches(self.streams["train"], sources[0], plan["watchlist"])
+            self.watchlist = Watchlist.load(plan["watchlist"])
 
     def __enter__(self) -> "ShardBuilder":
         return self
@@ -64,26 +64,20 @@ class ShardBuilder:
         """Make every shard that the plan needs and lacks, yielding after each."""
         while (work := next_shard(self.streams)) is not None:
             role, source = work
-            is_made = self.extend(role, source)
-            if self.searches is not None and role == "train" and (is_made or self.published is None):
-                # Of shards that were taken the raw text may not even be here, and the one before may be taken.
-                self.searches.look(source, with_previous=self.published is None)
+            self.extend(role, source)
             yield role, source, self.streams[role]
 
-    def extend(self, role: str, source: int) -> bool:
-        """Seal the next shard of a source, or its end: the published one where there is one. Return whether a shard was
-        made here."""
+    def extend(self, role: str, source: int) -> None:
+        """Seal the next shard of a source, or its end: the published one where there is one."""
         dataset, settings = self.streams[role].datasets[source], self.plan[role]["sequences"][source]["settings"]
         folder = dataset.folder
         is_taken = self.published is not None and self.published.take(folder, len(dataset.seals), settings=settings)
-        is_made = False
         if not is_taken:
             if folder not in self.writers:
                 self.writers[folder] = self._writer(role, source)
-            is_made = self.writers[folder].extend()
+            self.writers[folder].extend()
         for stream in self.streams.values():
             stream.refresh()
-        return is_made
 
     def repair(self, *, verify: bool) -> Iterator[Made]:
         """Make again the sealed shards whose file is missing or of another size than sealed; with verify, content."""
@@ -95,17 +89,22 @@ class ShardBuilder:
 
     def search_all(self) -> Iterator[Made]:
         """Search the training text of shards that were sealed without the watch-list, which reads their sources."""
-        if self.searches is not None:
-            for source in self.searches.look_at_all():
-                yield "train", source, self.streams["train"]
+        if self.watchlist is None:
+            return
+        stream = self.streams["train"]
+        for source, dataset in enumerate(stream.datasets):
+            for number in range(stream.shards_needed(source)):
+                if self.watchlist.search_again(dataset.folder, number, self.sources["train"][source]):
+                    yield "train", source, stream
 
     def _writer(self, role: str, source: int, from_shard: int | None = None) -> ShardWriter:
         about, opened = self.plan[role]["sequences"][source], self.sources[role][source]
         folder = sequence_folder(self.plan, about)
-        encoded = None
-        by_workers = processes_for(self.plan["num_proc"], opened) > 1 or has_encoded(folder)
-        if role == "train" and from_shard is None and by_workers:
-            encoded = self.encoded_reader(source)
+        encoded = watchlist = None
+        if role == "train" and from_shard is None:
+            watchlist = self.watchlist
+            if processes_for(self.plan["num_proc"], opened) > 1 or has_encoded(folder):
+                encoded = self.encoded_reader(source)
         return ShardWriter(
             folder,
             source=opened,
@@ -114,6 +113,7 @@ class ShardBuilder:
             num_proc=self.plan["num_proc"],
             from_shard=from_shard,
             encoded=encoded,
+            watchlist=watchlist,
         )
 
     def encoded_reader(self, source: int) -> EncodedReader:
@@ -126,7 +126,7 @@ class ShardBuilder:
                 for about, opened in zip(train, self.sources["train"], strict=True)
             }
             count = max(processes_for(self.plan["num_proc"], opened) for opened in self.sources["train"])
-            self.pool = WorkerPool(EncodeJob(datasets, self.tokenizer, self.retries), count)
+            self.pool = WorkerPool(EncodeJob(datasets, self.tokenizer, self.retries, self.watchlist), count)
         return EncodedReader(self.pool, self.pool.job, sequence_folder(self.plan, train[source]))
 
 

@@ -86,14 +86,17 @@ class ShardWriter:
         num_proc: int | None = None,
         from_shard: int | None = None,
         encoded: Any | None = None,
+        watchlist: Any | None = None,
     ):
         """Continue after the last sealed shard, or at `from_shard`, which is made again.
 
         encoded: gives the source's blocks as other processes encode them (workers.EncodedReader); None: they are
-        encoded here.
+        encoded here. watchlist: for which the text is searched; what is found is kept before the shard is sealed.
         """
         self.folder, self.source, self.tokenizer, self.settings = Path(folder), source, tokenizer, settings
         self.num_proc, self.encoded, self.wanted = num_proc, encoded, from_shard
+        self.watchlist = watchlist
+        self.seen: list[np.ndarray] = []  # of the blocks since the last shard, with the one that it ended in
         self.folder.mkdir(parents=True, exist_ok=True)
         for kind in ("safetensors", "json"):
             for torn in self.folder.glob(f".*.{kind}.*"):
@@ -124,6 +127,9 @@ class ShardWriter:
         return shard.rows is not None
 
     def _seal(self, shard: PackedShard, rows: PackedRows, about: dict[str, Any]) -> None:
+        if self.watchlist is not None:
+            self.watchlist.write_seen(self.folder, self.number, self.seen)
+            self.seen = self.seen[-1:]  # rows of the last block may continue in the next shard
         if seal_path(self.folder, self.number).exists():
             if self.number == self.wanted:  # the shards before it are only passed through
                 self._make_again(rows)
@@ -185,12 +191,15 @@ class ShardWriter:
                 place = {"file": block.file, "block": block.index}
                 cursor, before = self._cursor(place, finishing=False), snapshot(self.packer)
                 rows = self._pack(block)
+                if block.seen is not None:
+                    self.seen.append(block.seen)
                 self.bad_rows += [] if again else block.bad_rows
                 yield cursor, before, self._without_skipped(rows)
                 again = False
                 if self._is_full():
                     break
         cursor, before = self._cursor(place, finishing=True), snapshot(self.packer)
+        self.seen.append(np.zeros(0, np.uint64))  # what the packer still holds was searched before
         yield cursor, before, self._without_skipped(self.packer.finish())
 
     def _encoded_blocks(self, *, file: int, block: int) -> Iterator[EncodedBlock]:
@@ -199,7 +208,12 @@ class ShardWriter:
             return
         for read in self.source.read(file=file, block=block):
             yield encode_block(
-                read, source=self.source, tokenizer=self.tokenizer, settings=self.settings, num_proc=self.num_proc
+                read,
+                source=self.source,
+                tokenizer=self.tokenizer,
+                settings=self.settings,
+                num_proc=self.num_proc,
+                watchlist=self.watchlist,
             )
 
     def _cursor(self, place: dict, *, finishing: bool) -> dict:

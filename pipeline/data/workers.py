@@ -46,15 +46,17 @@ def processes_for(num_proc: int | None, source: Any) -> int:
 @dataclass
 class EncodeJob:
     """All that a process needs to encode. datasets: source and settings by the folder of shards. retries: file that
-    counts what is read again."""
+    counts what is read again. watchlist: for which the text is searched."""
 
     datasets: dict[Path, tuple[Any, dict]]
     tokenizer: Any
     retries: Path | None
+    watchlist: Any | None = None
 
     def path(self, folder: Path, file: int, block: int) -> Path:
-        """Return where an encoded block of a folder of shards is written."""
-        return folder / FOLDER / f"{file:05d}-{block:07d}.safetensors"
+        """Return where an encoded block of a folder of shards is written, which also holds what a search found."""
+        searched = "" if self.watchlist is None else f"-{self.watchlist.id}"
+        return folder / FOLDER / f"{file:05d}-{block:07d}{searched}.safetensors"
 
     def encode(self, folder: Path, file: int, first: int, count: int) -> list[int]:
         """Write up to `count` blocks of a file from one on, unless they are there; return the ids of each, fewer at
@@ -65,7 +67,14 @@ class EncodeJob:
             path = self.path(folder, file, number)
             encoded = read_encoded(path)
             if encoded is None:
-                encoded = encode_block(block, source=source, tokenizer=self.tokenizer, settings=settings, num_proc=1)
+                encoded = encode_block(
+                    block,
+                    source=source,
+                    tokenizer=self.tokenizer,
+                    settings=settings,
+                    num_proc=1,
+                    watchlist=self.watchlist,
+                )
                 write_bytes(path, encoded.content())
             made.append(len(encoded.ids))
         return made

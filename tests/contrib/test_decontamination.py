@@ -22,6 +22,7 @@ from pipeline.contrib.decontamination import (
 from pipeline.data.prepare import ShardBuilder
 from pipeline.data.row_plan import locks, open_stream, plan_rows, sequence_folder
 from pipeline.process.errors import DataError
+from tests.data.conftest import chat_files  # noqa: F401 - a fixture: three files, of which contrib has two
 
 THIRTEEN = "the quick brown fox jumps over the lazy dog while nobody looks 42"
 
@@ -193,6 +194,17 @@ def test_shards_are_the_same_bytes_whether_or_not_items_are_looked_for(bench, ta
         assert seen.contaminated([talk, talk.replace("17", "9999")]) == [True, False]
     else:
         assert all(seen.contaminated(tasks["known"]))
+
+
+def test_worker_processes_find_what_one_process_finds(bench, tasks, tmp_path, monkeypatch):
+    path = Watchlist.of(tasks).save(tmp_path)
+    how = {"shard_rows": 256, "train": {"max_steps": 300}}
+    alone = prepared(bench, bench.recipe(**how), path)
+    monkeypatch.setattr(Watchlist, "found", lambda *_: pytest.fail("the process that packs searches"))
+    plan = prepared(bench, bench.recipe(cache="workers", num_proc=2, **how), path)
+    for pattern in ("seen-*", "shard-*", "state-*"):
+        assert files(plan, pattern) == files(alone, pattern)
+    assert len(set(files(plan, "seen-*").values())) > 1
 
 
 def test_what_a_shard_contains_does_not_depend_on_where_preparation_stopped(bench, tasks, tmp_path):
