@@ -102,7 +102,7 @@ def test_only_what_the_active_environment_lacks_is_installed_and_pinned(clone):
     text = (
         (clone / "pyproject.toml")
         .read_text()
-        .replace('"psutil>=6"', '"psutil>=6", "Surely_Not.There>=3", "pyyaml>=99"')
+        .replace('"psutil>=7.1",', '"psutil>=7.1", "Surely_Not.There>=3", "pyyaml>=99",')
     )
     (clone / "pyproject.toml").write_text(text)
     command = f'. "{clone}/pipeline/launch/environment.sh"; missing_requirements "{sys.executable}" ""'
