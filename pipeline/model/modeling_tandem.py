@@ -269,16 +269,18 @@ def positions(attention_mask, past_length, length: int, device) -> torch.Tensor:
 # Cross-entropy of the next token that never holds the logits of a whole batch in fp32.
 
 # Elements of the logits held at a time: on a CPU 32 MiB in fp32, which stay in its caches from pass to pass, elsewhere
-# 128 MiB.
+# 128 MiB. A compiled step holds 4 bytes of each (logits and gradient in bf16) where an eager one holds 12.
 CHUNK_ELEMENTS = {"cpu": 2**23}
 OTHER_CHUNK_ELEMENTS = 2**25
+FUSED_CHUNK_ELEMENTS = 3 * 2**25
 SAFE_EXPONENT = 60.0  # exp of it, times any vocabulary, is far from the largest fp32
 IGNORED = -100  # the label of a position without a target, as everywhere in transformers
 
 
-def chunk_rows(num_rows: int, vocab_size: int, device: str) -> int:
+def chunk_rows(num_rows: int, vocab_size: int, device: str, *, fused_bf16: bool = False) -> int:
     """Return rows of one chunk: the fewest chunks of equal size within the elements of the kind of device."""
-    chunks = max(1, -(-num_rows * vocab_size // CHUNK_ELEMENTS.get(device, OTHER_CHUNK_ELEMENTS)))
+    other = FUSED_CHUNK_ELEMENTS if fused_bf16 else OTHER_CHUNK_ELEMENTS
+    chunks = max(1, -(-num_rows * vocab_size // CHUNK_ELEMENTS.get(device, other)))
     return max(1, -(-num_rows // chunks))
 
 
@@ -335,36 +337,70 @@ def loss_and_gradients(
     hidden_ND: torch.Tensor, weight_VD: torch.Tensor, labels_N: torch.Tensor, softcap: float | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the summed nats and each label's (N,), fp32, and the sum's gradients of hidden_ND and weight_VD in the
-    dtypes of these; dtype: of the products.
-
-    Of a chunk two fp32 tensors (rows, V) are held at a time, one without a softcap.
-    """
+    dtypes of these; dtype: of the products."""
     weight = weight_VD.to(dtype)
     total = torch.zeros((), dtype=torch.float32, device=weight.device)
     parts: list[torch.Tensor] = []
     hidden_gradients: list[torch.Tensor] = []
     weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
-    rows = chunk_rows(hidden_ND.shape[0], weight_VD.shape[0], weight.device.type)
+    fused = torch.compiler.is_compiling()
+    logits_gradient = fused_logits_gradient if fused else eager_logits_gradient
+    fused_bf16 = fused and dtype.itemsize == 2
+    rows = chunk_rows(hidden_ND.shape[0], weight_VD.shape[0], weight.device.type, fused_bf16=fused_bf16)
     for hidden, labels in zip(hidden_ND.to(dtype).split(rows), labels_N.split(rows), strict=True):
-        ignored = (labels == IGNORED)[:, None]
-        target = labels.clamp(min=0)[:, None]
-        gradient, sums, nats, capped = exponentials(hidden, weight, target, softcap)
-        nats = nats.masked_fill(ignored, 0.0)
-        parts.append(nats.squeeze(1))
+        nats, gradient = logits_gradient(hidden, weight, labels, softcap)
+        parts.append(nats)
         total = total + nats.sum()
-        counted = torch.ones_like(sums).masked_fill(ignored, 0.0)
-        gradient.mul_(counted / sums).scatter_add_(1, target, -counted)
-        if capped is not None:
-            one = torch.ones((), dtype=torch.float32, device=weight.device)
-            gradient.mul_(torch.addcmul(one, capped, capped, value=-1.0, out=capped))
-        del capped  # what follows holds the gradient in dtype only
-        gradient = gradient.to(dtype)
         hidden_gradients.append((gradient @ weight).to(hidden_ND.dtype))
         if dtype == torch.float32:
             torch.addmm(weight_gradient, gradient.t(), hidden, out=weight_gradient)
         else:
             weight_gradient += gradient.t() @ hidden
     return total, torch.cat(parts), torch.cat(hidden_gradients), weight_gradient.to(weight_VD.dtype)
+
+
+def eager_logits_gradient(hidden, weight, labels, softcap: float | None):
+    """Return the nats (rows,) of a chunk and their gradient of its logits (rows, V) in the dtype of hidden.
+
+    Each operation is a pass over the chunk, so they work in place: two fp32 tensors (rows, V) at a time, one without
+    a softcap.
+    """
+    ignored = (labels == IGNORED)[:, None]
+    target = labels.clamp(min=0)[:, None]
+    gradient, sums, nats, capped = exponentials(hidden, weight, target, softcap)
+    counted = torch.ones_like(sums).masked_fill(ignored, 0.0)
+    gradient.mul_(counted / sums).scatter_add_(1, target, -counted)
+    if capped is not None:
+        one = torch.ones((), dtype=torch.float32, device=weight.device)
+        gradient.mul_(torch.addcmul(one, capped, capped, value=-1.0, out=capped))
+    return nats.masked_fill(ignored, 0.0).squeeze(1), gradient.to(hidden.dtype)
+
+
+def fused_logits_gradient(hidden, weight, labels, softcap: float | None):
+    """Return what eager_logits_gradient returns, in a form that the compiler fuses.
+
+    The logits are read again for each sum, and the target is found by comparison, since a scatter would end the
+    fusion: no fp32 tensor of the chunk reaches memory, but for the tanh of the softcap on a CPU, where the compiler
+    keeps it rather than computing it twice.
+    """
+    logits = hidden @ weight.t()
+    is_target = torch.arange(weight.shape[0], device=weight.device) == labels[:, None]
+    values = logits.float()
+    slope = None
+    if softcap is not None:
+        capped = torch.tanh(values / softcap)
+        values, slope = capped * softcap, 1 - capped * capped
+    largest = 0.0
+    if softcap is None or softcap > SAFE_EXPONENT:
+        largest = values.amax(-1, keepdim=True)
+    log_sums = torch.exp(values - largest).sum(-1, keepdim=True).log() + largest
+    of_target = torch.where(is_target, values, 0.0).sum(-1)
+    counted = labels != IGNORED
+    gradient = (torch.exp(values - log_sums) - is_target.float()) * counted[:, None]
+    if slope is not None:
+        gradient = gradient * slope
+    nats = torch.where(counted, log_sums.squeeze(1) - of_target, 0.0)
+    return nats, gradient.to(hidden.dtype)
 
 
 class _SummedCrossEntropy(torch.autograd.Function):

@@ -10,6 +10,7 @@ from tiny_models import TOKENS, random_ids, stirred, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
+from benchmarks.loss_head import bytes_per_logit, chunked_head
 from pipeline.model import modeling_tandem as loss_tandem
 from pipeline.model.build import PLAIN_HEADS, build_model
 from pipeline.model.load import load_model
@@ -90,9 +91,37 @@ def test_a_batch_without_targets_has_loss_zero_and_no_gradient():
     assert model(random_ids(2, 9), shift_labels=torch.full((2, 9), -100)).loss.item() == 0
 
 
+@pytest.mark.full  # compiles
+@pytest.mark.parametrize("softcap", [None, 15.0, 100.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_compiled_head_gives_the_eager_loss_and_gradients(softcap, dtype, monkeypatch):
+    monkeypatch.setitem(loss_tandem.CHUNK_ELEMENTS, "cpu", 40 * 50)  # two chunks
+    hidden, weight, labels = problem(dtype)
+
+    def head(hidden, weight, labels):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            return summed_cross_entropy(hidden, weight, labels, softcap=softcap)
+
+    found = []
+    for way in (head, torch.compile(head, fullgraph=True)):
+        loss, nats = way(hidden, weight, labels)
+        found.append([loss.detach(), nats, *torch.autograd.grad(loss, [hidden, weight])])
+    rtol, atol = (1e-5, 1e-6) if dtype == torch.float32 else (2e-2, 2e-2)  # one rounding of a gradient to bf16
+    for eager, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=rtol, atol=atol)
+
+
+@pytest.mark.full  # compiles
+@pytest.mark.parametrize(("softcap", "most"), [(15.0, 12.5), (None, 7.5)])
+def test_a_compiled_head_moves_few_bytes_for_each_logit(softcap, most, monkeypatch):
+    monkeypatch.setitem(loss_tandem.CHUNK_ELEMENTS, "cpu", 10**9)
+    assert bytes_per_logit(chunked_head(softcap), rows=512, width=64, vocab=32_768) < most
+
+
 def test_a_small_head_takes_one_chunk_and_a_large_one_equal_chunks():
     assert chunk_rows(16 * 256, 4096, "cuda") == 4096
     assert chunk_rows(16 * 2048, 32768, "cuda") == 1024
+    assert chunk_rows(16 * 2048, 32768, "cuda", fused_bf16=True) == 2979  # 11 chunks of as many bytes
     assert chunk_rows(16 * 2048, 32768, "cpu") == 256
     assert chunk_rows(1000, 2**25, "cuda") == 1
 
