@@ -343,7 +343,7 @@ def restore_base(address: str, run: RunDirectory, *, start: str | None, where: s
     the store does not answer.
     """
     start, home = run.read_manifest().get("must_match", {}).get("model.start_from") or start, run.path.parent
-    if start is None or Path(start).exists() or find_run(start, home):
+    if start is None or Path(start).exists() or find_run(start, str(home)):
         return False
     folder = Path(start).parent if Path(start).name == run.model.name else Path(start)
     if len(folder.parts) > 1 and folder.parent.resolve() != home.resolve():
