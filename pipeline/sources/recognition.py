@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from pipeline.process.commands import command
+from pipeline.process.errors import ServiceError
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, TOOLS, Format, tools_of
 from pipeline.sources.raw_rows import (
@@ -270,7 +271,11 @@ def first_rows(files: list[SourceFile]) -> list[Any]:
         return [{"text": ""}]
     here = [file for file in files if file.path is not None] or files[:1]
     for file in here[:LOOKED_AT_FILES]:
-        if rows := list(islice(_readable_rows(file), LOOKED_AT_ROWS)):
+        try:
+            rows = list(islice(_readable_rows(file), LOOKED_AT_ROWS))
+        except ServiceError:  # the Hub is silent: the file is looked at when it is fetched
+            return []
+        if rows:
             return rows
     return []
 

@@ -149,7 +149,7 @@ def test_bfloat16_embeddings_are_refused_for_tied_heads_and_foreign_models(tmp_p
     assert "model.embedding_dtype: is for model.type tandem, and this model is a llama" in foreign
     for start in ([], ["model.start_from=someone/model", "model.preset=gpt2"]):
         fp16 = refusal("train.bf16=false", "train.fp16=true", *start)
-        assert "model.embedding_dtype: is bfloat16 beside train.fp16" in fp16
+        assert "model.embedding_dtype: is bfloat16, and train.fp16 is" in fp16
     tiny("gpt2").save_pretrained(tmp_path / "gpt2")
     recipe = read_recipe([QUICKSTART, *SMALL, BF16])
     config = tiny("gpt2").config
