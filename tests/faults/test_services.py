@@ -251,7 +251,7 @@ def test_a_run_without_its_hub_ends_well_and_a_push_publishes_it(tmp_path, cache
     recipe = runner.recipe(
         "quick", "gpt2", train=TEN_STEPS, hub={"id": REPO, "strategy": "checkpoint", "wait_at_end_s": 2.0}
     )
-    train = runner.train(recipe, **environment(NO_SUCH_HOST, tmp_path / "hf"))
+    train = runner.train(recipe, "run.resume=never", **environment(NO_SUCH_HOST, tmp_path / "hf"))
     assert "unpublished: model of step 10" in train.output
     # The run names its Python as seen from its own folder.
     assert re.search(rf"Finish with: \S+ -m pipeline\.hub push {re.escape(str(train.directory))}", train.output)
