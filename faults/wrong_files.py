@@ -103,7 +103,7 @@ def wrong_files() -> Iterator[WrongFile]:
         yield WrongFile(f"only {name}", "chat", "bad.parquet", _chat_parquet(messages, rows=9), said)
     for name, content, said in _chat_files():
         yield WrongFile(name, "chat", "bad.jsonl", content, said)
-    yield WrongFile("messages", "chat", "bad.csv", b"messages\n[]\n[]\n", "is csv, whose columns are text")
+    yield WrongFile("messages", "chat", "bad.csv", b"messages\n[]\n[]\n", "the messages are text, not a list")
     column = "has a column 'messages' of type string, not a list of messages"
     yield WrongFile("text for messages", "chat", "bad.parquet", _table({"messages": TEXTS}), column)
     yield WrongFile(
@@ -199,8 +199,8 @@ def _parquet_files() -> Iterator[tuple[str, bytes, str]]:
     yield "empty", b"", "empty"
     yield "truncated", large[: len(large) * 7 // 10], "is truncated"
     yield "truncated to its magic", large[:4], "is truncated"
-    yield "footer of another", large[:-8] + (10**9).to_bytes(4, "little") + b"PAR1", "has a damaged footer"
-    yield "footer of zeros", large[:-200] + bytes(192) + large[-8:], "has a damaged footer"
+    yield "footer of another", large[:-8] + (10**9).to_bytes(4, "little") + b"PAR1", "is truncated or damaged"
+    yield "footer of zeros", large[:-200] + bytes(192) + large[-8:], "is truncated or damaged"
     yield "page of zeros", large[:60] + bytes(400) + large[460:], "is damaged"
     yield "middle missing", large[:500] + large[1500:], "is"
     yield "zeros", bytes(len(large)), "holds zero bytes where its content should be"
@@ -319,13 +319,13 @@ def _csv_files() -> Iterator[tuple[str, bytes, str, str]]:
     yield (
         "open quote",
         wrong(b'6,"never closed\n', place=ROWS - 1),
-        f":{ROWS + 1}: the csv cannot be read from the record of this line on (a quote that is opened there is never closed",
+        f":{ROWS + 1}: the csv cannot be read from this line on (a quote is never closed",
         "",
     )
     yield (
         "cut off",
         wrong(lines[0])[:-9],
-        f":{ROWS + 1}: the csv cannot be read from the record of this line on (a quote that is opened there is never closed",
+        f":{ROWS + 1}: the csv cannot be read from this line on (a quote is never closed",
         "",
     )
     yield "quote inside", wrong(b'6,"a "word" of it"\n'), f":{PLACE + 2}: the csv cannot be read", ""

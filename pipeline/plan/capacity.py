@@ -55,6 +55,11 @@ def find_notes(plan: Plan) -> list[str]:
             f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true "
             "instead, or bf16: auto."
         )
+    if not has_memory_files():
+        notes.append(
+            f"{tempfile.gettempdir()}: this system refuses files in memory (memfd_create), so checkpoints are copied "
+            "through this folder first, which takes as much room again. Set TMPDIR to move it."
+        )
     shards, folder = plan.shards_bytes, cache_dir(recipe.data.cache_dir)
     if shards and shards > _free(folder):
         notes.append(

@@ -499,6 +499,22 @@ def _at(tree: Any, path: str, default: Any) -> Any:
     return default if tree is None else tree
 
 
+# Entries of the manifest that a report looks into.
+MANIFEST_OBJECTS = ("inputs", "shares", "plan", "versions", "results", "peak_memory_bytes", "shape", "git", "host")
+
+
+def read_manifest(run: RunDirectory) -> dict[str, Any]:
+    """Return the manifest; it may be somebody else's, so an entry of another kind is left out."""
+    manifest = read_json_or_none(run.manifest) or {}
+    manifest = {
+        key: value for key, value in manifest.items() if key not in MANIFEST_OBJECTS or isinstance(value, dict)
+    }
+    for role in {"sources", "validation"} & manifest.get("inputs", {}).keys():
+        given = manifest["inputs"][role]
+        manifest["inputs"][role] = [s for s in given if isinstance(s, dict)] if isinstance(given, list) else []
+    return manifest
+
+
 def read_run(name: str) -> RunData:
     """Return the run of that path or name (under runs/). Raises InputMissingError when there is none."""
     run = find_run(name) or RunDirectory(Path(name))
@@ -512,7 +528,7 @@ def read_run(name: str) -> RunData:
     return RunData(
         run=run,
         recipe=read_recipe(run),
-        manifest=read_json_or_none(run.manifest) or {},
+        manifest=read_manifest(run),
         rows=rows.that_count(),
         all_rows=rows,
         samples=read_samples(run, attempts),

@@ -543,7 +543,9 @@ def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
             yield row // BLOCK_ROWS, row, value if is_utf8 else BadRow("is not UTF-8")
         row, at = row + 1, WHITE.match(text, end).end()  # type: ignore[union-attr]
         if text.startswith(",", at):
-            at += 1
+            at = WHITE.match(text, at + 1).end()  # type: ignore[union-attr]
+            if text.startswith("]", at):
+                raise _broken_array(path, text, row, at, "Expecting value behind the comma")
         elif not text.startswith("]", at):
             raise _broken_array(path, text, row, at, "a comma is missing before it")
     if text[at + 1 :].strip():

@@ -23,10 +23,12 @@ from pipeline.sources.raw_rows import (
     check_content,
     check_magic_bytes,
     count_rows,
+    csv_records,
     holds_json,
     is_array,
     kind_of,
     open_bytes,
+    open_text,
     parse_json_line,
     read_rows,
     table_schema,
@@ -243,7 +245,7 @@ def _check_table(path: Path, form: Format, column_key: str, findings: Findings) 
         return f"is truncated or damaged: {error}. Download it again."
     if not count:
         return NO_ROWS
-    reason = column_problem(form, schema.names, column_key)
+    reason = _column_twice(form, schema.names) or column_problem(form, schema.names, column_key)
     for column in () if reason else form.required_columns:
         reason = reason or _type_problem(form, column, schema.field(column).type)
     if reason:
@@ -298,6 +300,12 @@ def _check_text(path: Path, form: Format, findings: Findings) -> str | None:
 def _check_whole(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
     """Read every row of a csv file or JSON array: behind a mistake nothing can be read. Its first and last rows are
     read through the format."""
+    if kind_of(path.name) == "csv":
+        with open_text(path) as file:
+            _, names = next(csv_records(file, path.name), (1, []))
+        reason = _column_twice(form, names)
+        if reason:
+            return reason
     rows = read_rows(path)
     first, last = list(islice(rows, SAMPLED_ROWS)), deque[RawRow](maxlen=SAMPLED_ROWS)
     if not first:
@@ -365,6 +373,13 @@ def _note_rows(
             "format module:attr."
         )
     findings.untrainable += left_out
+    return None
+
+
+def _column_twice(form: Format, found: list[str]) -> str | None:
+    for column in form.required_columns:
+        if found.count(column) > 1:
+            return f"has {found.count(column)} columns {column!r}. Write it again with one of them."
     return None
 
 

@@ -51,7 +51,7 @@ def test_a_table_that_is_none_of_gpu_samples_has_no_gpus(tmp_path, text):
 def test_a_checkpoint_with_missing_or_odd_training_state_names_the_file(tmp_path):
     (tmp_path / "optimizer.pt").write_bytes(b"")
     with pytest.raises(
-        DataError, match=r"trainer_state.json, optimizer.safetensors, .* missing, so the run cannot go on"
+        DataError, match=r"trainer_state.json, optimizer.safetensors, .* missing, so the run cannot continue"
     ):
         read_state(tmp_path)
     for name in ("optimizer.safetensors", "scheduler.json", "position.json"):
