@@ -51,15 +51,6 @@ def test_wrong_hub_files_are_reported_by_row_and_give_no_empty_rows(streamed, nu
     assert nothing == 0
 
 
-# What only the whole file shows: compressed content, a parquet footer or page or an Arrow batch that is there and is wrong,
-# and what comes behind the first 4 KiB of a JSON array or a csv file.
-LATE = (
-    "jsonl.gz-", "parquet-", "arrow-", "a_column_of_null", "a_column_of_empty_texts", "only_", "json-text-cut_off",
-    "json-text-a_comma_too_many", "json-text-a_second_array", "csv-text-header_alone", "csv-text-open_quote",
-    "csv-text-cut_off", "csv-text-quote_inside",
-)  # fmt: skip
-
-
 def test_faults_at_the_ends_of_a_file_are_reported_before_any_fetching(streamed):
     late = {case.id for case, (when, *_) in zip(CASES, streamed, strict=True) if when != "start" and not case.row}
     seen = ("HTML_page", "XML_error_page", "git-lfs_pointer", "gzip", "zip_archive", "truncated", "encrypted")
