@@ -373,6 +373,7 @@ def eager_logits_gradient(hidden, weight, labels, softcap: float | None):
     if capped is not None:
         one = torch.ones((), dtype=torch.float32, device=weight.device)
         gradient.mul_(torch.addcmul(one, capped, capped, value=-1.0, out=capped))
+    del capped  # what follows holds the gradient in dtype only
     return nats.masked_fill(ignored, 0.0).squeeze(1), gradient.to(hidden.dtype)
 
 
