@@ -103,7 +103,7 @@ def wrong_files() -> Iterator[WrongFile]:
         yield WrongFile(f"only {name}", "chat", "bad.parquet", _chat_parquet(messages, rows=9), said)
     for name, content, said in _chat_files():
         yield WrongFile(name, "chat", "bad.jsonl", content, said)
-    yield WrongFile("messages", "chat", "bad.csv", b"messages\n[]\n[]\n", "the messages are text, not a list")
+    yield WrongFile("messages", "chat", "bad.csv", b"messages\n[]\n[]\n", "no lists of messages")
     column = "has a column 'messages' of type string, not a list of messages"
     yield WrongFile("text for messages", "chat", "bad.parquet", _table({"messages": TEXTS}), column)
     yield WrongFile(

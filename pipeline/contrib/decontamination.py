@@ -17,6 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
+from pipeline.data.mixture import mixed
 from pipeline.data.row_plan import open_stream
 from pipeline.data.shards import read_seal
 from pipeline.process.errors import DataError
@@ -88,18 +89,10 @@ class RunHashes:
     def of(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Return the hash of values[begin:end] of each pair."""
         differences = (self.sums[ends] - self.sums[begins]) * self.inverses[begins]
-        return _mixed(differences + (ends - begins).astype(np.uint64))
+        return mixed(differences + (ends - begins).astype(np.uint64))
 
 
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Return SplitMix64's last step: every bit of a number moves every bit of the result."""
-    x = numbers.astype(np.uint64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-OF_BYTES = _mixed(np.arange(1, 257))
+OF_BYTES = mixed(np.arange(1, 257, dtype=np.uint64))
 
 
 def chunks(texts: list[str]) -> Iterator[list[bytes]]:

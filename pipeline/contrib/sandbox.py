@@ -37,7 +37,7 @@ MOST_BYTES = 4096  # of an answer
 
 @dataclass(frozen=True)
 class Isolation:
-    """Whether programs are locked in, and why not. safe: the kernel grants Landlock and seccomp, and they hold."""
+    """Locks around a program. safe: the kernel grants Landlock and seccomp, and they hold; missing: why it does not."""
 
     safe: bool
     missing: str = ""

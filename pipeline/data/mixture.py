@@ -191,7 +191,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class RowPlace:
-    """Where a global row lies."""
+    """Place of a global row in its source's shards."""
 
     source: int
     k: int  # running row number of the source, over epochs
@@ -280,6 +280,13 @@ class MixedDataset:
         return self.datasets[place.source].shard(place.shard)
 
 
+def mixed(numbers: np.ndarray) -> np.ndarray:
+    """Return SplitMix64's last step of uint64 numbers: every bit of a number moves every bit of the result."""
+    x = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
 @lru_cache(maxsize=192)  # orders of a process: 64 for each of its three streams
 def permutation(n: int, *numbers: int) -> np.ndarray:
     """Return an (n,) permutation of 0 ... n-1 that is a pure function of the numbers, on every version of every
@@ -287,19 +294,8 @@ def permutation(n: int, *numbers: int) -> np.ndarray:
 
     numpy does not promise its generators' streams, so the sort keys are SplitMix64's, spelt out.
     """
-    mask = (1 << 64) - 1
-
-    def mixed(x: int) -> int:
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-        return x ^ (x >> 31)
-
-    state = 0
+    step = np.uint64(0x9E3779B97F4A7C15)
+    state = np.zeros(1, np.uint64)
     for number in numbers:
-        state = mixed((state + number + 0x9E3779B97F4A7C15) & mask)
-    with np.errstate(over="ignore"):
-        x = np.uint64(state) + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x = x ^ (x >> np.uint64(31))
-    return np.argsort(x, kind="stable")
+        state = mixed(state + np.uint64(number % 2**64) + step)
+    return np.argsort(mixed(state + np.arange(1, n + 1, dtype=np.uint64) * step), kind="stable")

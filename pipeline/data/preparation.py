@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ class Preparation:
                     env=commands.environment(TOKENIZERS_PARALLELISM="true"),
                 )
             assert self.child.stdin is not None
-            with self.child.stdin as pipe:
+            with suppress(BrokenPipeError), self.child.stdin as pipe:  # that it ended is seen by who waits for rows
                 pickle.dump(task, pipe)
         finally:
             held.release()  # the child takes it

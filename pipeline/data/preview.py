@@ -22,7 +22,7 @@ from pipeline.recipe.located_yaml import Item, Problems, compose
 from pipeline.recipe.resolve import TEXT_ID
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.recipe.values import section_kind, section_of, typed_values
-from pipeline.sources.formats import Format
+from pipeline.sources.formats import Format, is_described
 from pipeline.sources.open import open_sources, planned_sources
 from pipeline.sources.raw_rows import kind_of, read_blocks
 from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, first_rows, recognise
@@ -97,7 +97,7 @@ def preview(
     planned.files.sort(key=lambda file: file.label)
     sample = first_rows(planned.files)
     found: dict[Any, Recognised | None] = {}
-    if not _is_described(spec):
+    if not is_described(spec):
         found = {kind: recognise(sample, kind=kind) for kind in kinds}
     usable = [kind for kind in kinds if (seen := found.get(kind)) and seen.format]
     if any(found.values()) and not usable:
@@ -154,15 +154,11 @@ def source_of(target: str, settings: list[str]) -> Source:
     return source
 
 
-def _is_described(spec: Source) -> bool:
-    return bool(spec.text_column or spec.messages_column or spec.format or spec.columns)
-
-
 def _kinds(spec: Source) -> list[Any]:
     """Return what the source can be for; conversations first, since most of them have some column of text too."""
     if spec.text_column or spec.format == "text" or "text" in (spec.columns or ()) or spec.id == TEXT_ID:
         return ["text"]
-    return ["chat"] if _is_described(spec) or (spec.id or "").startswith("tandem:") else ["chat", "text"]
+    return ["chat"] if is_described(spec) or (spec.id or "").startswith("tandem:") else ["chat", "text"]
 
 
 def _refusal(found: dict[Any, Recognised | None]) -> str:

@@ -381,7 +381,7 @@ class EvalsCommand:
                 )
 
     def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> list[dict[str, Any]]:
-        from pipeline.evals.core import closing_lines, heading, score_core, task_line, with_findings
+        from pipeline.evals.core import closing_lines, core_results, heading, score_core, task_line
 
         print(heading())
         score = score_core(
@@ -395,7 +395,7 @@ class EvalsCommand:
             **where,
         )
         print("\n".join(closing_lines(score)))
-        return with_findings(score, self._findings())
+        return core_results(score, self._findings())
 
     def _findings(self) -> dict[str, Any] | None:
         from pipeline.contrib.contaminated_items import findings_of

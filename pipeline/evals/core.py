@@ -485,8 +485,11 @@ def _correct(task: CoreTask, items: list[dict], rows: list[Row], scores: Scores)
 VERSIONS = ("v1", "v2")
 
 
-def core_results(score: CoreScore) -> list[dict[str, Any]]:
-    """Return rows for evals.json: one for each version of the mean, then one for each task."""
+def core_results(score: CoreScore, findings: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return rows for evals.json: one for each version of the mean, then one for each task.
+
+    findings: of the training text of the run that is scored; rows then have the contaminated items too.
+    """
     rows = []
     for version in VERSIONS:
         low, high = score.interval(version)
@@ -519,6 +522,13 @@ def core_results(score: CoreScore) -> list[dict[str, Any]]:
                 "sha256": score.bundle.sha256[task.file],
                 "published": score.bundle.published(task),
             }
+        )
+    if findings:
+        from pipeline.contrib.contaminated_items import add_clean_scores, texts_of_bundle
+
+        correct = {f"core/{scored.task.name}": scored.correct.tolist() for scored in score.tasks}
+        add_clean_scores(
+            rows, findings, texts_of_bundle(score.bundle), correct, in_order=lambda flags: in_order(flags, None)
         )
     return rows
 
@@ -588,18 +598,4 @@ class CoreBenchmark:
             long_prompts=settings.long_prompts,
             **where,
         )
-        return with_findings(score, findings)
-
-
-def with_findings(score: CoreScore, findings: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return rows for evals.json, with the contaminated items of each task where the training text was searched."""
-    rows = core_results(score)
-    if not findings:
-        return rows
-    from pipeline.contrib.contaminated_items import add_clean_scores, texts_of_bundle
-
-    correct = {f"core/{scored.task.name}": scored.correct.tolist() for scored in score.tasks}
-    add_clean_scores(
-        rows, findings, texts_of_bundle(score.bundle), correct, in_order=lambda flags: in_order(flags, None)
-    )
-    return rows
+        return core_results(score, findings)

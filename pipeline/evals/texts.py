@@ -26,7 +26,7 @@ from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.formats import format_of
 from pipeline.sources.patterns import local_files
 from pipeline.sources.raw_rows import BadRow, read_blocks
-from pipeline.sources.recognition import recognise_files
+from pipeline.sources.recognition import first_rows, recognise
 from pipeline.sources.verify import check_file
 from pipeline.tokenizer.chat import render, render_batch
 from pipeline.tokenizer.coverage import coverage, require_coverage, span_byte_lengths
@@ -66,7 +66,7 @@ def _items(
     """Return the first items of the files in sorted order, and what was taken of each file."""
     files = local_files(patterns, where=option, folder=None)
     form = format_of(Source(files=patterns), kind=kind, where=option, folder=None)
-    if found := recognise_files(files, kind=kind):
+    if found := recognise(first_rows(files), kind=kind):
         if not found.format:
             raise DataError(f"{option}: {files[0].label} {found.refusal}")
         form = found.format

@@ -556,6 +556,11 @@ def _inner_keys(value: Any) -> Iterator[str]:
             yield from _inner_keys(item)
 
 
+def is_described(spec: Any) -> bool:
+    """Return whether a recipe's Source says how its rows are read."""
+    return bool(spec.format or spec.text_column or spec.messages_column or spec.columns)
+
+
 def format_of(spec, *, kind: str, where: str, folder: CodeFolder | str | None) -> Format:
     """Return the format of a recipe's source, as far as the recipe says it; else the default, whose name is the
     kind's.

@@ -23,7 +23,7 @@ from pipeline.process.storage import cache_dir
 from pipeline.recipe.schema import Recipe, with_values
 from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.files import SourceFile
-from pipeline.sources.formats import Format, format_of, is_newly_read
+from pipeline.sources.formats import Format, format_of, is_described, is_newly_read
 from pipeline.sources.holdout import counted, file_size, held_out_files, hold_out_duplicates, split_rows
 from pipeline.sources.patterns import local_files
 from pipeline.sources.source import OpenSource, permuted
@@ -222,7 +222,7 @@ class SourceResolver:
         """Return how a source's rows are read, and what they are where that is to be said; keep why they cannot be
         read."""
         spec, form, name = source.spec, source.format, ""
-        given = bool(spec.format or spec.text_column or spec.messages_column or spec.columns)
+        given = is_described(spec)
         if given and self.kind == "text" and source.files[0].path is None:
             return form, name  # It need not be fetched for this.
         where = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path

@@ -146,8 +146,8 @@ KINDS = {
 }  # fmt: skip
 COMPRESSIONS = (".gz", ".zst")
 COMPRESS_THEMSELVES = ("parquet", "arrow")
-CHUNK_CHARS = 2**20  # of a JSON file, which show whether it is an array
-WHITE, CLOSING = re.compile(r"[ \t\r\n]*"), re.compile(r'[\]}",]')
+CHUNK_CHARS = 2**20  # of a JSON file: the first show whether it is an array
+WHITE, OPENING, CLOSING = re.compile(r"[ \t\r\n]*"), re.compile(r"\s*\[\s*(\]?)"), re.compile(r'[\]}",]')
 LINE_BYTES = 256 * 2**20  # A longer line is no row but a file without line ends.
 PIECE_CHARS = 16_384
 SEPARATOR = "<|endoftext|>"
@@ -467,9 +467,10 @@ def _csv_row(record: list[str], names: list[str], columns: list[str] | None, lin
 def csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (line it begins in, fields) of each record that is no blank line."""
     csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES))  # by default less than a long document
-    first = file.readline()
+    first = file.readline(LINE_BYTES)
     end = "\r\n" if first.endswith("\r\n") else "\n"
-    lines = (_without_returns(line, end) for line in chain([first], file))
+    rest = iter(lambda: file.readline(LINE_BYTES), "")
+    lines = (_without_returns(line, end) for line in chain([first], rest))
     reader = csv.reader(lines, delimiter=_csv_delimiter(name, first), strict=True)
     while True:
         line = reader.line_num + 1
@@ -528,36 +529,48 @@ def begins_array(text: str) -> bool:
 
 
 def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Yield elements of a file that is one JSON array, whose text is held in memory. Raises DataError where it is no
-    array any more."""
+    """Yield elements of a file that is one JSON array, a chunk of it in memory at a time. Raises DataError where it is
+    no array any more."""
+    decode, row, line = json.JSONDecoder().raw_decode, 0, 1
     with open_text(path) as file:
-        text = file.read()
-    decode, at, row = json.JSONDecoder().raw_decode, text.index("[") + 1, 0
-    while not text.startswith("]", at := WHITE.match(text, at).end()):  # type: ignore[union-attr]
-        try:
-            value, end = decode(text, at)
-        except (ValueError, RecursionError) as error:
-            raise _broken_array(path, text, row, getattr(error, "pos", at), str(error)) from error
-        if row >= first_row:
-            is_utf8 = lone_surrogate(text[at:end]) is None
-            yield row // BLOCK_ROWS, row, value if is_utf8 else BadRow("is not UTF-8")
-        row, at = row + 1, WHITE.match(text, end).end()  # type: ignore[union-attr]
-        if text.startswith(",", at):
-            at = WHITE.match(text, at + 1).end()  # type: ignore[union-attr]
-            if text.startswith("]", at):
-                raise _broken_array(path, text, row, at, "Expecting value behind the comma")
-        elif not text.startswith("]", at):
-            raise _broken_array(path, text, row, at, "a comma is missing before it")
-    if text[at + 1 :].strip():
-        raise _broken_array(path, text, row, at + 1, "something follows the closing bracket")
+        text = file.read(CHUNK_CHARS)
+        start = OPENING.match(text)
+        at, mark = start.end(), start[1]  # type: ignore[index, union-attr]
+        while mark != "]":
+            at = WHITE.match(text, at).end()  # type: ignore[union-attr]
+            try:
+                value, end = decode(text, at)
+                place, bad_row = WHITE.match(text, end).end(), row + 1  # type: ignore[union-attr]
+                mark, reason = text[place : place + 1], "a comma is missing before it"
+            except (ValueError, RecursionError) as error:
+                place, bad_row = getattr(error, "pos", at), row
+                mark, reason = "", getattr(error, "msg", str(error))
+            if mark not in (",", "]"):
+                # The chunk may have cut it. As much again: a long element is decoded a few times, not once a chunk.
+                line += text.count("\n", 0, at)
+                text, place, at = text[at:], place - at, 0
+                held = len(text)
+                if held < LINE_BYTES:
+                    text += file.read(max(CHUNK_CHARS, held))
+                if len(text) == held:
+                    raise _broken_array(path, text, bad_row, line, place, reason)
+                continue
+            if row >= first_row:
+                is_utf8 = lone_surrogate(text[at:end]) is None
+                yield row // BLOCK_ROWS, row, value if is_utf8 else BadRow("is not UTF-8")
+            row, at = row + 1, place + 1
+        text += file.read(CHUNK_CHARS)
+        if not WHITE.fullmatch(text, at):
+            raise _broken_array(path, text, row, line, at, "something follows the closing bracket")
 
 
-def _broken_array(path: Path, text: str, row: int, at: int, reason: str) -> DataError:
+def _broken_array(path: Path, text: str, row: int, line: int, at: int, reason: str) -> DataError:
+    """Return the error for a place of the text, which begins in that line."""
     if reason.startswith("Unterminated string") or not CLOSING.search(text, at):
         reason = "the file ends before the closing bracket: it was probably cut off"
-    line = 1 + text.count("\n", 0, at)
     return DataError(
-        f"{path}:{line}: the JSON array cannot be read from its row {row} on ({reason}). Write or download it again."
+        f"{path}:{line + text.count(chr(10), 0, at)}: the JSON array cannot be read from its row {row} on ({reason}). "
+        "Write or download it again."
     )
 
 

@@ -52,11 +52,6 @@ class Recognised:
     is_default: bool = False
 
 
-def recognise_files(files: list[SourceFile], *, kind: str) -> Recognised | None:
-    """Return what the first rows of a source's files are (recognise)."""
-    return recognise(first_rows(files), kind=kind)
-
-
 def recognise(rows: Iterable[Any], *, kind: str) -> Recognised | None:
     """Return what the rows are for a stage of that kind (text or chat); None when none of them has columns."""
     rows = [row for row in rows if isinstance(row, dict) or _type_of(row) in LISTS_OF_TURNS]

@@ -245,7 +245,7 @@ def _check_table(path: Path, form: Format, column_key: str, findings: Findings) 
         return f"is truncated or damaged: {error}. Download it again."
     if not count:
         return NO_ROWS
-    reason = _column_twice(form, schema.names) or column_problem(form, schema.names, column_key)
+    reason = column_problem(form, schema.names, column_key)
     for column in () if reason else form.required_columns:
         reason = reason or _type_problem(form, column, schema.field(column).type)
     if reason:
@@ -301,12 +301,14 @@ def _check_whole(path: Path, form: Format, column_key: str, findings: Findings) 
     """Read every row of a csv file or JSON array: behind a mistake nothing can be read. Its first and last rows are
     read through the format."""
     if kind_of(path.name) == "csv":
+        if form.name in ("messages", "turns"):
+            return "is csv, whose columns are text and no lists of messages. Write it as jsonl or parquet."
         with open_text(path) as file:
             _, names = next(csv_records(file, path.name), (1, []))
-        reason = _column_twice(form, names)
+        reason = column_problem(form, names, column_key)
         if reason:
             return reason
-    rows = read_rows(path)
+    rows = read_rows(path, columns=form.read_columns)
     first, last = list(islice(rows, SAMPLED_ROWS)), deque[RawRow](maxlen=SAMPLED_ROWS)
     if not first:
         return NO_ROWS
@@ -376,16 +378,13 @@ def _note_rows(
     return None
 
 
-def _column_twice(form: Format, found: list[str]) -> str | None:
+def column_problem(form: Format, found: list[str], column_key: str) -> str | None:
+    """Return why the format's columns are none of those found, with the one that is probably meant, or are there
+    twice."""
+    missing = [column for column in form.required_columns if column not in found]
     for column in form.required_columns:
         if found.count(column) > 1:
             return f"has {found.count(column)} columns {column!r}. Write it again with one of them."
-    return None
-
-
-def column_problem(form: Format, found: list[str], column_key: str) -> str | None:
-    """Return why the format's columns are none of those found, with the one that is probably meant."""
-    missing = [column for column in form.required_columns if column not in found]
     if not missing:
         return None
     text = f"has no column {missing[0]!r}; found: {', '.join(found) or 'none'}."

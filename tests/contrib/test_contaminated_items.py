@@ -19,7 +19,7 @@ from pipeline.evals.__main__ import main as evaluate
 from pipeline.evals.chat import CHAT_CORE, chat_results
 from pipeline.evals.chat import TaskScore as ChatTaskScore
 from pipeline.evals.chat_tasks import BUILT_IN, LoadedTask, arc_item, gsm8k_item, mmlu_item
-from pipeline.evals.core import CoreScore, TaskScore, in_order, with_findings
+from pipeline.evals.core import CoreScore, TaskScore, core_results, in_order
 from pipeline.evals.core_bundle import TASKS, Bundle, open_bundle
 from pipeline.metrics import Protocol
 from pipeline.process.errors import DataError
@@ -252,7 +252,7 @@ def test_a_core_score_leaves_out_exactly_its_contaminated_items(tmp_path, text_f
     # Of a model that answers all but the contaminated ones rightly.
     scores = [TaskScore(BY_NAME[name], ~np.array(in_order(flags[name], 7), bool), 0) for name in SCORED]
     score = CoreScore(scores, dict(bundle.missing), bundle, Protocol({"score": "core"}), 1.0)
-    rows = with_findings(score, {"tasks": tasks})
+    rows = core_results(score, {"tasks": tasks})
     assert [row["contamination"]["score_without"] for row in rows[2:]] == [1.0] * 3
     assert all(row["value"] < 1 for row in rows)
 

@@ -19,6 +19,7 @@ from pipeline.contrib.decontamination import (
     item_ngrams,
     without_contaminated,
 )
+from pipeline.data.mixture import mixed
 from pipeline.data.prepare import ShardBuilder
 from pipeline.data.row_plan import locks, open_stream, plan_rows, sequence_folder
 from pipeline.process.errors import DataError
@@ -296,7 +297,7 @@ def test_the_score_without_contaminated_items_keeps_those_that_cannot_be_judged(
 
 
 def test_no_other_number_passes_the_filter():
-    numbers = np.sort(ngrams._mixed(np.arange(1000)))
-    others = ngrams._mixed(np.arange(1000, 300_000))
+    numbers = np.sort(mixed(np.arange(1000, dtype=np.uint64)))
+    others = mixed(np.arange(1000, 300_000, dtype=np.uint64))
     known = NumberSet(numbers)
     assert known.places_in(np.concatenate([others, numbers])).tolist() == list(range(len(others), len(others) + 1000))

@@ -28,6 +28,7 @@ import yaml
 
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Recipe, Source
+from pipeline.sources import raw_rows
 from pipeline.sources.open import open_sources
 from pipeline.sources.raw_rows import BadRow, array_rows, count_rows, read_blocks, read_rows
 from tests.conftest import docstrings
@@ -434,7 +435,9 @@ def test_a_page_with_a_wrong_checksum_is_named_and_not_trained_on(options, tmp_p
 
 
 @pytest.mark.full
-def test_an_array_is_read_as_its_elements_are(tmp_path):
+@pytest.mark.parametrize("chunk_chars", [3, 7, 50, 2**20])
+def test_an_array_is_read_alike_wherever_its_chunks_end(chunk_chars, monkeypatch, tmp_path):
+    monkeypatch.setattr(raw_rows, "CHUNK_CHARS", chunk_chars)
     rows = [
         {"text": 'a "b" \\ \u00e9 \U0001f600', "n": [1, -2.5e-7, True, None, {}]},
         {"t": ""},
@@ -471,19 +474,24 @@ def test_lists_that_stand_in_lines_are_rows_and_no_array(rows, tmp_path):
 
 
 @pytest.mark.full
-def test_an_array_that_ends_too_early_anywhere_is_called_cut_off(tmp_path):
-    text = json.dumps([{"text": 'a "b" \\ \u00e9', "n": [1, -2.5e-7, True]}, "\n", [{}]], indent=1)
+@pytest.mark.parametrize("chunk_chars", [2, 7, 2**20])
+def test_an_array_that_ends_too_early_anywhere_is_called_cut_off(chunk_chars, monkeypatch, tmp_path):
+    monkeypatch.setattr(raw_rows, "CHUNK_CHARS", chunk_chars)
+    text = json.dumps([{"text": 'a "b" \\ \u00e9', "n": [1, -2.5e-7, True]}, 12345, None, "\n", [{}]], indent=1)
     for end in range(1, len(text)):
         (tmp_path / "a.json").write_text(text[:end])
-        with pytest.raises(DataError, match="probably cut off"):
+        line = 1 + text[:end].count("\n")
+        with pytest.raises(DataError, match=f"a.json:{line}: .*probably cut off"):
             list(array_rows(tmp_path / "a.json"))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.arrow", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.jsonl", "a.arrow", "a.parquet"])
 def test_a_large_file_is_read_in_little_memory(name, tmp_path):
     frame = pandas.DataFrame({"text": [f'"{n}" ' + "word, " * 100 for n in range(30_000)]})
-    if name.endswith("jsonl"):
+    if name.endswith("json"):
+        frame.to_json(tmp_path / name, orient="records")
+    elif name.endswith("jsonl"):
         frame.to_json(tmp_path / name, orient="records", lines=True)
     elif name.endswith("csv"):
         frame.to_csv(tmp_path / name)

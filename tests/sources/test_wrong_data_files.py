@@ -314,6 +314,13 @@ def test_bad_rows_that_the_recipe_tolerates_are_left_out_and_named(tmp_path):
     ]
 
 
+def test_a_column_of_csv_that_is_not_read_may_be_anything(tmp_path):
+    lines = [b"Document number %d.,caf\xe9\n" % n for n in range(40)]
+    (tmp_path / "a.csv").write_bytes(b"text,place\n" + b"".join(lines))
+    train, validation = open_sources(recipe(tmp_path, "a.csv", text_column="text"), kind="text")
+    assert sum(len(block.items) for source in train + validation for block in source.read()) == 40
+
+
 def test_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(GOOD_LINES).encode())
     (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
