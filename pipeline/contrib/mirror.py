@@ -403,7 +403,9 @@ class CheckpointUploader:
                 return
 
     def flush(self, seconds: float = FLUSH_S) -> None:
-        """Wait until what was saved is in the store, and say so when it is not."""
+        """Wait until what was saved is in the store, and say so when it is not; only the first call does."""
+        if self.ending.is_set():  # a signal's end was waited for, and its exception is no second reason to
+            return
         self.ending.set()
         self.thread.join(seconds)
         if self.thread.is_alive():

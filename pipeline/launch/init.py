@@ -96,7 +96,7 @@ def only_text(data: str) -> Path | None:
 
 def documents_of(lines: Iterable[str], *, characters: int) -> Iterator[str]:
     """Yield the text in documents of that many characters or a paragraph more, cut at blank lines; nothing of it is
-    lost."""
+    lost but blank lines at its end."""
     piece = ""
     for line in lines:
         for start in range(0, len(line), LONGEST * characters):
@@ -105,7 +105,7 @@ def documents_of(lines: Iterable[str], *, characters: int) -> Iterator[str]:
             if len(piece) >= LONGEST * characters or (is_paragraph and len(piece) >= characters):
                 yield piece
                 piece = ""
-    if piece:
+    if piece.strip():
         yield piece
 
 

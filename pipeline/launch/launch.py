@@ -51,18 +51,13 @@ LOST = 70  # of the launcher: a rank was killed; $TANDEM_STATUS has the message
 RESTARTABLE = (1, 70, *(128 + number for number in signal.Signals if number not in FORWARDED))
 
 
-def choose(nproc: str | None, gpus: int) -> tuple[str, int]:
-    """Return the config file's name and the number of processes. Raises ValueError with a sentence for the user."""
-    if nproc is not None and not (nproc.isdecimal() and int(nproc) >= 1):
-        raise ValueError(
-            f"NPROC is {nproc!r}; it must be a number of processes, 1 or more. Unset it or write a number."
-        )
+def choose(environ: Mapping[str, str], gpus: int) -> tuple[str, int]:
+    """Return the config file's name and the number of processes. Raises RecipeError."""
+    processes = whole_number(environ, "NPROC", gpus or 1, least=1)
     if not gpus:
-        processes = int(nproc or 1)
         return ("cpu" if processes == 1 else "cpu_2"), processes
-    processes = int(nproc or gpus)
     if processes > gpus:
-        raise ValueError(
+        raise RecipeError(
             f"NPROC is {processes}, but {gpus} GPUs are visible, and two processes cannot share one. Lower NPROC."
         )
     return ("single_gpu" if processes == 1 else "ddp"), processes
@@ -77,7 +72,7 @@ def with_recipe(arguments: list[str], default_recipe: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the machines of one job meet. node: number of this one; timeout_s: how long it waits for the others."""
+    """The meeting point of one job's machines. node: number of this one; timeout_s: that it waits for the others."""
 
     nodes: int
     node: int
@@ -87,21 +82,18 @@ class Rendezvous:
 
 
 def rendezvous(environ: Mapping[str, str]) -> Rendezvous | None:
-    """Return where the machines of the job meet, None for a single one.
-
-    Raises ValueError or RecipeError with a sentence for the user.
-    """
+    """Return the meeting point of the job's machines, None for a single one. Raises RecipeError."""
     nodes = whole_number(environ, "NNODES", 1, least=1)
     if nodes == 1:
         return None
     if "NODE_RANK" not in environ or "MASTER_ADDR" not in environ:
-        raise ValueError(
+        raise RecipeError(
             f"NNODES is {nodes}, so every machine must know its place and where to meet. Set NODE_RANK (0 to "
             f"{nodes - 1}) and MASTER_ADDR (the first one's name)."
         )
     node = whole_number(environ, "NODE_RANK", 0, least=0)
     if node >= nodes:
-        raise ValueError(
+        raise RecipeError(
             f"NODE_RANK is {node}, and NNODES is {nodes}: the machines are numbered 0 to {nodes - 1}. Write this "
             "one's number."
         )
@@ -265,18 +257,17 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
     environ = dict(os.environ)
     gpus = len(visible_gpus(environ))
     try:
-        config, processes = choose(environ.get("NPROC"), gpus)
+        config, processes = choose(environ, gpus)
         meeting, restarts = rendezvous(environ), whole_number(environ, "MAX_RESTARTS", 0, least=0)
-    except (ValueError, RecipeError) as error:
+    except RecipeError as error:
         print(error, file=sys.stderr)
-        return 64
+        return error.status
     if gpus > 1 and processes == 1:  # with more in sight Trainer would spread one process over all of them
         environ["CUDA_VISIBLE_DEVICES"] = environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     arguments = with_recipe(arguments, default_recipe)
-    if meeting:
-        config = "multi_node"
     count = "1 process" if processes == 1 else f"{processes} processes"
     if meeting:
+        config = "multi_node"
         count += " on each machine"
     device = "the CPU"
     if gpus:

@@ -11,7 +11,7 @@ from pipeline.plan.memory import DEVICE_SHARE
 from pipeline.plan.plan import Plan, gibibytes, gigabytes
 from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError, raised
 from pipeline.process.storage import cache_dir, folder_bytes, nearest_existing
-from pipeline.recipe.batch import micro_batch
+from pipeline.recipe.batch import micro_batch, rows_per_step
 from pipeline.recipe.checks import check_halvings
 from pipeline.recipe.identity import run_folder
 from pipeline.recipe.located_yaml import Problems
@@ -42,7 +42,7 @@ def find_notes(plan: Plan) -> list[str]:
         where = recipe.where("train.optim_args")
         notes.append(f"{where}: transformers does not use {unused} for {recipe.train.get('optim')}. Remove it.")
     if plan.padding_share > WASTE_WORTH_A_NOTE:
-        rows = _rows(plan)
+        rows = rows_per_step(plan.recipe)
         notes.append(
             f"{recipe.where('data.batch_tokens')}: a step computes {plan.rows_per_pass * plan.micro_steps - rows} "
             f"rows of padding with its {rows}, {100 * plan.padding_share:.0f} % of the time. Choose rows and processes "
@@ -83,10 +83,6 @@ def _unused_optim_args(given: str | None, optimizer: str) -> str:
     return ", ".join(unused)
 
 
-def _rows(plan: Plan) -> int:
-    return plan.batch_tokens // plan.recipe.data.row_tokens
-
-
 def memory_doubt(plan: Plan) -> str | None:
     """Return a sentence where the micro-batch needs more than the device has, by the estimate; None where it fits."""
     memory, limit, rows = plan.memory, _device_bytes(plan), micro_batch(plan.recipe)
@@ -112,9 +108,10 @@ def _device_bytes(plan: Plan) -> float | None:
 
 
 def _batch(plan: Plan) -> None:
-    if batch_ranks(plan.processes) > _rows(plan):
+    rows = rows_per_step(plan.recipe)
+    if batch_ranks(plan.processes) > rows:
         raise RecipeError(
-            f"{plan.recipe.where('data.batch_tokens')}: a step of {plan.batch_tokens} tokens has {_rows(plan)} rows, "
+            f"{plan.recipe.where('data.batch_tokens')}: a step of {plan.batch_tokens} tokens has {rows} rows, "
             f"and {plan.processes} processes would leave some without any. Start fewer processes, or make the batch "
             "larger."
         )

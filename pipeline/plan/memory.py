@@ -18,7 +18,8 @@ KEPT = {
 }
 KEPT_OUTSIDE = 25  # embeddings, last norm, head's input
 # The chunked loss holds at most so many logits at a time: twice in fp32, and their product and gradient in the compute
-# format.
+# format. A compiled step on a GPU has three times the logits and holds a third of the bytes of each
+# (model/modeling_tandem.py, which imports torch; tests/plan/test_memory.py compares).
 LOSS_CHUNK_ELEMENTS, CPU_LOSS_CHUNK_ELEMENTS, LOSS_BYTES = 2**25, 2**23, 3 * FP32
 # Resident memory of a training process on a CPU beyond its tensors: Python with all that a stage imports, threads, and
 # the products' own buffers; and what torch.compile adds. Measured with torch 2.13 and transformers 5.23 (docs/log.md,
@@ -71,7 +72,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What decides the memory of a training process."""
+    """A training process by all that decides its memory, in bytes."""
 
     sizes: Sizes | CountedSizes
     optimizer: str  # adamw, muon_adamw, or train.optim of optimizer.type trainer

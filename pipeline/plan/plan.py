@@ -124,7 +124,7 @@ class Plan:
 
     @property
     def padding_share(self) -> float:
-        """Share of the computed rows that fill up the last micro-step of each step and teach nothing."""
+        """Return the share of the computed rows that fill up the last micro-step of each step and teach nothing."""
         return 1 - rows_per_step(self.recipe) / (self.micro_steps * self.rows_per_pass)
 
     @property

@@ -4,10 +4,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from pipeline.recipe.schema import (
-    Recipe,
-    Schedule,
-)
+from pipeline.recipe.schema import Recipe, Schedule
 
 KEY, AUTO = "train.per_device_train_batch_size", "auto"
 

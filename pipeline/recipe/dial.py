@@ -5,17 +5,44 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pipeline.recipe.batch import step_rows
 from pipeline.recipe.model_sizes import sizes_of
-from pipeline.recipe.schema import (
-    Recipe,
-)
+from pipeline.recipe.schema import Recipe
 from pipeline.recipe.sizes import Sizes, SizesUnknownError
 
 if TYPE_CHECKING:
     from pipeline.recipe.model_statistics import CountedSizes
-from pipeline.recipe.batch import step_rows
 
 HORIZON_KEYS = ("tokens", "tokens_per_param", "flops")
+REFERENCE_BATCH_TOKENS = 2**19
+REFERENCE_DEPTH = 12
+REFERENCE_WIDTH = 768
+BATCH_EXPONENT = 0.383
+TOKENS_PER_PARAM = 10.5
+MATRIX_DECAY = 0.28
+WIDTH_SCALED = ("embeddings", "value_embeddings", "head")
+# Peak rates, betas and decay per group at width 768 and a batch of 2^19 tokens.
+ADAM_GROUPS: dict[str, dict[str, Any]] = {
+    "embeddings": {"learning_rate": 0.3, "betas": [0.8, 0.995], "eps": 1e-10, "weight_decay": 0.001},
+    "value_embeddings": {"learning_rate": 0.15, "betas": [0.8, 0.995], "eps": 1e-10, "weight_decay": 0.01},
+    "head": {"learning_rate": 0.008, "betas": [0.8, 0.96], "eps": 1e-10, "weight_decay": 0.01},
+    # eps of the three below is not nanochat's 1e-10: at the first step every block adds zero and the norms undo any
+    # scale, so the true gradient of the lambdas is zero, and 1e-10 turns its rounding noise into a full step
+    # (docs/log.md, eps).
+    "scalars": {"learning_rate": 0.005, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.05},
+    "x0_lambdas": {"learning_rate": 0.5, "betas": [0.96, 0.95], "eps": 1e-6, "weight_decay": 0.0},
+    "gates": {"learning_rate": 0.2, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.0},
+}
+# The optimizers over optimizer.groups, by optimizer.type, with the settings of the matrices; training/optimizer.py
+# builds them.
+MATRIX_GROUP: dict[str, dict[str, Any]] = {
+    # A value of small models (docs/log.md: 0.27 BPB better than one rate for all at width 256); nothing larger has
+    # been measured.
+    "adamw": {"learning_rate": 3e-3, "betas": [0.9, 0.95], "eps": 1e-10, "weight_decay": 0.1},
+    "muon_adamw": {"learning_rate": 0.02, "momentum": 0.97, "weight_decay": MATRIX_DECAY},
+}
+# fill(key, value) sets an open key by the dial; with cause=None by a plain default, which is not worth a line.
+Fill = Callable[..., None]
 
 
 def horizon_steps(recipe: Recipe, batch_tokens: int) -> int | None:
@@ -38,55 +65,6 @@ def horizon_steps(recipe: Recipe, batch_tokens: int) -> int | None:
             raise ValueError(f"the FLOPs of a token are not known: {sizes.unknown}")
         tokens = int(run.flops / flops)
     return None if tokens is None else step_rows(recipe, batch_tokens).steps(tokens // recipe.data.row_tokens)
-
-
-REFERENCE_BATCH_TOKENS = 2**19
-
-
-REFERENCE_DEPTH = 12
-
-
-REFERENCE_WIDTH = 768
-
-
-BATCH_EXPONENT = 0.383
-
-
-TOKENS_PER_PARAM = 10.5
-
-
-MATRIX_DECAY = 0.28
-
-
-WIDTH_SCALED = ("embeddings", "value_embeddings", "head")
-
-
-# Peak rates, betas and decay per group at width 768 and a batch of 2^19 tokens.
-ADAM_GROUPS: dict[str, dict[str, Any]] = {
-    "embeddings": {"learning_rate": 0.3, "betas": [0.8, 0.995], "eps": 1e-10, "weight_decay": 0.001},
-    "value_embeddings": {"learning_rate": 0.15, "betas": [0.8, 0.995], "eps": 1e-10, "weight_decay": 0.01},
-    "head": {"learning_rate": 0.008, "betas": [0.8, 0.96], "eps": 1e-10, "weight_decay": 0.01},
-    # eps of the three below is not nanochat's 1e-10: at the first step every block adds zero and the norms undo any
-    # scale, so the true gradient of the lambdas is zero, and 1e-10 turns its rounding noise into a full step
-    # (docs/log.md, eps).
-    "scalars": {"learning_rate": 0.005, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.05},
-    "x0_lambdas": {"learning_rate": 0.5, "betas": [0.96, 0.95], "eps": 1e-6, "weight_decay": 0.0},
-    "gates": {"learning_rate": 0.2, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.0},
-}
-
-
-# The optimizers over optimizer.groups, by optimizer.type, with the settings of the matrices; training/optimizer.py
-# builds them.
-MATRIX_GROUP: dict[str, dict[str, Any]] = {
-    # A value of small models (docs/log.md: 0.27 BPB better than one rate for all at width 256); nothing larger has
-    # been measured.
-    "adamw": {"learning_rate": 3e-3, "betas": [0.9, 0.95], "eps": 1e-10, "weight_decay": 0.1},
-    "muon_adamw": {"learning_rate": 0.02, "momentum": 0.97, "weight_decay": MATRIX_DECAY},
-}
-
-
-# fill(key, value) sets an open key by the dial; with cause=None by a plain default, which is not worth a line.
-Fill = Callable[..., None]
 
 
 def fill_sizes(recipe: Recipe, fill: Fill) -> None:

@@ -78,6 +78,16 @@ RENAMED = {
 }
 
 
+# Values that are refused with a reason, by their key: why, and what to write instead.
+REFUSED_VALUES = {
+    "train.optim": REFUSED_OPTIMIZERS,
+    "hub.strategy": dict.fromkeys(
+        ("every_save", "all_checkpoints"),
+        ("this version publishes no revision of every checkpoint", "checkpoint (the newest one), or end"),
+    ),
+}
+
+
 def unknown_key(path: str) -> str:
     """Return the sentence about a key that is not in the schema. path: dotted, as written."""
     section, _, name = path.rpartition(".")
@@ -149,8 +159,8 @@ def wrong_value(path: str, item: Item, errors: set[str]) -> str:
         return f"is {show(item.value)}; it must be {' and '.join(bounds)}."
     if "string_pattern_mismatch" in errors:
         return f"is {show(item.value)}; it must be {limits['form'][0]}."
-    if path == "train.optim" and item.value in REFUSED_OPTIMIZERS:
-        why, instead = REFUSED_OPTIMIZERS[item.value]
+    if isinstance(item.value, str) and (refused := REFUSED_VALUES.get(path, {}).get(item.value)):
+        why, instead = refused
         return f"{item.value} is refused: {why}. Write {instead}."
     return wrong_type(annotation, item)
 

@@ -140,11 +140,11 @@ def _given(section: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _float(value: float) -> str:
-    """With a point, so that YAML 1.1 readers take it as a number too."""
+    """Return the number with a point, so that YAML 1.1 readers take it as one too."""
     digits, e, exponent = repr(value).partition("e")
     return f"{digits}{'' if '.' in digits else '.0'}{e}{exponent}"
 
 
 def _style(text: str) -> str | None:
-    """Quotes where the text would read as a number, a word of YAML 1.2, or not at all."""
+    """Return quotes where the text would read as a number, a word of YAML 1.2, or not at all."""
     return '"' if text in WORDS or INTEGER.fullmatch(text) or FLOAT.fullmatch(text) or text.startswith(".") else None

@@ -21,27 +21,15 @@ from pipeline.recipe.dial import (
 from pipeline.recipe.identity import default_name
 from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.schema import (
-    COLUMN_ROLES,
-    FORMATS,
-    OwnTask,
-    ReadOnlyDict,
-    Recipe,
-    Source,
-    defaults,
-)
+from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, ReadOnlyDict, Recipe, Source, defaults
 from pipeline.recipe.sizes import PORTABLE_PATTERNS, TANDEM_OPTIONS, SizesUnknownError
-from pipeline.recipe.start_from import _layer, fill_from_start, says_itself, start_folder
+from pipeline.recipe.start_from import fill_from_start, layer_of, says_itself, start_folder
 
 Stage = Literal["pretrain", "sft"]
 
 
 DEFAULT_VOCAB_SIZE = 32768
-
-
 TEXT_ID = "tandem:quickstart_text"
-
-
 CHAT_IDS = ("tandem:quickstart_chat", "tandem:spelling")
 
 
@@ -117,13 +105,13 @@ def _leave_out_what_portable_has_not(recipe: Recipe) -> None:
         return
     for name in [name for name in model.options if name in TANDEM_OPTIONS]:
         option = f"model.options.{name}"
-        if _layer(recipe, option) < _layer(recipe, "model.preset"):
+        if layer_of(recipe, option) < layer_of(recipe, "model.preset"):
             del model.options[name]
             recipe.notes.append(
                 f"{recipe.where(option)}: is of another preset, and left out under model.preset portable."
             )
     known = tokenizer.split_pattern in PORTABLE_PATTERNS
-    if not known and _layer(recipe, pattern) < _layer(recipe, "model.preset"):
+    if not known and layer_of(recipe, pattern) < layer_of(recipe, "model.preset"):
         tokenizer.split_pattern = PORTABLE_PATTERNS[0]
         recipe.notes.append(
             f"{recipe.where(pattern)}: is none that llama.cpp knows, and {PORTABLE_PATTERNS[0]} under model.preset "
@@ -145,7 +133,7 @@ def _shorten_warmup(recipe: Recipe) -> None:
     if not steps or not named:
         return
     name, warmup = warmup_of(recipe, steps)
-    if warmup <= steps or _layer(recipe, named[0]) <= _layer(recipe, name):
+    if warmup <= steps or layer_of(recipe, named[0]) <= layer_of(recipe, name):
         return
     if recipe.optimizer.type == "trainer":
         recipe.train["warmup_steps"] = steps // 5

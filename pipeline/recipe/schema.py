@@ -116,7 +116,7 @@ LANGUAGE = ("an ISO 639 code, as en", r"[a-z]{2,3}|code|multilingual")
 
 @dataclass(kw_only=True)
 class Source(Section):
-    """Where documents or conversations come from: `id` (a data set) or `files` (on this machine)."""
+    """Documents or conversations to read: `id` (a data set) or `files` (on this machine)."""
 
     id: str | None = key(None, "A Hub dataset; or a folder on this machine, read as `load_dataset` reads it, or as `save_to_disk` wrote it (relative to the recipe's folder, then to the working folder); or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling. Configurations, splits and data files are those that the `datasets` library finds.")
     files: str | list[str] | None = key(None, "Local files of parquet, arrow, jsonl, json (also one array), csv, tsv, txt or md, the last six also as .gz or .zst: a path, glob or folder, or a list of them; relative to the recipe's folder, then to the working folder. Of a folder all readable files are taken, but of one that `save_to_disk` wrote, or where `split` is not train, that split's; README.md, config.json, dataset_info.json and hidden files are left out, as `datasets` does. With `id` in the same recipe: which files of the dataset.")
@@ -307,7 +307,7 @@ class ChatTasks(Section):
     every_steps: int | None = key(None, "Optimizer steps between two scorings while training, and at the end; default never.", minimum=1)
     at_start: bool = key(False, "Score before the first step too: what training starts from, under the same template.")
     tasks: list[str] = key(["arc_easy", "arc_challenge", "mmlu", "gsm8k", "spelling_bee"], "Which: arc_easy, arc_challenge, mmlu (letters), gsm8k, humaneval, spelling_bee (generated).")
-    own: list[OwnTask] = key(list, "Tasks of one's own, beside these.")
+    own: list[OwnTask] = key(list, "Tasks of one's own, besides these.")
     data: str | None = key(None, "Folder with the tasks' files, relative to the recipe's folder, then to the working folder; default the Hub's.")
     max_per_task: int | None = key(200, "While training: the first so many items of each task; null: all.", minimum=1)
     max_new_tokens: int = key(512, "Longest answer of the generated tasks.", minimum=1, maximum=MOST_POSITIONS)
@@ -316,7 +316,7 @@ class ChatTasks(Section):
 
 @dataclass(kw_only=True)
 class Evals(Section):
-    """What is measured besides the loss; the cadence of bpb and tasks is train.eval_steps."""
+    """Measures besides the loss; the cadence of bpb and tasks is train.eval_steps."""
 
     bpb: Bpb = field(default_factory=Bpb, metadata={"doc": "Bits per byte."})
     core: Core = field(default_factory=Core, metadata={"doc": "CORE."})
@@ -340,7 +340,7 @@ class Samples(Section):
 
 @dataclass(kw_only=True)
 class Monitor(Section):
-    """Where the numbers go, beside metrics.jsonl and the console."""
+    """Trackers and samplers of the numbers, besides metrics.jsonl and the console."""
 
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = key(["tensorboard"], "Trackers; WANDB_API_KEY and WANDB_MODE come from the environment. trackio needs its extra, and writes into the run directory only.")
     project: str = key("tandem", "Project name for W&B and Trackio.")

@@ -1,4 +1,4 @@
-"""What model.start_from means: the folder it names, and the sizes that come with its weights."""
+"""Resolve model.start_from to the folder that it names, and take the sizes that come with its weights."""
 
 import re
 from pathlib import Path
@@ -151,7 +151,7 @@ def _forget_inherited_options(recipe: Recipe) -> None:
 
 
 def _is_own(recipe: Recipe, name: str) -> bool:
-    return _layer(recipe, name) > 0
+    return layer_of(recipe, name) > 0
 
 
 def says_itself(recipe: Recipe, name: str, value: Any, found: Problems, what: str | None = None) -> bool:
@@ -169,10 +169,12 @@ def says_itself(recipe: Recipe, name: str, value: Any, found: Problems, what: st
     return True
 
 
-def _layer(recipe: Recipe, name: str) -> int:
+def layer_of(recipe: Recipe, name: str) -> int:
     """Return a higher number for a later layer: the command line, the recipe's own file, one that it extends."""
     place = recipe.places.get(name, "")
-    return 2 if place.startswith(COMMAND_LINE) else 1 if place.rpartition(":")[0] == recipe.path else 0
+    if place.startswith(COMMAND_LINE):
+        return 2
+    return int(place.rpartition(":")[0] == recipe.path)
 
 
 def drops_attention(recipe: Recipe) -> bool:

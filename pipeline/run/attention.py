@@ -25,7 +25,7 @@ LONGEST_TRIAL = 2048  # tokens: attention spelt out takes memory with their squa
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionNeeds:
-    """What of a recipe decides its attention implementation."""
+    """The facts of a recipe by which its attention implementation is chosen."""
 
     named: str | None  # model.attn_implementation
     where: str  # the place of that key
@@ -146,8 +146,8 @@ def try_attention(
 def difference_from_eager(
     implementation: str, sizes: Sizes | CountedSizes, *, isolated: bool, dtype: str, device: str
 ) -> float:
-    """Largest difference of output and gradients from eager attention in float32, each as a share of its largest
-    value.
+    """Return the largest difference of output and gradients from eager attention in float32, each as a share of its
+    largest value.
 
     Forward and backward of one layer with the model's heads, window and documents on random numbers, in two short
     rows. FlexAttention is compiled into one graph, as in a compiled model.

@@ -47,6 +47,17 @@ from pipeline.sources.open import open_sources, with_recorded_inputs
 LONG_WARMUP = 0.5  # share of the steps
 SIDE = 128  # of the matrix that an optimizer updates: from 4,096 elements on some keep their state in 8 bits
 STEPS = 100  # of a run whose length only the data know
+# By the beginning of its keys: what a run lacks that does it at the end alone, by its strategy or by its cadence.
+CADENCES = {
+    "save": (
+        "a run that stops before its end is lost. Remove it to save",
+        "nothing is saved before its end, and one that is killed is lost. Lower it to continue such a run.",
+    ),
+    "eval": (
+        "validation is scored at the end alone, and what goes wrong before is not seen. Remove it to score",
+        "validation is scored at the end alone. Lower it to see how the run goes.",
+    ),
+}
 
 
 def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
@@ -138,8 +149,8 @@ def _compiler(recipe: Recipe, device: DeviceInfo) -> None:
 
 
 def cadence_notes(recipe: Recipe, steps: int) -> list[str]:
-    """Sentences on what happens too late, or never, in a run of so many steps. A warm-up longer than it is refused
-    when the recipe is read."""
+    """Return sentences on what happens too late, or never, in a run of so many steps. A warm-up longer than it is
+    refused when the recipe is read."""
     train, notes = recipe.train, []
     name, warmup = warmup_of(recipe, steps)
     if warmup > LONG_WARMUP * steps:
@@ -147,26 +158,13 @@ def cadence_notes(recipe: Recipe, steps: int) -> list[str]:
             f"{recipe.where(name)}: {warmup} of the run's {steps} steps are warm-up: the rate is at its peak for "
             "little of it, and nothing learned there tells of a longer run. Shorten the warm-up, or train longer."
         )
-    if train["save_strategy"] == "no":
-        notes.append(
-            f"{recipe.where('train.save_strategy')}: is no: a run that stops before its end is lost. Remove it to "
-            "save every train.save_steps steps."
-        )
-    elif train["save_steps"] >= steps:
-        notes.append(
-            f"{recipe.where('train.save_steps')}: is {train['save_steps']}, and the run has {steps} steps: nothing is "
-            "saved before its end, and one that is killed is lost. Lower it to continue such a run."
-        )
-    if train["eval_strategy"] == "no":
-        notes.append(
-            f"{recipe.where('train.eval_strategy')}: is no: validation is scored at the end alone, and what goes "
-            "wrong before is not seen. Remove it to score every train.eval_steps steps."
-        )
-    elif train["eval_steps"] >= steps:
-        notes.append(
-            f"{recipe.where('train.eval_steps')}: is {train['eval_steps']}, and the run has {steps} steps: validation "
-            "is scored at the end alone. Lower it to see how the run goes."
-        )
+    for kind, (never, late) in CADENCES.items():
+        strategy, cadence = f"train.{kind}_strategy", f"train.{kind}_steps"
+        every = train[f"{kind}_steps"]
+        if train[f"{kind}_strategy"] == "no":
+            notes.append(f"{recipe.where(strategy)}: is no: {never} every {cadence} steps.")
+        elif every >= steps:
+            notes.append(f"{recipe.where(cadence)}: is {every}, and the run has {steps} steps: {late}")
     return notes
 
 
@@ -418,7 +416,7 @@ def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
 def reading_findings(
     recipe: Recipe, *, only: Sequence[str] = ("sources", "tokenizer", "weights")
 ) -> tuple[list[TandemError], list[str]]:
-    """(problems, notes) of what the recipe names; model.start_from is resolved by now.
+    """Return (problems, notes) of what the recipe names; model.start_from is resolved by now.
 
     only: `changes` is for who trains nothing: what becomes of a ready tokenizer is said again when a run loads it.
     """
@@ -434,8 +432,8 @@ def reading_findings(
 
 
 def _sources(recipe: Recipe) -> list[str]:
-    """Opened as the stage will open them; what is found out about a file is kept, so that this costs the start
-    nothing."""
+    """Open the sources as the stage will, and return notes; what is found out about a file is kept, so that this costs
+    the start nothing."""
     if not can_be_used(cache_dir(recipe.data.cache_dir)):  # where it is kept; the check of the folders says so
         return []
     run = RunDirectory.of(recipe.run)
@@ -452,7 +450,8 @@ def _sources(recipe: Recipe) -> list[str]:
 
 
 def _tokenizer(recipe: Recipe) -> None:
-    """A ready tokenizer can be read, its ids have no holes, and they are those that the weights were trained with."""
+    """Refuse a ready tokenizer that cannot be read, whose ids have holes, or other ones than the weights were trained
+    with."""
     path, start = recipe.tokenizer.path, start_folder(recipe)
     if path is None:
         return
@@ -507,7 +506,7 @@ def _rows(start: Path | None) -> int:
 
 
 def _weights(recipe: Recipe) -> None:
-    """Sealed weights are whole, and a folder that something else wrote has weights at all.
+    """Refuse sealed weights that are damaged, and a folder of something else that has no weights.
 
     A run that has a checkpoint continues from it and reads them no more.
     """

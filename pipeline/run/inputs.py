@@ -78,7 +78,7 @@ def record_inputs(
 
 
 def _protocols(recipe: Recipe, validation: Any, scored_bytes: dict[str, int]) -> dict[str, Any]:
-    """Under which protocols validation is scored, and their parts; null where it is not."""
+    """Return the protocols that validation is scored under, and their parts; null where it is not."""
     dtype = "float16" if recipe.train.get("fp16") else "float32"
     if decide_bf16(recipe.train.get("bf16"), fp16=dtype == "float16"):
         dtype = "bfloat16"
@@ -103,7 +103,7 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
 
 
 def _validation_bytes(begun: dict[str, Any], validation: Any, tokenizer: Any) -> dict[str, Any]:
-    """Counted at the first start; absent where no bytes are known."""
+    """Return the bytes scored, as counted at the first start; nothing where none are known."""
     scored = begun.get("validation_bytes") or validation.scored_bytes(tokenizer)
     return {"validation_bytes": scored} if scored else {}
 

@@ -319,14 +319,12 @@ def _git_state() -> dict[str, Any] | None:
     if not (root / ".git").exists():  # installed: a repository around it is somebody else's
         return None
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
-        changed = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=10
+        commit, changed = (
+            subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, timeout=10)
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return (
-        {"commit": commit.stdout.strip(), "changed_files": len(changed.stdout.splitlines())}
-        if commit.returncode == 0
-        else None
-    )
+    if commit.returncode:
+        return None
+    return {"commit": commit.stdout.strip(), "changed_files": len(changed.stdout.splitlines())}

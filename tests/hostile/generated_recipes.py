@@ -4,7 +4,6 @@ import functools
 import json
 import re
 from collections.abc import Callable
-from dataclasses import is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -12,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from pipeline.recipe import read_recipe
-from pipeline.recipe.keys import all_keys
-from pipeline.recipe.schema import ARGUMENTS, Recipe, alternatives, keys_of
+from pipeline.recipe.keys import all_keys, key_at
+from pipeline.recipe.schema import ARGUMENTS, alternatives
 from pipeline.recipe.start_from import resolve_start
 from pipeline.run.checks import check_before_training
 from pipeline.run_dir.earlier_runs import EarlierRuns
@@ -108,26 +107,6 @@ def values() -> st.Strategy:
     return st.one_of(leaves, leaves, leaves, trees)
 
 
-def annotation_of(name: str) -> Any:
-    """What a dotted key may hold, None for one that is not there. An entry of a list has its number in the name."""
-    section, _, argument = name.partition(".")
-    if section == "train":
-        return ARGUMENTS[argument].type if argument in ARGUMENTS else None
-    annotation: Any = Recipe
-    for part in name.split("."):
-        options = alternatives(annotation)
-        of_section = next((option for option in options if is_dataclass(option)), None)
-        of_list = next((option for option in options if get_origin(option) is list), None)
-        of_dict = next((option for option in options if get_origin(option) is dict), None)
-        if of_section is not None:
-            annotation = {key.name: kind for key, kind in keys_of(of_section)}.get(part)
-        elif of_list is not None and part.isdecimal():
-            annotation = get_args(of_list)[0]
-        else:
-            annotation = get_args(of_dict)[1] if of_dict is not None else None
-    return annotation
-
-
 @functools.cache
 def fitting(key: str) -> st.Strategy:
     """Values of the key's own types, so that many recipes are taken and looked at further on."""
@@ -139,7 +118,7 @@ def fitting(key: str) -> st.Strategy:
         type(None): st.none(),
     }
     found = []
-    for option in alternatives(annotation_of(key)):
+    for option in alternatives(key_at(key)[0]):
         if get_origin(option) is Literal:
             found.append(st.sampled_from(get_args(option)))
         elif get_origin(option) is list and get_args(option)[0] in kinds:

@@ -107,6 +107,10 @@ def test_a_text_is_cut_at_good_places_and_nothing_is_lost(blank):
         assert all(piece.endswith("\n\n") for piece in pieces[:-1])
 
 
+def test_blank_lines_at_the_end_of_a_text_are_no_document():
+    assert list(documents_of(["A paragraph.\n", "\n", "\n", " \n"], characters=5)) == ["A paragraph.\n\n"]
+
+
 @pytest.mark.parametrize(("data", "stage"), [("texts", "pretrain"), ("talks.jsonl", "sft")])
 def test_init_writes_a_recipe_that_its_stage_takes_and_writes_over_nothing(folder, data, stage, monkeypatch):
     done = tandem(folder, "init", data)

@@ -17,6 +17,8 @@ import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
+from pipeline.process.errors import RecipeError
+
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "pipeline" / "launch" / "launch.py"
 
@@ -225,14 +227,14 @@ def test_an_entry_that_fails_without_a_word_fails_the_script(tmp_path):
     ],
 )
 def test_the_config_follows_the_hardware_and_nproc(nproc, gpus, chosen):
-    assert launch.choose(nproc, gpus) == chosen
+    assert launch.choose({"NPROC": nproc} if nproc else {}, gpus) == chosen
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("nproc", "gpus"), [("two", 0), ("0", 0), ("-1", 8), ("1.5", 8), ("", 1), ("9", 8)])
 def test_an_impossible_nproc_is_refused_in_a_sentence(nproc, gpus):
-    with pytest.raises(ValueError, match="NPROC is"):
-        launch.choose(nproc, gpus)
+    with pytest.raises(RecipeError, match="NPROC is"):
+        launch.choose({"NPROC": nproc}, gpus)
 
 
 @pytest.mark.full

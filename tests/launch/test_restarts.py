@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.launch.launch import rendezvous
+from pipeline.process.errors import RecipeError
 from pipeline.run_dir.checkpoints import take_lock
 
 ROOT = Path(__file__).parents[2]
@@ -132,7 +133,7 @@ def test_a_machine_that_does_not_know_its_place_is_told_so(lacking):
 
 def test_a_node_rank_beyond_the_number_of_hosts_is_refused():
     nodes = {"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "here"}
-    with pytest.raises(ValueError, match="NODE_RANK is 2, and NNODES is 2"):
+    with pytest.raises(RecipeError, match="NODE_RANK is 2, and NNODES is 2"):
         rendezvous(nodes)
 
 

@@ -1,11 +1,11 @@
 """What keeps a planned run from its devices and its disk, in one sentence with its cure."""
 
 import re
-from pathlib import Path
+from functools import partial
 
 import pytest
 
-from pipeline.hardware.accelerators import DeviceInfo, planned_device
+from pipeline.hardware.accelerators import planned_device
 from pipeline.plan import capacity
 from pipeline.plan.__main__ import main
 from pipeline.plan.capacity import find_notes, find_problems
@@ -18,33 +18,12 @@ from pipeline.process.errors import (
 )
 from pipeline.recipe import read_recipe
 from pipeline.recipe.identity import run_folder
-from pipeline.run.checks import machine_problems
-
-RECIPES = Path(__file__).parents[2] / "recipes"
-CPU = DeviceInfo("cpu", "a CPU", 1, 16.0, None, None, None, None)
+from tests.planned import CPU, RECIPES, messages, problems_here, quickstart_plan
 
 
 @pytest.fixture
 def quickstart(tmp_path):
-    def plan(*overrides, device=CPU, processes=1):
-        given = [
-            str(RECIPES / "quickstart_pretrain.yaml"),
-            f"run.directory={tmp_path}/runs",
-            f"data.cache_dir={tmp_path}/cache",
-            *overrides,
-        ]
-        return make_plan(read_recipe(given), device, processes=processes)
-
-    return plan
-
-
-def problems_here(plan):
-    return [*find_problems(plan, on_this_machine=True), *machine_problems(plan)]
-
-
-def messages(problems, kind):
-    assert all(type(problem) is kind for problem in problems), problems
-    return [str(problem) for problem in problems]
+    return partial(quickstart_plan, tmp_path)
 
 
 def test_rows_that_cannot_be_halved_are_found_once_processes_are_known(quickstart):

@@ -11,7 +11,16 @@ import torch
 from pipeline.hardware.accelerators import device_without_torch, planned_device
 from pipeline.hardware.processor import available_bytes
 from pipeline.model.build import build_model
-from pipeline.plan.memory import CPU_POSITIONS, KEPT, checkpoints_on_disk, micro_batches
+from pipeline.model.modeling_tandem import chunk_rows
+from pipeline.plan.memory import (
+    CPU_LOSS_CHUNK_ELEMENTS,
+    CPU_POSITIONS,
+    KEPT,
+    LOSS_BYTES,
+    LOSS_CHUNK_ELEMENTS,
+    checkpoints_on_disk,
+    micro_batches,
+)
 from pipeline.plan.plan import make_plan, workload_of
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
@@ -109,6 +118,16 @@ def test_a_process_of_a_sharded_model_has_its_share_and_gathered_parts():
     blocks = [sum(p.nbytes for p in block.parameters()) for block in model.transformer.h]
     gathered = model.lm_head.weight.nbytes + sum(blocks) / 2  # two of four
     assert eighth.weights == eighth.gradients == pytest.approx(real / 8 + gathered, rel=0.02)
+
+
+@pytest.mark.parametrize(("device", "planned"), [("cuda", LOSS_CHUNK_ELEMENTS), ("cpu", CPU_LOSS_CHUNK_ELEMENTS)])
+@pytest.mark.parametrize(("fused_bf16", "bytes_each"), [(False, 12), (True, 4)])  # a compiled fp32 step holds 8
+def test_the_planned_loss_is_an_upper_bound_of_every_chunk(device, planned, fused_bf16, bytes_each):
+    for positions in (2**9, 2**11, 2**13, 2**20):
+        held = bytes_each * 2**15 * chunk_rows(positions, 2**15, device, fused_bf16=fused_bf16)
+        assert held <= LOSS_BYTES * min(planned, positions * 2**15)
+    if device == "cuda" or not fused_bf16:
+        assert held > 0.99 * LOSS_BYTES * planned
 
 
 # The sizes of what was measured, whatever the quickstart is today.

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from pipeline.hardware.accelerators import planned_device
 from pipeline.model.build import build_model
-from pipeline.plan.plan import workload_of
+from pipeline.plan.plan import make_plan, workload_of
 from pipeline.recipe import read_recipe
 from pipeline.recipe.model_sizes import model_fields, sizes_of
 from pipeline.training.build import build_optimizer
@@ -69,3 +70,14 @@ def test_ranks_that_share_a_model_hold_the_bytes_of_the_plan(tmp_path):
         held = max(rank["weights"] for rank in seen)
         assert memory.weights - workload.gathered_bytes == pytest.approx(held, rel=0.03)
         assert memory.optimizer == pytest.approx(max(rank["optimizer"] for rank in seen), rel=0.03)
+
+
+def test_the_plan_of_a_training_shares_the_model_as_its_launcher_does(monkeypatch):
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    recipe, device = read_recipe([str(RECIPES / "fineweb_d24.yaml")]), planned_device("2x8xH100")
+    for replicas in (1, 2):
+        monkeypatch.setenv("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", str(replicas))
+        plan = make_plan(recipe, device, processes=16)
+        assert plan.shards == 16 // replicas
+        assert plan.memory == make_plan(recipe, device, processes=16, shards=16 // replicas).memory

@@ -13,12 +13,13 @@ from pipeline.hardware.accelerators import device_without_torch, planned_device
 from pipeline.hardware.rates import ProductRates
 from pipeline.plan import plan as planning
 from pipeline.plan.__main__ import main
-from pipeline.plan.plan import CPU_MFU, make_plan, num_evaluations, plan_of_run
+from pipeline.plan.plan import CPU_MFU, evaluation_tokens, make_plan, num_evaluations, plan_of_run
 from pipeline.plan.probe import Probe
 from pipeline.plan.table import plan_table, why_unknown
 from pipeline.process.errors import CannotWriteError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.model_sizes import sizes_of
+from pipeline.recipe.schema import Bpb
 from pipeline.run_dir.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
@@ -251,3 +252,9 @@ def test_a_wrong_command_line_is_reported_without_a_traceback(arguments):
     assert done.returncode != 0
     assert done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_scored_is_known_from_the_data_once_they_are_open():
+    limits = Bpb(tokens=131_072, document_bytes=200_000)
+    assert evaluation_tokens(limits, 350_000) == pytest.approx(100_000)
+    assert 2 * 200_000 / 3.5 < evaluation_tokens(limits, None) < 131_072 + 200_000 / 3.5

@@ -252,6 +252,8 @@ WRONG = {
     "an unknown switch of accelerate": (in_train("accelerator_config: {even: true}"), ["18: train.accelerator_config.even: unknown key. train.accelerator_config has: split_batches"]),
     "a text for a switch of accelerate": (in_train("accelerator_config: {even_batches: maybe}"), ["18: train.accelerator_config.even_batches: is the text 'maybe'; it must be true or false."]),
     "an unknown setting of checkpointing": (in_train("activation_checkpointing_kwargs: {every_n_layer: 2}"), ["18: train.activation_checkpointing_kwargs.every_n_layer: unknown key."]),
+    "a list of optimizers": (trainer("optim: [sgd]"), ["18: train.optim: is a list; it must be"]),
+    "a strategy of an earlier version": (GOOD + "hub:\n  strategy: every_save\n", ["19: hub.strategy: every_save is refused: this version publishes no revision of every checkpoint. Write checkpoint (the newest one), or end."]),
     "a schedule-free optimizer": (trainer("optim: schedule_free_adamw"), ["18: train.optim: schedule_free_adamw is refused:", "Write optim: adamw_torch_fused with lr_scheduler_type: constant_with_warmup."]),
     "a name longer than a folder's": (in_run(f"name: {'a' * 300}"), ["3: run.name: is 'aaa", "it must be a folder's name of at most 200 letters"]),
     "a NUL in a path": (in_run('directory: "a\\0b"'), ["3: holds the control character U+0000. Remove it."]),

@@ -4,15 +4,13 @@ import fcntl
 import json
 import shutil
 import types
-from pathlib import Path
+from functools import partial
 
 import pytest
 
-from pipeline.hardware.accelerators import DeviceInfo, planned_device
+from pipeline.hardware.accelerators import planned_device
 from pipeline.plan import capacity
 from pipeline.plan.__main__ import main
-from pipeline.plan.capacity import find_problems
-from pipeline.plan.plan import make_plan
 from pipeline.process.errors import (
     CannotWriteError,
     DiskFullError,
@@ -20,35 +18,14 @@ from pipeline.process.errors import (
     RecipeError,
     raise_errors,
 )
-from pipeline.recipe import read_recipe
 from pipeline.run import checks
-from pipeline.run.checks import kernel_problems, machine_problems
-
-RECIPES = Path(__file__).parents[2] / "recipes"
-CPU = DeviceInfo("cpu", "a CPU", 1, 16.0, None, None, None, None)
+from pipeline.run.checks import kernel_problems
+from tests.planned import CPU, RECIPES, messages, problems_here, quickstart_plan
 
 
 @pytest.fixture
 def quickstart(tmp_path):
-    def plan(*overrides, device=CPU, processes=1):
-        given = [
-            str(RECIPES / "quickstart_pretrain.yaml"),
-            f"run.directory={tmp_path}/runs",
-            f"data.cache_dir={tmp_path}/cache",
-            *overrides,
-        ]
-        return make_plan(read_recipe(given), device, processes=processes)
-
-    return plan
-
-
-def problems_here(plan):
-    return [*find_problems(plan, on_this_machine=True), *machine_problems(plan)]
-
-
-def messages(problems, kind):
-    assert all(type(problem) is kind for problem in problems), problems
-    return [str(problem) for problem in problems]
+    return partial(quickstart_plan, tmp_path)
 
 
 def test_a_recipe_that_fits_this_machine_has_no_problem_and_leaves_nothing(quickstart, tmp_path):

@@ -470,6 +470,17 @@ def test_the_thread_sends_what_is_saved_until_the_end(run, mirror, monkeypatch):
     assert not uploader.thread.is_alive()
 
 
+def test_an_exception_after_a_signals_end_waits_for_the_store_no_second_time(run, mirror, monkeypatch, capsys):
+    sent = threading.Event()
+    monkeypatch.setattr(Mirror, "send", lambda _: sent.wait(60))  # a store that takes long
+    uploader = CheckpointUploader(run, ADDRESS)
+    uploader.flush(0.1)
+    uploader.flush(60)
+    assert uploader.thread.is_alive()
+    assert capsys.readouterr().out.count("does not have what was saved last") == 1
+    sent.set()
+
+
 def test_the_thread_of_a_run_taken_over_says_so_and_ends(tmp_path, run, mirror, monkeypatch, capsys):
     monkeypatch.setattr(mirroring, "LOOK_EVERY_S", 0.05)
     taking_over(run).send()
