@@ -37,23 +37,40 @@ FLUSH_S = 10.0  # between two writings to Trackio's database
 BATCH_ROWS = 1000
 
 
-def print_stopped(tracker: str, error: BaseException, then: str = f"{EVERY_NUMBER}.") -> None:
+def print_stopped(tracker: str, error: BaseException, then: str) -> None:
     reason = str(error) or type(error).__name__
     print(f"{tracker} stopped taking numbers ({reason}); the run continues without it. {then}", flush=True)
 
 
-class TensorBoard(TrainerCallback):
+class LocalTracker(TrainerCallback):
+    """A tracker that writes files of its own. writer: None until the training begins, and again after an error."""
+
+    name: str
+    then = f"{EVERY_NUMBER}."
+    writer: Any = None
+
+    @contextmanager
+    def stop_at_an_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of its files, of its packages: none of them is worth a training run
+            self.writer = None
+            print_stopped(self.name, error, self.then)
+
+
+class TensorBoard(LocalTracker):
     """Writes events; after a restart the events of an earlier attempt beyond `start_step` are purged. Values are
     float32."""
 
+    name = "TensorBoard"
+
     def __init__(self, folder: Path, *, start_step: int):
         self.folder, self.start_step = folder, start_step
-        self.writer: Any = None
         self.described: set[str] = set()
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
-            with self._stop_at_an_error():
+            with self.stop_at_an_error():
                 from torch.utils.tensorboard import SummaryWriter
 
                 self.writer = SummaryWriter(str(self.folder), purge_step=self.start_step + 1 if self.start_step else 0)
@@ -68,7 +85,7 @@ class TensorBoard(TrainerCallback):
         for name, value in logs.items():
             if isinstance(value, (int, float)):
                 values.append(Summary.Value(tag=name, simple_value=float(value), metadata=self._metadata(name)))
-        with self._stop_at_an_error():
+        with self.stop_at_an_error():
             self.writer.file_writer.add_summary(Summary(value=values), state.global_step)
 
     def _metadata(self, name: str) -> Any:
@@ -86,22 +103,14 @@ class TensorBoard(TrainerCallback):
         parts = []
         for prompt, text in zip(prompts, texts, strict=True):
             parts.append(f"<pre>{html.escape(prompt)}</pre>\n\n<pre>{html.escape(text)}</pre>")
-        with self._stop_at_an_error():
+        with self.stop_at_an_error():
             self.writer.add_text("samples", "\n\n".join(parts), step)
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.writer is not None:
-            with self._stop_at_an_error():
+            with self.stop_at_an_error():
                 self.writer.close()
             self.writer = None
-
-    @contextmanager
-    def _stop_at_an_error(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # of its files, of its packages: none of them is worth a training run
-            self.writer = None
-            print_stopped("TensorBoard", error)
 
 
 class WandbRun(TrainerCallback):
@@ -203,12 +212,15 @@ class WandbRun(TrainerCallback):
         return f"{EVERY_NUMBER}; send W&B's later with: wandb sync --include-online --id {self.run_id} {folder}/*run-*"
 
 
-class TrackioRun(TrainerCallback):
+class TrackioRun(LocalTracker):
     """Writes the run into trackio/, a Trackio database of its own, without a server and without the network.
 
     Each start writes the rows that count anew, under the run's name: those beyond the step that it continues from are
     gone. Trackio's storage is called and not `trackio.init`, which asks the Hub who is logged in and swallows errors.
     """
+
+    name = "Trackio"
+    then = f"{EVERY_NUMBER}; the next start writes them all."
 
     def __init__(
         self,
@@ -221,22 +233,21 @@ class TrackioRun(TrainerCallback):
     ):
         self.run, self.project, self.config = run, project, config
         self.attempt, self.tokens_at = attempt, tokens_at
-        self.storage: Any = None
         self.rows: list[dict[str, Any]] = []  # that are not written yet
         self.flushed_at = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
             return
-        with self._stop_at_an_error():
+        with self.stop_at_an_error():
             for name in ("TRACKIO_BUCKET_ID", "TRACKIO_DATASET_ID"):  # from which it would fill the folder first
                 os.environ.pop(name, None)
             os.environ["TRACKIO_DIR"] = str(self.run.trackio)  # read when it is imported
             from trackio.sqlite_storage import SQLiteStorage
 
-            self.storage = SQLiteStorage
-            self.storage.validate_project_name(self.project)
-            self.storage.delete_run(self.project, self.run.name)
+            self.writer = SQLiteStorage
+            self.writer.validate_project_name(self.project)
+            self.writer.delete_run(self.project, self.run.name)
             self.rows = self._recorded()
             self._flush()
 
@@ -261,18 +272,18 @@ class TrackioRun(TrainerCallback):
         self._add(step, {"samples": table})
 
     def on_train_end(self, args, state, control, **kwargs):
-        if self.storage is not None:
-            with self._stop_at_an_error():
+        if self.writer is not None:
+            with self.stop_at_an_error():
                 self._flush()
-            self.storage = None
+            self.writer = None
 
     def _add(self, step: int, values: dict[str, Any]) -> None:
-        if self.storage is None:
+        if self.writer is None:
             return
         stamp = {"step": step, "attempt": self.attempt, "time": time.time(), "tokens": self.tokens_at(step)}
         self.rows.append(stamp | values)
         if time.monotonic() - self.flushed_at >= FLUSH_S:
-            with self._stop_at_an_error():
+            with self.stop_at_an_error():
                 self._flush()
 
     def _flush(self) -> None:
@@ -286,7 +297,7 @@ class TrackioRun(TrainerCallback):
                 if "samples" in row:
                     numbers["samples"] = {"_type": Table.TYPE, "_value": row["samples"]}
                 values.append(numbers)
-            self.storage.bulk_log(
+            self.writer.bulk_log(
                 project=self.project,
                 run=self.run.name,
                 metrics_list=values,
@@ -296,14 +307,6 @@ class TrackioRun(TrainerCallback):
             )
         self.rows = []
         self.flushed_at = time.monotonic()
-
-    @contextmanager
-    def _stop_at_an_error(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # of its files, of its packages: none of them is worth a training run
-            self.storage = None
-            print_stopped("Trackio", error, f"{EVERY_NUMBER}; the next start writes them all.")
 
 
 def trackers_of(

@@ -1,5 +1,7 @@
-"""What a repository holds: the model at its root, what tells how it came to be, and what going on takes. Nothing secret
-and nothing that runs code when it is loaded leaves this machine: every byte is looked at before an upload."""
+"""The files of a repository: the model at its root, the records of its run, and the state that continues it.
+
+Nothing secret and nothing that runs code when it is loaded leaves this machine: every byte is read before an upload.
+"""
 
 import shutil
 import zipfile
@@ -8,9 +10,7 @@ from pathlib import Path
 
 from pipeline.hub.card import model_card
 from pipeline.hub.pull import STATE
-from pipeline.process.errors import (
-    DataError,
-)
+from pipeline.process.errors import DataError
 from pipeline.process.secrets import kinds_in, known_secrets
 from pipeline.process.storage import write_text
 from pipeline.report.run_data import RunData

@@ -383,9 +383,12 @@ def lock(path: str | Path, *, wait_s: float = 0.0) -> filelock.BaseFileLock | No
 
 
 def is_locked(path: str | Path) -> bool:
-    """Return whether a process holds the lock on a file that this user may only read."""
-    if os.name == "nt":
-        return False
+    """Return whether a process holds the lock on a file, which this user may only be able to read."""
+    if os.name == "nt":  # nothing reads a lock there without taking it
+        held = lock(path)
+        if held is not None:
+            held.release()
+        return held is None
     import fcntl
 
     with open(path) as file:

@@ -1,4 +1,4 @@
-"""What a run took and what was planned: time, device hours, cost, energy, and the plan against the outcome."""
+"""The cost of a run: time, device hours, money and energy, and the plan against the outcome."""
 
 import statistics
 from collections import Counter

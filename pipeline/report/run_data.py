@@ -394,13 +394,14 @@ class RunData:
     def up_to(self, step: int) -> "RunData":
         """Return the run as it was when it had made that step: what it measured later says nothing about its model
         then."""
-        rows = [row for row in self.rows if row.get("step", 0) <= step]
-        last = max((row["time"] for row in rows if "time" in row), default=0.0)
+        rows = self.columns.where(self.columns.beside("step", slice(None), missing=0) <= step)
+        written = Columns.of(self.all_rows)
+        last = rows.column("time")[1].max(initial=0.0)
         return replace(
             self,
             manifest={key: value for key, value in self.manifest.items() if key not in ("ended", "finished")},
             rows=rows,
-            all_rows=[row for row in self.all_rows if row.get("time", 0.0) <= last],
+            all_rows=written.where(written.beside("time", slice(None), missing=0.0) <= last),
             samples=[row for row in self.samples if row.get("step", 0) <= step],
             evals=[entry for entry in self.evals if (entry.get("step") or 0) <= step],
         )

@@ -1,12 +1,13 @@
 """metrics.jsonl by columns: the numbers of a name as arrays, next to the rows that were written."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from pipeline.run_dir.rows import last_attempts, read_rows
+from pipeline.run_dir.rows import iterate_rows
 
 MOST_INTEGER = 2**53  # what a float holds exactly
 NUMBERS = {"step", "attempt", "time", "tokens"}  # of every row; anything else under these names is no run's
@@ -15,32 +16,55 @@ NUMBERS = {"step", "attempt", "time", "tokens"}  # of every row; anything else u
 class Columns(Sequence[dict[str, Any]]):
     """Rows of metrics.jsonl: read by name as arrays, or one by one as the dicts that were written.
 
-    A name's numbers come with the numbers of their rows, because few rows have all names.
+    A name's numbers come with the numbers of their rows, because few rows have all names. Only a row that is read as
+    a dict is made one, which takes some 50 us: as dicts, the rows of a long run take five times the memory.
     """
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self.rows = rows
-        self._columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    def __init__(
+        self, count: int, numbers: dict[str, tuple[np.ndarray, np.ndarray]], others: dict[int, dict[str, Any]]
+    ) -> None:
+        self._count = count
+        self._numbers = numbers  # name -> (row numbers, values), rows ascending
+        self._others = others  # row number -> fields that are no numbers, such as the kind of an event
 
     @classmethod
     def of(cls, rows: Iterable[dict[str, Any]]) -> "Columns":
-        """Return the same of rows that are dicts already."""
-        return rows if isinstance(rows, cls) else cls([_valid(row) for row in rows])
+        """Return the columns of rows that are dicts, which are read once and not kept."""
+        if isinstance(rows, cls):
+            return rows
+        count = 0
+        read: dict[str, tuple[array, array]] = {}
+        fractional: set[str] = set()
+        others: dict[int, dict[str, Any]] = {}
+        for row in rows:
+            for name, value in _valid(row).items():
+                if not _is_number(value):
+                    others.setdefault(count, {})[name] = value
+                    continue
+                if name not in read:
+                    read[name] = array("i"), array("d")
+                if isinstance(value, float):
+                    fractional.add(name)
+                at, values = read[name]
+                at.append(count)
+                values.append(value)
+            count += 1
+        numbers = {}
+        for name, (at, values) in read.items():
+            column = np.array(values)
+            if name not in fractional and abs(column).max() <= MOST_INTEGER:
+                column = column.astype(np.int64)
+            numbers[name] = np.array(at), column
+        return cls(count, numbers, others)
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (row numbers, values) of the rows that have a number of that name."""
-        if name not in self._columns:
-            found = [(n, row[name]) for n, row in enumerate(self.rows) if _is_number(row.get(name))]
-            values = np.array([value for _, value in found])
-            if values.dtype.kind not in "if":  # none, or integers beyond 64 bits
-                values = values.astype(float)
-            self._columns[name] = np.array([n for n, _ in found], np.int32), values
-        return self._columns[name]
+        return self._numbers.get(name, (np.empty(0, np.int32), np.empty(0)))
 
-    def beside(self, name: str, rows: np.ndarray, *, missing: float) -> np.ndarray:
+    def beside(self, name: str, rows: np.ndarray | slice, *, missing: float) -> np.ndarray:
         """Return the numbers of that name in those rows."""
         having, values = self.column(name)
-        whole = np.full(len(self.rows), missing, values.dtype)
+        whole = np.full(self._count, missing, values.dtype)
         whole[having] = values
         return whole[rows]
 
@@ -56,34 +80,55 @@ class Columns(Sequence[dict[str, Any]]):
 
     def names(self) -> list[str]:
         """Return all names of numbers, in the order of their first appearance."""
-        return list(dict.fromkeys(name for row in self.rows for name, value in row.items() if _is_number(value)))
+        return [name for name, (rows, _) in self._numbers.items() if len(rows)]
 
     def events(self, kind: str | None = None) -> list[tuple[int, dict[str, Any]]]:
         """Return (row number, row) of the events, or of those of one kind."""
-        events = [(n, row) for n, row in enumerate(self.rows) if "event" in row]
-        return [(n, row) for n, row in events if kind in (None, row["event"])]
+        events = {n: fields["event"] for n, fields in self._others.items() if "event" in fields}
+        return [(n, self[n]) for n, event in events.items() if kind in (None, event)]
 
     def that_count(self) -> "Columns":
         """Return the run as it counts: rows.last_attempts, by columns."""
-        return Columns(last_attempts(self.rows))
+        steps = self.beside("step", slice(None), missing=0)
+        is_event = np.isin(np.arange(self._count), [n for n, _ in self.events()])
+        kept = np.ones(self._count, bool)
+        for n, attempt in self.events("attempt"):
+            start = attempt["step"]
+            kept[:n] &= (steps[:n] <= start) & (is_event[:n] | (start > 0))
+        return self.where(kept)
+
+    def where(self, kept: np.ndarray) -> "Columns":
+        """Return the rows that are kept. kept: whether each of them is."""
+        places = np.cumsum(kept) - 1
+        numbers = {}
+        for name, (rows, values) in self._numbers.items():
+            is_kept = kept[rows]
+            numbers[name] = places[rows[is_kept]].astype(np.int32), values[is_kept]
+        others = {int(places[n]): fields for n, fields in self._others.items() if kept[n]}
+        return Columns(int(kept.sum()), numbers, others)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> dict[str, Any]: ...
     @overload
     def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
     def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        return self.rows[index]
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.rows)
+        place = range(self._count)[index]
+        if isinstance(place, range):
+            return [self[n] for n in place]
+        row = dict(self._others.get(place, {}))
+        for name, (rows, values) in self._numbers.items():
+            at = np.searchsorted(rows, place)
+            if place in rows[at : at + 1]:
+                row[name] = values[at].item()
+        return row
 
 
 def read_columns(path: str | Path) -> Columns:
     """Return all rows that are whole, as rows.read_rows gives them."""
-    return Columns.of(read_rows(path))
+    return Columns.of(iterate_rows(path))
 
 
 def _is_number(value: Any) -> bool:
@@ -117,13 +162,15 @@ def attempt_spans(written: Columns, manifest: dict[str, Any], *, failed: Any = N
     far as its first row tells that, to its last row; of the last attempt to its end, where the manifest tells it or
     `failed` does."""
     spans: dict[int, tuple[float, float]] = {}
-    for row in written:
-        attempt, time_s = row.get("attempt"), row.get("time")
-        if attempt is None or time_s is None:
-            continue
-        first, last = spans.get(attempt, (time_s, time_s))
-        began = row.get("began", time_s) if row.get("event") == "attempt" else time_s
-        spans[attempt] = min(first, began), max(last, time_s)
+    rows, times = written.column("time")
+    attempts = written.beside("attempt", rows, missing=-1)
+    for attempt in np.unique(attempts[attempts >= 0]).tolist():
+        own = times[attempts == attempt]
+        spans[attempt] = own.min().item(), own.max().item()
+    for _, row in written.events("attempt"):
+        if row.get("attempt") in spans and "began" in row:
+            first, last = spans[row["attempt"]]
+            spans[row["attempt"]] = min(first, row["began"]), last
     newest = manifest.get("attempts")
     if newest in spans:
         first, last = spans[newest]

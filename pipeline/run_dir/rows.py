@@ -1,7 +1,7 @@
 """Append-only files of JSON lines: metrics and samples. One line is one row, written whole."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,17 @@ def append_row(path: str | Path, row: dict[str, Any]) -> None:
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Return all rows that are whole; lines torn by a crash are left out. An absent file has no rows."""
+    return list(iterate_rows(path))
+
+
+def iterate_rows(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yield the same rows one by one, without holding the file's."""
     if not Path(path).exists():
-        return []
+        return
     with open(path, "rb") as file:
-        return [row for line in file if (row := row_of(line)) is not None]
+        for line in file:
+            if (row := row_of(line)) is not None:
+                yield row
 
 
 def row_of(line: bytes) -> dict[str, Any] | None:

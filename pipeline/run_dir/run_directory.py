@@ -160,14 +160,7 @@ class RunDirectory:
 
     def in_use(self) -> bool:
         """Return whether a living process holds the lock."""
-        if not self.lock.exists():
-            return False
-        if not os.access(self.lock, os.W_OK):  # another user's run, as a report reads it
-            return is_locked(self.lock)
-        held = lock(self.lock)
-        if held is not None:
-            held.release()
-        return held is None
+        return self.lock.exists() and is_locked(self.lock)
 
     def hold(self) -> None:
         """Create the directory, take its lock for as long as this process lives, and clear away half-written folders.

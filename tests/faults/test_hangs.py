@@ -23,6 +23,7 @@ HANG = """
 import ctypes, os, time
 import psutil
 from transformers import TrainerCallback
+from pipeline.process import commands
 
 WHERE, RANK = os.environ.get("HANG", " ").split(" ")
 
@@ -34,6 +35,17 @@ def sleep_once(function, when, sleep=time.sleep):
         return function(*args, **kwargs)
 
     return sleeping
+
+
+def suspend_writer(start, when):
+    def starting(*arguments, **popen):
+        process = start(*arguments, **popen)
+        if when() and str(arguments[0]).endswith("run_dir/checkpoints.py"):
+            psutil.Process(process.pid).suspend()  # before it has its job: a moment later it may be done
+            open("writer", "w").write(str(process.pid))
+        return process
+
+    return starting
 
 
 class Hangs(TrainerCallback):
@@ -50,13 +62,8 @@ class Hangs(TrainerCallback):
             processing_class.save_pretrained = sleep_once(processing_class.save_pretrained, lambda: True)
         if WHERE == "evaluation":
             model.per_token_nll = sleep_once(model.per_token_nll, lambda: True)
-
-    def on_save(self, args, state, control, **kwargs):
-        if WHERE == "writer" and state.global_step == state.max_steps:
-            children = psutil.Process().children()
-            (writer,) = (c for c in children if b"run_dir/checkpoints.py" in open(f"/proc/{c.pid}/cmdline", "rb").read())
-            writer.suspend()
-            open("writer", "w").write(str(writer.pid))
+        if WHERE == "writer":
+            commands.start = suspend_writer(commands.start, lambda: state.global_step == state.max_steps)
 
     def on_step_end(self, args, state, control, **kwargs):
         if os.environ.get("RANK", "0") == RANK and state.global_step == 3 and WHERE == "collective":

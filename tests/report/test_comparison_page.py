@@ -41,7 +41,7 @@ def long_run(name, *, rows, seed=0):
     series |= {"perf/tok_per_s_per_gpu": np.ones(rows), "perf/tflops_per_gpu": np.ones(rows)}
     manifest = {"shape": {"dtype": "bfloat16", "device": "NVIDIA H100 80GB HBM3", "processes": 8}}
     manifest["inputs"] = {"protocols": {"val/bpb": "p", "val/bpb_documents": "q"}}
-    columns = Columns([dict(zip(series, row, strict=True)) for row in np.array(list(series.values())).T.tolist()])
+    columns = Columns.of([dict(zip(series, row, strict=True)) for row in np.array(list(series.values())).T.tolist()])
     run = made_run({}, manifest={"name": name, "status": "finished", **manifest}, recipe={"train": {"seed": seed}})
     return replace(run, rows=columns, all_rows=columns)
 
