@@ -51,8 +51,8 @@ def train(recipe: Recipe, signals: Signals) -> int:
 
     # 3. Text, tokenizer, model, rows.
     recipe = keep_inputs(recipe, run)
-    sources, held_out = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
-    tokenizer = load_or_train(recipe, sources, validation=held_out)
+    sources, held_out = open_sources(recipe.source_settings())
+    tokenizer = load_or_train(recipe.tokenizer_settings(), sources, validation=held_out)
     model = build_from_recipe(recipe, tokenizer)
     if not isinstance(model, TandemForCausalLM):  # held by tests/contracts: a row may hold several texts
         recipe = resolve_rows(recipe, model, step=run.step)

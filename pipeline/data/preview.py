@@ -5,6 +5,7 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
 from statistics import median
@@ -20,7 +21,7 @@ from pipeline.recipe.checks import check_source, sayer
 from pipeline.recipe.layers import find_recipe
 from pipeline.recipe.located_yaml import Item, Problems, compose
 from pipeline.recipe.resolve import TEXT_ID
-from pipeline.recipe.schema import Recipe, Source
+from pipeline.recipe.schema import Data, Recipe, Source, SourceSettings, Tokenizer, TokenizerSettings
 from pipeline.recipe.values import section_kind, section_of, typed_values
 from pipeline.sources.formats import Format, is_described
 from pipeline.sources.open import open_sources, planned_sources
@@ -81,19 +82,18 @@ def is_recipe(argument: str) -> bool:
 
 
 def preview(
-    target: str, settings: list[str], *, tokenizer: str | None, rows: int, colour: bool, recipe: bool = True
+    target: str, settings: list[str], *, tokenizer: str | None, rows: int, colour: bool, with_recipe: bool = True
 ) -> Generator[str, None, tuple[dict[str, Any], str]]:
     """Yield lines for a terminal of 80 columns; return the source's keys and the stage that it is for.
 
-    settings: keys of a source, as split=test. recipe: whether the lines end with a recipe. Raises what a recipe with
-    that source would raise: InputMissingError, RecipeError, DataError, ServiceError.
+    settings: keys of a source, as split=test. with_recipe: whether the lines end with a recipe. Raises what a recipe
+    with that source would raise: InputMissingError, RecipeError, DataError, ServiceError.
     """
-    whole = Recipe()
-    whole.data.sources = [source_of(target, settings)]
-    whole.data.validation = []  # nothing is held out: all of it is read
-    spec = whole.data.sources[0]
+    spec = source_of(target, settings)
     kinds = _kinds(spec)
-    planned = planned_sources(whole, kind=kinds[0])[0]
+    # No validation: nothing is held out, all of it is read.
+    opened_with = SourceSettings(Data(sources=[spec], validation=[]), kinds[0])
+    planned = planned_sources(opened_with)[0]
     planned.files.sort(key=lambda file: file.label)
     sample = first_rows(planned.files)
     found: dict[Any, Recognised | None] = {}
@@ -105,7 +105,7 @@ def preview(
         raise DataError(f"{planned.files[0].path or planned.files[0].label} {_refusal(found)}")
 
     kind = usable[0] if usable else kinds[0]
-    source = open_sources(whole, kind=kind)[0][0].once
+    source = open_sources(replace(opened_with, kind=kind))[0][0].once
     source.files.sort(key=lambda file: file.label)
     items = list(islice((item for block in source.read() for item in block.items), COUNTED))
     if not items:
@@ -120,7 +120,7 @@ def preview(
         yield from _conversations(source, items, _tokenizer(tokenizer) if tokenizer else None)
     stage = "sft" if kind == "chat" else "pretrain"
     given = {key: value for key, value in vars(spec).items() if value and value != getattr(Source(), key)}
-    if recipe:
+    if with_recipe:
         yield from _recipe_lines(given, stage)
         text = found.get("text")
         if usable == ["chat", "text"] and text and text.format:
@@ -201,9 +201,7 @@ def _tokenizer(name: str | None) -> Any:
         return train_bpe([], vocab_size=272, split_pattern="gpt2")
     from pipeline.tokenizer import load_or_train
 
-    recipe = Recipe()
-    recipe.tokenizer.path = name
-    return load_or_train(recipe, [])
+    return load_or_train(TokenizerSettings(Tokenizer(path=name), "pretrain"), [])
 
 
 def _rows(items: list[Any], source: OpenSource, tokenizer: Any, *, colour: bool) -> Iterator[str]:

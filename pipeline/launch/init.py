@@ -10,12 +10,13 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.estimate import about_steps, about_tokens
+from pipeline.data.estimate import about_tokens
 from pipeline.data.preview import OWN_RECIPES, preview
 from pipeline.process.commands import command, program
 from pipeline.process.errors import CannotWriteError, TandemError
 from pipeline.process.storage import write_text
 from pipeline.recipe import read_recipe
+from pipeline.recipe.batch import step_rows
 from pipeline.recipe.start_from import resolve_start
 from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import exit_with_status
@@ -64,8 +65,17 @@ def train_lines(source: dict[str, Any], *, stage: str) -> str:
     import pipeline.model.build  # noqa: F401 - makes the type of our models known, whose tokenizer may be loaded
 
     try:
-        tokens = None if "id" in source else about_tokens(resolve_start(recipe))[0]  # nothing is fetched for a comment
-        steps = about_steps(tokens, recipe)
+        steps = None
+        if "id" not in source:  # nothing is fetched for a comment
+            resolved = resolve_start(recipe)
+            tokens, _ = about_tokens(
+                resolved.source_settings(),
+                resolved.tokenizer_settings(),
+                start_from=resolved.model.start_from,
+                epochs=resolved.train["num_train_epochs"],
+            )
+            if tokens is not None:
+                steps = step_rows(recipe).steps(int(tokens / recipe.data.row_tokens))
     except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
         steps = None
     passes = "passes over your data"
@@ -150,7 +160,7 @@ def main(argv: list[str]) -> int:
             f"documents, cut at blank lines; the recipe reads that file. To cut it otherwise, write one document "
             'a line: {"text": "..."}.\n'
         )
-    lines = preview(data, arguments.settings, tokenizer=None, rows=2, colour=sys.stdout.isatty(), recipe=False)
+    lines = preview(data, arguments.settings, tokenizer=None, rows=2, colour=sys.stdout.isatty(), with_recipe=False)
     while True:
         try:
             print(next(lines))

@@ -17,6 +17,7 @@ from pipeline.process.commands import command, program, whole_number
 from pipeline.process.errors import RecipeError, TandemError, raise_errors
 from pipeline.process.storage import cache_dir, can_be_used
 from pipeline.recipe import Recipe, describe_filled, read_recipe
+from pipeline.recipe.batch import step_rows
 from pipeline.recipe.schema import Source
 from pipeline.recipe.start_from import resolve_start, start_folder
 from pipeline.run.attention import attention_line, choose_attention
@@ -125,11 +126,12 @@ def plan_of(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]
     make = partial(make_plan, recipe, device, processes=processes)
     plan = make()
     if plan.steps is None and _has_torch() and _can_count(recipe):
-        from pipeline.data.estimate import about_steps
-
         tokens, held_out = count()
         scored = None if held_out is None else scored_at_most(recipe.evals.bpb, held_out, chat=recipe.stage == "sft")
-        make = partial(make, scored_bytes=scored, about_steps=about_steps(tokens, plan.recipe))
+        steps = None
+        if tokens is not None:
+            steps = step_rows(plan.recipe).steps(int(tokens / recipe.data.row_tokens))
+        make = partial(make, scored_bytes=scored, about_steps=steps)
         plan = make()
     if is_elsewhere and plan.row_fits is False and processes > 1:
         plan = make(shards=processes)
@@ -140,7 +142,12 @@ def _about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:
     from pipeline.data.estimate import about_tokens
 
     with suppress(TandemError):  # what is wrong with the data is said by their check
-        return about_tokens(recipe)
+        return about_tokens(
+            recipe.source_settings(),
+            recipe.tokenizer_settings(),
+            start_from=recipe.model.start_from,
+            epochs=recipe.train.get("num_train_epochs") or 1.0,
+        )
     return None, None
 
 

@@ -15,6 +15,7 @@ from pipeline.process.errors import DataError
 from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import ran
 from pipeline.recipe import Recipe
+from pipeline.recipe.schema import with_values
 from pipeline.run.open_run import OpenRun
 from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.open import with_recorded_inputs
@@ -25,7 +26,10 @@ from pipeline.training.distributed import on_rank_0
 def keep_inputs(recipe: Recipe, run: OpenRun) -> Recipe:
     """Return the recipe, of a run that continues with the commits of Hub datasets and the held-out files that it began
     with."""
-    return with_recorded_inputs(recipe, run.directory.read_manifest().get("inputs", {})) if run.step else recipe
+    if not run.step:
+        return recipe
+    begun = run.directory.read_manifest().get("inputs", {})
+    return with_values(recipe, {"data": with_recorded_inputs(recipe.data, begun)})
 
 
 def record_inputs(

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, count, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pipeline.process.errors import (
     DataError,
@@ -20,7 +20,7 @@ from pipeline.process.errors import (
     raise_errors,
 )
 from pipeline.process.storage import cache_dir
-from pipeline.recipe.schema import Recipe, with_values
+from pipeline.recipe.schema import Data, SourceSettings, with_values
 from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format, format_of, is_described, is_newly_read
@@ -40,58 +40,57 @@ LOG = logging.getLogger(__name__)
 MEDIA = ("images", "videos", "audios")  # columns of what placeholders in messages stand for
 
 
-def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
-    """Return the recipe with the commits of Hub datasets, the readings, the held-out files and the kind of rows that a
+def with_recorded_inputs(data: Data, inputs: dict[str, Any]) -> Data:
+    """Return the section with the commits of Hub datasets, the readings, the held-out files and the kind of rows that a
     manifest's inputs name, whatever a branch holds, or the sources would be read as or hold out by now."""
     values: dict[str, Any] = {
-        f"data.{role}": [
+        role: [
             with_values(spec, {"revision": before["revision"] or spec.revision})
             if before and spec.id is not None and spec.id == before["id"]
             else spec
             for spec, before in zip_longest(specs, inputs.get(role, [])[: len(specs)])
         ]
-        for role, specs in (("sources", recipe.data.sources), ("validation", recipe.data.validation))
+        for role, specs in (("sources", data.sources), ("validation", data.validation))
         if specs
     }
-    values["data.readings"] = [s.get("format", "") for role in ("sources", "validation") for s in inputs.get(role, [])]
-    values["data.one_text_rows"] = inputs.get("one_text_rows", False)
-    if recipe.data.validation is None:
-        values["data.held_out"] = {
+    values["readings"] = [s.get("format", "") for role in ("sources", "validation") for s in inputs.get(role, [])]
+    values["one_text_rows"] = inputs.get("one_text_rows", False)
+    if data.validation is None:
+        values["held_out"] = {
             source["name"]: [file["label"] for file in source["files"] if "part" not in file]
             for source in inputs.get("validation", [])
         }
-    return with_values(recipe, values)
+    return with_values(data, values)
 
 
 REMOTE_FILES = 64  # of a source, first in its order: a large one has thousands, and a look takes up to two requests
 SHOWN = 20  # Problems of a kind that a message lists.
 
 
-def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSource], list[OpenSource]]:
-    """Return the training and the validation sources of the recipe, every file that is here verified by its content.
+def open_sources(settings: SourceSettings) -> tuple[list[OpenSource], list[OpenSource]]:
+    """Return the training and the validation sources of a run, every file that is here verified by its content.
 
     Training files stand in an order permuted by train.seed, for each of a source's passes anew, validation files in
     sorted order. Raises all that is wrong as one RecipeError, InputMissingError, DataError or ServiceError, whichever
     comes first.
     """
-    opening = SourceResolver(recipe, kind)
-    if not recipe.data.sources:
+    opening, data, seed = SourceResolver(settings), settings.data, settings.seed
+    if not data.sources:
         raise RecipeError(
             f"{opening.where}data.sources names no source, so there is nothing to train on. Write one: data: "
             "{sources: [{files: corpus/*.parquet}]}"
         )
-    train = opening.planned(recipe.data.sources, "data.sources")
-    if recipe.data.validation is not None:
-        validation = opening.planned(recipe.data.validation, "data.validation")
+    train = opening.planned(data.sources, "data.sources")
+    if data.validation is not None:
+        validation = opening.planned(data.validation, "data.validation")
     else:
         validation = opening.held_out(train)
-    seed = int(recipe.train.get("seed", 42))
     for place, source in enumerate(train):
         source.files = permuted(source.files, key=f"{seed} {place}")
     opening.recognise_all(train + validation)
     opening.verify_all(train + validation)
     opening.refuse()
-    if recipe.data.validation is None:
+    if data.validation is None:
         opening.split_held_out(train, validation)
     opening.refuse_overlap(train, validation)
     for place, source in enumerate(train):
@@ -102,29 +101,31 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
     return train, validation
 
 
-def planned_sources(recipe, *, kind: Literal["text", "chat"]) -> list[OpenSource]:
+def planned_sources(settings: SourceSettings) -> list[OpenSource]:
     """Return the training sources with their sorted files, nothing looked at. Raises as open_sources what they cannot
     mean."""
-    opening = SourceResolver(recipe, kind)
-    planned = opening.planned(recipe.data.sources, "data.sources")
+    opening = SourceResolver(settings)
+    planned = opening.planned(settings.data.sources, "data.sources")
     opening.refuse()
     return planned
 
 
 class SourceResolver:
-    """One pass over a recipe's sources, collecting what is wrong."""
+    """One pass over the sources of a run, collecting what is wrong."""
 
-    def __init__(self, recipe, kind: Literal["text", "chat"]):
-        self.kind = kind
-        self.where = f"{recipe.path}: " if recipe.path else ""
-        self.places = recipe.places
-        self.folder = str(Path(recipe.path).absolute().parent) if recipe.path else None
-        self.code = recipe.code
-        self.cache = cache_dir(recipe.data.cache_dir)
+    def __init__(self, settings: SourceSettings):
+        self.kind = settings.kind
+        self.places = settings.places
+        self.code = settings.code
+        self.max_bad_rows = settings.data.max_bad_rows
+        self.pinned = settings.data.held_out
+        self.readings = settings.data.readings
+        self.where, self.folder = "", None
+        if settings.recipe_path:
+            self.where = f"{settings.recipe_path}: "
+            self.folder = str(Path(settings.recipe_path).absolute().parent)
+        self.cache = cache_dir(settings.data.cache_dir)
         self.facts = FileFacts(self.cache)
-        self.max_bad_rows = recipe.data.max_bad_rows
-        self.pinned = recipe.data.held_out
-        self.readings = recipe.data.readings
         self.problems: list[TandemError] = []
         self.refused: set[int] = set()  # ids of the sources' specs whose rows were recognised as something else
 

@@ -32,7 +32,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.batch import isolates_documents, micro_batch, micro_steps, tokens_at
 from pipeline.recipe.model_sizes import model_fields, sizes_from_model, sizes_of
 from pipeline.recipe.schema import training_arguments, with_values
-from pipeline.recipe.start_from import check_sizes
+from pipeline.recipe.start_from import check_sizes, start_folder
 from pipeline.run_dir.checkpoints import by_step, problems, read_seal, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.chat import end_of_turn
@@ -113,7 +113,7 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     if recipe.stage == "sft":
         _stop_at(end_of_turn(tokenizer), "the end of a turn", model, tokenizer)
     elif recipe.model.start_from:
-        end = document_end_of(recipe, tokenizer)
+        end = document_end_of(tokenizer, run=recipe.run, start_folder=start_folder(recipe))
         follows = document_start(tokenizer) if end is None else end
         _stop_at(follows, "which follows each document", model, tokenizer)
     if recipe.model.embedding_dtype != "float32":
