@@ -150,7 +150,7 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
     with locks(plan):
         for _ in ShardBuilder(plan, tokenizer, sources=sources).prepare():
             pass
-    rows = ValidationRows.open(Preparation(plan))
+    rows = ValidationRows(Preparation(plan))
     rows.coverage = held_out_coverage(tokenizer, sources[1])
     return rows
 

@@ -55,7 +55,7 @@ def open_rows(
         recipe = resolve_warmup(recipe)
     if run.forks:
         refuse_without_steps(recipe, run.step)
-    validation = ValidationRows.open(preparation)
+    validation = ValidationRows(preparation)
 
     def print_notes() -> None:
         from pipeline.data.losses import padding_notes, warning_lines

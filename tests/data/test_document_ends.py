@@ -75,9 +75,9 @@ def test_every_document_of_continued_pretraining_has_its_end_and_all_its_text(pa
 
 def test_bytes_of_validation_stay_what_they_are_without_ends(going_on, bench):
     recipe = going_on("llama")
-    with_end = ValidationRows.open(bench.prepared(recipe))
+    with_end = ValidationRows(bench.prepared(recipe))
     recipe.model.start_from = None
-    without = ValidationRows.open(bench.prepared(recipe))
+    without = ValidationRows(bench.prepared(recipe))
     lengths = {}
     for name, rows in (("with", with_end), ("without", without)):
         plan = rows.plan["documents"]["sequences"][0]

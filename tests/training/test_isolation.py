@@ -129,7 +129,7 @@ def test_each_texts_loss_in_its_row_equals_its_loss_alone(tmp_path, cache, kind,
 @pytest.mark.parametrize(("stage", "role"), [("sft", "validation"), ("pretrain", "documents")])
 def test_validation_rows_hold_one_text_each_where_texts_see_each_other(tmp_path, cache, stage, role):
     _, _, preparation = opened(recipe_for(tmp_path, cache, "bloom", stage))
-    validation = ValidationRows.open(preparation)
+    validation = ValidationRows(preparation)
     batches = validation.batches(rows=4) if role == "validation" else validation.document_batches(rows=4)
     stream = validation._sealed(role)
     assert "position_ids" not in next(batches)
