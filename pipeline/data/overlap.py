@@ -57,7 +57,9 @@ def _search(train: list[Any], validation: list[Any]) -> Overlap:
             held |= _held_out(source)
     found: dict[bytes, str] = {}
     whole = all(file.path is not None for source in train for file in source.files)
-    for source in train if held else []:
+    if not held:
+        train = []  # nothing is looked for
+    for source in train:
         chars = 0
         for digest, place, length in _documents(source):
             if digest in held:

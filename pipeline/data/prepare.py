@@ -76,6 +76,7 @@ class ShardBuilder:
             if folder not in self.writers:
                 self.writers[folder] = self._writer(role, source)
             self.writers[folder].extend()
+        # All of them: sources of the same content, packed alike, share a folder.
         for stream in self.streams.values():
             stream.refresh()
 

@@ -63,7 +63,8 @@ def messages_of(value: Any, *, tools: list[dict] | None = None, invented: bool =
     messages: list[Any] = []
     for place, turn in enumerate(value):
         if isinstance(turn, str):
-            messages.append({"role": "assistant" if place % 2 else "user", "content": turn})
+            role = "assistant" if place % 2 else "user"
+            messages.append({"role": role, "content": turn})
         elif not isinstance(turn, dict):
             messages.append(turn)
         elif not isinstance(turn.get("role"), str) and "input" in turn and "output" in turn:
@@ -130,6 +131,7 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
     for place, message in enumerate(value):
         if not isinstance(message, dict):
             raise ValueError(f"message {place} is {_kind(message)}, not a mapping of role and content")
+        # 1. The keys that templates read, and the content's text, with the reasoning and calls that are parts of it.
         plain = {key: message[key] for key in KEPT if message.get(key) is not None and message[key] != []}
         reasoning: dict[str, str] = {}
         if plain.get("role") == "tool" and _is_json(plain.get("content")):
@@ -141,6 +143,7 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
                 reasoning = {"reasoning_content": thought}
             if calls:
                 plain["tool_calls"] = [*plain.get("tool_calls", []), *calls]
+        # 2. An assistant's calls and reasoning in keys of their own, and whether the message is trained.
         if plain.get("role") == "assistant":
             call = message.get("function_call")  # OpenAI's, before there were tools
             if isinstance(call, dict) and call.get("name") and "tool_calls" not in plain:
@@ -154,12 +157,14 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
             plain |= reasoning
             if not _is_learnt(message, place):
                 plain["weight"] = 0
+        # 3. Whether it is a message at all; only then can its calls be read.
         reason = _form_problem(plain, place)
         if reason:
             raise ValueError(reason)
         if plain["role"] == "assistant" and "tool_calls" in plain:
             plain["tool_calls"] = [_plain_call(call, functions, invented) for call in plain["tool_calls"]]
         messages.append(plain)
+    # 4. Whether the messages in this order can be trained on.
     reason = problem(messages, calls_in_text=bool(tools))
     if reason:
         raise UntrainableConversation(reason)
@@ -584,7 +589,8 @@ def format_of(spec, *, kind: str, where: str, folder: CodeFolder | str | None) -
     """
     if spec.columns:
         return _format_of_columns(spec.columns, kind=kind, where=where)
-    name = spec.format or ("text" if kind == "text" else "messages")
+    usual = "text" if kind == "text" else "messages"
+    name = spec.format or usual
     if name in FORMATS:
         if FORMATS[name] != kind:
             raise _other_kind(f"{where}.format: {name}", kind)
@@ -638,8 +644,10 @@ def _may_invent(row: dict, column: str | None) -> bool:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        raise ValueError("the text is null, not text")
     if not isinstance(value, str):
-        raise ValueError(f"the text is {'null' if value is None else type(value).__name__}, not text")
+        raise ValueError(f"the text is {type(value).__name__}, not text")
     return value
 
 

@@ -210,14 +210,16 @@ def _lay_names(root: Path, names: list[str]) -> None:
         if leads_outside(name) or path.name in IGNORED_CARDS:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(EMPTY_ZIP if path.suffix == ".zip" else b"")
+        content = EMPTY_ZIP if path.suffix == ".zip" else b""
+        path.write_bytes(content)
 
 
 def _configs(card: dict[str, Any], spec: Any, where: str) -> dict[str, Any]:
     """Return the part of the card that `datasets` needs to find the files, without what would lead it to this
     machine's."""
     configs = card.get("configs") or []
-    for config in configs if isinstance(configs, list) else []:
+    named = configs if isinstance(configs, list) else []
+    for config in named:
         if not isinstance(config, dict):
             continue
         for text in _texts([config.get("data_files"), config.get("data_dir")]):
@@ -253,6 +255,7 @@ def _source_file(
 ) -> SourceFile:
     from huggingface_hub import try_to_load_from_cache
 
+    # A path, None, or an object of the library that says that the Hub has no such file.
     cached = try_to_load_from_cache(repo, path, revision=revision, repo_type="dataset")
     return SourceFile(
         label=path,

@@ -80,7 +80,8 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
     """Return files of one pattern, or a sentence that says why there are none."""
     expanded = os.path.expanduser(pattern)
     is_absolute = os.path.isabs(expanded)
-    for base in [Path("/")] if is_absolute else bases:
+    places = [Path("/")] if is_absolute else bases
+    for base in places:
         candidate = base / expanded
         if candidate.is_dir():
             if split != "train" and not is_saved(candidate):

@@ -564,8 +564,9 @@ def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
                     raise _broken_array(path, text, bad_row, line, place, reason)
                 continue
             if row >= first_row:
-                is_utf8 = lone_surrogate(text[at:end]) is None
-                yield row // BLOCK_ROWS, row, value if is_utf8 else BadRow("is not UTF-8")
+                if lone_surrogate(text[at:end]) is not None:
+                    value = BadRow("is not UTF-8")
+                yield row // BLOCK_ROWS, row, value
             row, at = row + 1, place + 1
         text += file.read(CHUNK_CHARS)
         if not WHITE.fullmatch(text, at):

@@ -102,12 +102,13 @@ def grouped(lines: list[str]) -> list[str]:
     found_lines = []
     for group in groups.values():
         place, reason = group[0]
-        if len(group) == 1:
-            found_lines.append(f"{place}: {reason}" if place else reason)
+        if len(group) > 1:
+            reason = f"{len(group):,} rows: {reason}"
+            if place:
+                reason += f" (first: {place})"
         elif place:
-            found_lines.append(f"{len(group):,} rows: {reason} (first: {place})")
-        else:
-            found_lines.append(f"{len(group):,} rows: {reason}")
+            reason = f"{place}: {reason}"
+        found_lines.append(reason)
     return found_lines
 
 

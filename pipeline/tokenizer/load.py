@@ -124,9 +124,11 @@ def _template_lines(tokenizer: Any, section: Tokenizer, problems: list[str], *, 
 def _completed(tokenizer: Any, section: Tokenizer, *, template: str | None) -> list[str]:
     """Add bos, pad, a chat template and the control tokens that it writes; a line for each change."""
     ids_before, lines = len(tokenizer), []
-    added = _add_missing(tokenizer, [BOS] if tokenizer.bos_token is None else [])
-    if added:
-        tokenizer.bos_token = BOS
+    added: list[str] = []
+    if tokenizer.bos_token is None:
+        added = _add_missing(tokenizer, [BOS])
+        if added:
+            tokenizer.bos_token = BOS
     added += _add_missing(tokenizer, TEMPLATE_MARKS)
     if tokenizer.eos_token != END:
         lines.append(
