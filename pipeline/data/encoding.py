@@ -124,6 +124,7 @@ def _encode_documents(block: Any, tokenizer: Any, settings: dict, num_proc: int 
     if settings.get("target_bytes"):
         from pipeline.tokenizer.coverage import span_byte_lengths
 
+        # One text at a time: the places of its ids in it tell the bytes under each.
         lengths = []
         for document in block.items:
             found, num_bytes = span_byte_lengths(tokenizer, document.text)

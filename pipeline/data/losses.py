@@ -203,7 +203,7 @@ def first_conversations(source: Any, most: int = SAMPLE) -> list[Any]:
     numbers = [0]  # the first one is fetched
     if here:
         numbers = here[:: -(-len(here) // SAMPLED_FILES)]
-    talks: list[Any] = []
+    talks: list[Any] = []  # as many of each file
     for number in numbers:
         items = (item for block in source.read_file(number) for item in block.items)
         talks += islice(items, -(-most // len(numbers)))

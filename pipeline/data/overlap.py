@@ -88,6 +88,7 @@ def _documents(source: Any) -> Iterator[tuple[bytes, str, int]]:
     for number, file in enumerate(source.files):
         if file.path is None:
             return
+        # Of a file that is split by rows, those between two documents of validation are read as well.
         rows = file.period if file.part == "validation" else 1
         for block in source.read_file(number):
             for item in block.items:

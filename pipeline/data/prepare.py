@@ -175,6 +175,7 @@ def prepare_in_background(folder: Path) -> int:
     except BaseException as error:
         failure = from_rust_panic(error) or error
         if isinstance(failure, OSError) and not isinstance(failure, TandemError):
+            # ENOSPC, EDQUOT
             kind = DiskFullError if failure.errno in (28, 122) else CannotWriteError
             failure = kind(
                 f"{failure.filename or folder}: {failure.strerror}, so the shards cannot be written. Free some space "
