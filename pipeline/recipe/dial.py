@@ -87,8 +87,8 @@ class RowSettings:
     total_rows: int | None
     epochs: float | None
     isolated: bool
-    start_from: str | None = None
-    start_folder: Path | None = None
+    start_from: str | None
+    start_folder: Path | None
 
 
 def row_settings(recipe: Recipe) -> RowSettings:
@@ -107,12 +107,13 @@ def row_settings(recipe: Recipe) -> RowSettings:
         total_rows = rows.before(steps)
     else:
         epochs = float(recipe.train.get("num_train_epochs") or 1.0)
+    sources = recipe.source_settings()
     return RowSettings(
         data=recipe.data,
         bpb=recipe.evals.bpb,
         run=recipe.run,
-        kind="chat" if recipe.stage == "sft" else "text",
-        seed=int(recipe.train.get("seed", 42)),
+        kind=sources.kind,
+        seed=sources.seed,
         step_rows=rows,
         total_rows=total_rows,
         epochs=epochs,
