@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from pipeline.process.errors import DataError
-from pipeline.recipe.batch import step_rows
 from pipeline.recipe.schema import Recipe
 from pipeline.sources.open import open_sources
 from pipeline.sources.raw_rows import text_bytes
@@ -17,7 +16,7 @@ COUNTED_BYTES = 1_000_000  # of each source; of the rest the size is known
 
 def about_steps(tokens: float | None, recipe: Recipe) -> int | None:
     """Return the steps of a run over so many tokens. data.batch_tokens must be known."""
-    return None if tokens is None else step_rows(recipe).steps(int(tokens / recipe.data.row_tokens))
+    return None if tokens is None else recipe.step_rows.steps(int(tokens / recipe.data.row_tokens))
 
 
 def about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:

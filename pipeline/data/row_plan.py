@@ -15,7 +15,7 @@ from pipeline.data.shards import FORMAT, ShardedDataset, damaged_seals, is_damag
 from pipeline.metrics import digest
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, file_lock, read_json, remove_file
-from pipeline.recipe.batch import StepRows, isolates_documents, step_rows, with_batch_tokens
+from pipeline.recipe.batch import StepRows
 from pipeline.recipe.dial import horizon_steps
 from pipeline.recipe.start_from import start_folder
 from pipeline.run_dir.run_directory import RunDirectory, find_run
@@ -38,7 +38,7 @@ def plan_rows(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
     """
     train, validation = sources
     chat = recipe.stage == "sft"
-    batch_tokens = with_batch_tokens(recipe, 1)  # given, or set by the entry, which knows the number of processes
+    batch_tokens = recipe.global_batch_tokens(1)  # given, or set by the entry, which knows the number of processes
     rows_per_step, rest = divmod(int(batch_tokens), recipe.data.row_tokens)
     if rest:
         raise RecipeError(
@@ -65,8 +65,8 @@ def plan_rows(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
     train_packing = {"max_row_overflow": recipe.data.max_row_overflow} if chat else {"packing": recipe.data.packing}
     one_text = {"packing": ONE_TEXT} if recipe.data.one_text_rows else {}
     alone = one_text if chat or recipe.data.isolate_documents else {}
-    steps = horizon_steps(recipe, int(batch_tokens))
-    rows = step_rows(recipe, int(batch_tokens))
+    steps = horizon_steps(recipe)
+    rows = recipe.step_rows
     horizon: dict[str, int | float | None]
     if steps and steps > 0:
         horizon = {"total_rows": rows.before(steps), "epochs": None}
@@ -79,7 +79,7 @@ def plan_rows(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         "row_tokens": recipe.data.row_tokens,
         "rows_per_step": rows_per_step,
         **batch_warmup(rows),
-        "isolated": isolates_documents(recipe),
+        "isolated": recipe.isolates_documents,
         "bos": bos,
         "pad": pad,
         **ending,

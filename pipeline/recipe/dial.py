@@ -5,15 +5,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline.recipe.batch import step_rows
 from pipeline.recipe.model_sizes import sizes_of
-from pipeline.recipe.schema import Recipe
+from pipeline.recipe.schema import Model, Recipe
 from pipeline.recipe.sizes import Sizes, SizesUnknownError
 
 if TYPE_CHECKING:
     from pipeline.recipe.model_statistics import CountedSizes
 
-HORIZON_KEYS = ("tokens", "tokens_per_param", "flops")
 REFERENCE_BATCH_TOKENS = 2**19
 REFERENCE_DEPTH = 12
 REFERENCE_WIDTH = 768
@@ -45,8 +43,9 @@ MATRIX_GROUP: dict[str, dict[str, Any]] = {
 Fill = Callable[..., None]
 
 
-def horizon_steps(recipe: Recipe, batch_tokens: int) -> int | None:
-    """Return the optimizer steps of the run; None when it is given in epochs and only the data know.
+def horizon_steps(recipe: Recipe) -> int | None:
+    """Return the optimizer steps of the run; None when it is given in epochs and only the data know. data.batch_tokens
+    must be known.
 
     Raises ValueError when they follow from sizes that cannot be known (recipe/sizes.py).
     """
@@ -64,24 +63,23 @@ def horizon_steps(recipe: Recipe, batch_tokens: int) -> int | None:
         if flops is None:
             raise ValueError(f"the FLOPs of a token are not known: {sizes.unknown}")
         tokens = int(run.flops / flops)
-    return None if tokens is None else step_rows(recipe, batch_tokens).steps(tokens // recipe.data.row_tokens)
+    return None if tokens is None else recipe.step_rows.steps(tokens // recipe.data.row_tokens)
 
 
-def fill_sizes(recipe: Recipe, fill: Fill) -> None:
+def fill_sizes(model: Model, fill: Fill) -> None:
     """Fill n_layer, n_embd and n_head from model.depth."""
-    model = recipe.model
     if model.depth is None:
         return
     fill("model.n_layer", model.depth)
-    width = model.n_embd or width_of(recipe, model.depth)
+    width = model.n_embd or width_of(model, model.depth)
     fill("model.n_embd", width)
     if width % model.head_dim == 0:
         fill("model.n_head", width // model.head_dim)
 
 
-def width_of(recipe: Recipe, depth: int) -> int:
+def width_of(model: Model, depth: int) -> int:
     """Return the width at a depth: aspect_ratio per layer, rounded up to whole heads."""
-    return math.ceil(depth * recipe.model.aspect_ratio / recipe.model.head_dim) * recipe.model.head_dim
+    return math.ceil(depth * model.aspect_ratio / model.head_dim) * model.head_dim
 
 
 def fill_batch(recipe: Recipe, fill: Fill) -> None:
@@ -148,13 +146,7 @@ def _scaling(sizes: "Sizes | CountedSizes") -> int:
 
 
 def sizes_at_depth(recipe: Recipe, depth: int) -> "Sizes | CountedSizes":
-    width = width_of(recipe, depth)
+    width = width_of(recipe.model, depth)
     heads = width // recipe.model.head_dim
     model = replace(recipe.model, n_layer=depth, n_embd=width, n_head=heads, n_kv_head=None, n_inner=None)
     return sizes_of(replace(recipe, model=model))
-
-
-def horizons(recipe: Recipe) -> list[str]:
-    """Return names of the horizons that are given."""
-    named = [f"run.{name}" for name in HORIZON_KEYS if getattr(recipe.run, name) is not None]
-    return named + [f"train.{name}" for name in ("max_steps", "num_train_epochs") if name in recipe.train]

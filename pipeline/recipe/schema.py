@@ -4,6 +4,7 @@ Sections stand in the order of the data's path. None means "not given": the mean
 Nothing here imports torch: a wrong recipe is refused within a second.
 """
 
+import math
 import os
 import types
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 from pipeline.process.commands import CONSOLE, program
 from pipeline.process.network import BUCKET_FOLDER
 from pipeline.process.user_code import CodeFolder
+from pipeline.recipe.batch import StepRows
 
 # One key a line: the page is read as a table.
 # fmt: off
@@ -214,7 +216,14 @@ class Model(Section):
     start_config: dict[str, Any] | None = field(default=None, metadata={"internal": True})  # config.json of start_from
     embedding_dtype: Literal["float32", "bfloat16"] = key("float32", "How the token embedding and the value embeddings are stored while training, their gradients and optimizer state with them. bfloat16 halves their memory, as nanochat has it when it trains in bfloat16; for model.type tandem with an untied head.", must_match=True)
     attn_implementation: str | None = key(None, "eager, sdpa, flex_attention or a flash kernel as transformers names it; default: flex_attention for windows and isolated documents on CUDA, where it skips what is hidden, if a trial before step 1 gives the numbers of eager; else sdpa.")
-    chosen_attention: str | None = field(default=None, metadata={"internal": True})  # of this start, by preflight
+    chosen_attention: str | None = field(default=None, metadata={"internal": True})  # of this start, by run/checks.py
+
+    @property
+    def becomes_tandem(self) -> bool:
+        """Return whether it is one of Tandem's, as far as its type tells before it is loaded (model/build.py)."""
+        if self.start_from is None:
+            return self.type == "tandem"
+        return self.start_config is not None and self.start_config.get("model_type") in ("tandem", "gpt2", "nanochat")
 
 
 @dataclass(kw_only=True)
@@ -393,6 +402,59 @@ class Recipe(Section):
     def where(self, name: str) -> str:
         """Return `file:line: name`, the beginning of a message about the key; the file alone for a key that was not given."""
         return f"{self.places.get(name) or self.path or 'recipe'}: {name}"
+
+    @property
+    def horizons(self) -> list[str]:
+        """Return the names of the horizons that are given."""
+        of_run = [name for name in ("tokens", "tokens_per_param", "flops") if getattr(self.run, name) is not None]
+        of_train = [name for name in ("max_steps", "num_train_epochs") if name in self.train]
+        return [*(f"run.{name}" for name in of_run), *(f"train.{name}" for name in of_train)]
+
+    @property
+    def isolates_documents(self) -> bool:
+        """Return whether the documents of a packed row do not see each other: positions restart, and attention ends there."""
+        # Rows of one text each have nothing to keep apart.
+        return (self.stage == "sft" or self.data.isolate_documents) and not self.data.one_text_rows
+
+    @property
+    def is_auto(self) -> bool:
+        """Return whether the micro-batch is to be found (plan/memory.py)."""
+        return self.train.get("per_device_train_batch_size") == "auto"
+
+    @property
+    def micro_batch_rows(self) -> int:
+        """Return the micro-batch, rows of one forward pass of one process: as given, or what `auto` came to."""
+        rows = self.micro_batch if self.is_auto else self.train["per_device_train_batch_size"]
+        assert rows is not None, "auto is a number once the plan is made"
+        return rows
+
+    @property
+    def rows_per_step(self) -> int:
+        """Return rows of one optimizer step over all processes. data.batch_tokens must be known, here and below."""
+        assert self.data.batch_tokens, "data.batch_tokens is known once the number of processes is"
+        return self.data.batch_tokens // self.data.row_tokens
+
+    @property
+    def step_rows(self) -> StepRows:
+        """Return the rows of each of the run's steps."""
+        schedule = self.optimizer.schedule
+        if self.optimizer.type == "trainer" or not schedule.batch_warmup_steps:
+            return StepRows(self.rows_per_step)
+        return StepRows(self.rows_per_step, schedule.batch_warmup_steps, schedule.batch_halvings)
+
+    def tokens_at(self, step: int) -> int:
+        """Return row positions of the first `step` steps."""
+        return self.step_rows.before(step) * self.data.row_tokens
+
+    def micro_steps(self, ranks: int) -> int:
+        """Return the micro-steps of an optimizer step: its rows dealt to the ranks, the last one filled up."""
+        return math.ceil(self.rows_per_step / (ranks * self.micro_batch_rows))
+
+    def global_batch_tokens(self, ranks: int) -> int:
+        """Return the global batch in tokens: as given, or computed from train.gradient_accumulation_steps and the ranks."""
+        if self.data.batch_tokens:
+            return self.data.batch_tokens
+        return ranks * self.micro_batch_rows * self.train["gradient_accumulation_steps"] * self.data.row_tokens
 
 
 SECTIONS = tuple(f.name for f in fields(Recipe) if not f.metadata.get("internal"))
@@ -655,19 +717,17 @@ def defaults(*, trainer_optimizer: bool) -> dict[str, Any]:
     }
 
 
-def training_arguments(
-    recipe: Recipe, *, output_dir: str, max_steps: int, gradient_accumulation_steps: int
-) -> dict[str, Any]:
-    """Return the arguments for transformers.TrainingArguments. "auto" of bf16 and torch_compile is left out: the hardware decides."""
-    values = {name: value for name, value in recipe.train.items() if name not in DERIVED and value is not None}
-    values = {name: value for name, value in values.items() if value != "auto" and ARGUMENTS[name].kind != "added"}
+def training_arguments(train: dict[str, Any], **decided: Any) -> dict[str, Any]:
+    """Return the arguments for transformers.TrainingArguments. decided: those that are not the recipe's. "auto" of bf16 and
+    torch_compile is left out: the hardware decides."""
+    given = {}
+    for name, value in train.items():
+        if value not in (None, "auto") and name not in DERIVED and ARGUMENTS[name].kind != "added":
+            given[name] = value
     return {
-        **values,
-        "output_dir": output_dir,
-        "max_steps": max_steps,
-        "gradient_accumulation_steps": gradient_accumulation_steps,
+        **given,
+        **decided,
         "report_to": "none",  # trackers are written by our own callbacks (monitor.trackers)
-        "run_name": recipe.run.name,
         "ignore_data_skip": True,  # rows are a function of the step
     }
 

@@ -29,7 +29,6 @@ from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json, remove_folder
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import isolates_documents, micro_batch, micro_steps, tokens_at
 from pipeline.recipe.model_sizes import model_fields, sizes_from_model, sizes_of
 from pipeline.recipe.schema import training_arguments, with_values
 from pipeline.recipe.start_from import check_sizes
@@ -58,10 +57,11 @@ def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> Traini
     such as bf16 and torch_compile."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     arguments = training_arguments(
-        recipe,
+        recipe.train,
+        run_name=recipe.run.name,
         output_dir=str(run.checkpoints),
         max_steps=recipe.train["max_steps"],
-        gradient_accumulation_steps=micro_steps(recipe, batch_ranks(world_size)),
+        gradient_accumulation_steps=recipe.micro_steps(batch_ranks(world_size)),
     )
     if not decided.get("torch_compile", arguments.get("torch_compile")):
         decided |= {"torch_compile_mode": None, "torch_compile_backend": None}  # given, they would switch it on
@@ -70,7 +70,7 @@ def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> Traini
             **arguments["accelerator_config"],
             "gradient_accumulation_kwargs": {"sync_each_batch": True},
         }
-    return OneDeviceArguments(**{**arguments, "per_device_train_batch_size": micro_batch(recipe), **decided})
+    return OneDeviceArguments(**{**arguments, "per_device_train_batch_size": recipe.micro_batch_rows, **decided})
 
 
 def write_finished_model(
@@ -107,7 +107,7 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         raise RecipeError(f"{recipe.path}: {error}") from error
     _check_planned(recipe, model, tokenizer)
     if not isinstance(model, TandemForCausalLM):
-        isolated_rows = micro_batch(recipe) if isolates_documents(recipe) else 1
+        isolated_rows = recipe.micro_batch_rows if recipe.isolates_documents else 1
         eval_rows = recipe.evals.bpb.batch_rows or recipe.train["per_device_eval_batch_size"]  # always isolated
         check_foreign(model, tokenizer, where=recipe.where, isolated_rows=max(isolated_rows, eval_rows))
     if recipe.stage == "sft":
@@ -172,13 +172,13 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
             ) from error
         model.config.get_text_config().use_cache = False  # Trainer does so of a model of text alone
         on_rank_0(lambda: [print(line) for line in model.notes])  # one call: ranks may have other notes
-        check_sizes(recipe, model.config)
+        check_sizes(recipe.model, model.config, where=recipe.where("model.start_from"))
         where = f"{recipe.where('model.start_from')}: {start}"
         refuse_quantized(model, where)
         refuse_nonfinite(model.state_dict(), where=where, instead="Start from other weights.")
         return _with_rows_for(tokenizer, model, seed)
     fields = model_fields(
-        recipe,
+        recipe.model,
         vocab_size=len(tokenizer),
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -282,7 +282,7 @@ def build_trainer(
     )
     peaks = device_info().peak_flops or {}
     meter = StepMeter(
-        tokens_at=partial(tokens_at, recipe),
+        tokens_at=recipe.tokens_at,
         max_steps=args.max_steps,
         world_size=args.world_size,
         sizes=sizes_from_model(model, recipe.data.row_tokens),
