@@ -30,7 +30,6 @@ from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeE
 from pipeline.process.progress import seconds_text
 from pipeline.process.storage import lock, read_json, write_json, write_text
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
-from pipeline.recipe.batch import step_rows
 from pipeline.recipe.layers import EXCLUSIVE, read_layers
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.start_from import resolve_start
@@ -592,7 +591,7 @@ class Sweep:
                 f"--equal {equal}: the recipe's horizon is in epochs, of which the steps are not known yet. Give "
                 "train.max_steps=N or run.tokens=N."
             )
-        rows, row_tokens = step_rows(plan.recipe), plan.recipe.data.row_tokens
+        rows, row_tokens = plan.recipe.step_rows, plan.recipe.data.row_tokens
         if step_s is not None:  # of a whole batch
             batches = base.tokens / base.batch_tokens * self.record["baseline"]["step_s"] / step_s
             return rows.steps(int(batches) * rows.full)

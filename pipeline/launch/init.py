@@ -16,7 +16,6 @@ from pipeline.process.commands import command, program
 from pipeline.process.errors import CannotWriteError, TandemError
 from pipeline.process.storage import write_text
 from pipeline.recipe import read_recipe
-from pipeline.recipe.batch import step_rows
 from pipeline.recipe.start_from import resolve_start
 from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import exit_with_status
@@ -75,7 +74,7 @@ def train_lines(source: dict[str, Any], *, stage: str) -> str:
                 epochs=resolved.train["num_train_epochs"],
             )
             if tokens is not None:
-                steps = step_rows(recipe).steps(int(tokens / recipe.data.row_tokens))
+                steps = recipe.step_rows.steps(int(tokens / recipe.data.row_tokens))
     except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
         steps = None
     passes = "passes over your data"

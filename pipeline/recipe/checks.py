@@ -6,8 +6,8 @@ from glob import has_magic
 from typing import Any
 
 from pipeline.process.network import SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
-from pipeline.recipe.batch import KEY, is_auto, step_rows
-from pipeline.recipe.dial import MATRIX_GROUP, group_settings, horizons
+from pipeline.recipe.batch import KEY
+from pipeline.recipe.dial import MATRIX_GROUP, group_settings
 from pipeline.recipe.located_yaml import Problems, show
 from pipeline.recipe.resolve import warmup_of
 from pipeline.recipe.schema import (
@@ -24,7 +24,6 @@ from pipeline.recipe.schema import (
     Source,
 )
 from pipeline.recipe.sizes import PORTABLE_TYPE, options_of
-from pipeline.recipe.start_from import becomes_tandem
 
 # say(key, "what is wrong. What to do.")
 Say = Callable[[str, str], None]
@@ -95,7 +94,7 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
         check_halvings(recipe, problems)
     if recipe.train.get("max_steps", 0) > MOST_STEPS:
         say(
-            horizons(recipe)[0],
+            recipe.horizons[0],
             f"comes to {recipe.train['max_steps']:,} steps of {data.batch_tokens:,} tokens; {MOST_STEPS:,} are the "
             "most. Make it smaller.",
         )
@@ -110,7 +109,7 @@ def _heads(recipe: Recipe, width: int, heads: int, say: Say) -> None:
     if width % heads:
         near = _nearest(width, heads)
         say("model.n_embd", f"is {width}, not a multiple of model.n_head ({heads}). Write {near}, or change n_head.")
-    elif options_of(recipe).get("position_embedding") == "rope" and width // heads % 2:
+    elif options_of(recipe.model).get("position_embedding") == "rope" and width // heads % 2:
         say("model.n_head", f"gives heads of {width // heads} channels, and rope turns pairs. Make it even.")
     if kv_heads and heads % kv_heads:
         say(
@@ -124,11 +123,11 @@ def _embedding_dtype(recipe: Recipe, say: Say) -> None:
     model, key = recipe.model, "model.embedding_dtype"
     if recipe.train.get("fp16"):
         say(key, f"is {model.embedding_dtype}, and train.fp16 is for GPUs without bfloat16. Keep one of the two.")
-    config = model.start_config or options_of(recipe)
+    config = model.start_config or options_of(recipe.model)
     if model.start_from and model.start_config is None:
         return
     kind = config.get("model_type", model.type)
-    if not becomes_tandem(recipe):
+    if not model.becomes_tandem:
         say(key, f"is for model.type tandem, and this model is a {kind}. Remove it: float32 is used.")
     elif config.get("tie_word_embeddings", kind != "nanochat"):
         cure = "Remove it." if model.start_from else "Remove it, or set model.options.tie_word_embeddings: false."
@@ -140,7 +139,7 @@ def _embedding_dtype(recipe: Recipe, say: Say) -> None:
 
 def check_halvings(recipe: Recipe, problems: Problems) -> None:
     """Note smaller first steps of no whole rows, once data.batch_tokens is known."""
-    rows = step_rows(recipe)
+    rows = recipe.step_rows
     halved = 2**rows.halvings
     if rows.full % halved:
         problems.add(
@@ -155,7 +154,7 @@ def check_warmup(recipe: Recipe, problems: Problems) -> None:
     steps = recipe.train.get("max_steps")
     if not steps:
         return
-    name, warmup = warmup_of(recipe, steps)
+    name, warmup = warmup_of(recipe.optimizer, recipe.train, steps)
     if warmup > steps:
         problems.add(
             recipe.where(name),
@@ -184,7 +183,7 @@ def _nearest(value: int, multiple: int) -> str:
 
 
 def _horizon(recipe: Recipe, say: Say) -> None:
-    named = horizons(recipe)
+    named = recipe.horizons
     if len(named) > 1:
         others = ", ".join(f"{name} ({recipe.places.get(name)})" for name in named[1:])
         say(named[0], f"is a second horizon after {others}. Keep exactly one.")
@@ -201,7 +200,7 @@ def _batch_keys(recipe: Recipe, say: Say) -> None:
     accumulation = recipe.train.get("gradient_accumulation_steps")
     if batch is not None and accumulation is not None:
         say(key, "and train.gradient_accumulation_steps are both given, and each follows from the other. Keep one.")
-    if accumulation is not None and is_auto(recipe):
+    if accumulation is not None and recipe.is_auto:
         say(
             KEY,
             "is auto, and train.gradient_accumulation_steps is given: the global batch would follow from what fits. "

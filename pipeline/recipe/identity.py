@@ -86,7 +86,3 @@ def _json(value: Any) -> Any:
     if isinstance(value, list):
         return [_json(v) for v in value]
     return value
-
-
-def run_folder(recipe: Recipe) -> Path:
-    return (Path(recipe.run.directory) / str(recipe.run.name)).absolute()

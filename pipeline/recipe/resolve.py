@@ -16,12 +16,11 @@ from pipeline.recipe.dial import (
     fill_rates,
     fill_sizes,
     horizon_steps,
-    horizons,
 )
 from pipeline.recipe.identity import default_name
 from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, ReadOnlyDict, Recipe, Source, defaults
+from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, Optimizer, OwnTask, ReadOnlyDict, Recipe, Source, defaults
 from pipeline.recipe.sizes import PORTABLE_PATTERNS, TANDEM_OPTIONS, SizesUnknownError
 from pipeline.recipe.start_from import fill_from_start, layer_of, says_itself, start_folder
 
@@ -71,7 +70,7 @@ def fill(recipe: Recipe, problems: Problems) -> None:
     fill_from_start(recipe, set_if_open, problems)
     _fill_row_tokens(recipe)
     _fill_vocabulary(recipe, problems)
-    fill_sizes(recipe, set_if_open)
+    fill_sizes(recipe.model, set_if_open)
     if recipe.model.n_positions is None and (recipe.model.n_layer or not recipe.model.start_from):
         recipe.model.n_positions = recipe.data.row_tokens
     if recipe.model.n_head and recipe.model.n_kv_head is None:
@@ -129,10 +128,10 @@ def _fill_row_tokens(recipe: Recipe) -> None:
 
 def _shorten_warmup(recipe: Recipe) -> None:
     """Shorten a warm-up that is longer than a horizon of a later layer, as train.max_steps=20 on the command line."""
-    steps, named = recipe.train.get("max_steps"), horizons(recipe)
+    steps, named = recipe.train.get("max_steps"), recipe.horizons
     if not steps or not named:
         return
-    name, warmup = warmup_of(recipe, steps)
+    name, warmup = warmup_of(recipe.optimizer, recipe.train, steps)
     if warmup <= steps or layer_of(recipe, named[0]) <= layer_of(recipe, name):
         return
     if recipe.optimizer.type == "trainer":
@@ -144,12 +143,14 @@ def _shorten_warmup(recipe: Recipe) -> None:
     )
 
 
-def warmup_of(recipe: Recipe, steps: int) -> tuple[str, int]:
-    """Return the key that sets the warm-up, and its steps."""
-    if recipe.optimizer.type != "trainer":
-        return "optimizer.schedule.warmup_steps", recipe.optimizer.schedule.warmup_steps
-    value = recipe.train["warmup_steps"]
-    return "train.warmup_steps", math.ceil(value * steps) if value < 1 else int(value)
+def warmup_of(optimizer: Optimizer, train: dict[str, Any], steps: int) -> tuple[str, int]:
+    """Return the key that sets the warm-up, and its steps in a run of so many."""
+    if optimizer.type != "trainer":
+        return "optimizer.schedule.warmup_steps", optimizer.schedule.warmup_steps
+    value = train["warmup_steps"]
+    if value < 1:  # a share of the run
+        value = math.ceil(value * steps)
+    return "train.warmup_steps", int(value)
 
 
 def _fill_vocabulary(recipe: Recipe, problems: Problems) -> None:
@@ -181,7 +182,7 @@ def _fill_dial(recipe: Recipe, set_if_open: Any, problems: Problems) -> None:
         return
     if dial and model.n_embd and model.n_head and model.n_embd % model.n_head:
         return  # said by check_filled
-    if dial and recipe.stage == "pretrain" and not horizons(recipe):
+    if dial and recipe.stage == "pretrain" and not recipe.horizons:
         set_if_open("run.tokens_per_param", TOKENS_PER_PARAM)
     if dial and recipe.data.batch_tokens is None and "gradient_accumulation_steps" not in recipe.train:
         fill_batch(recipe, set_if_open)
@@ -198,7 +199,7 @@ def _fill_dial(recipe: Recipe, set_if_open: Any, problems: Problems) -> None:
 
 
 def _fill_steps(recipe: Recipe, problems: Problems) -> None:
-    batch, named = recipe.data.batch_tokens, horizons(recipe)
+    batch, named = recipe.data.batch_tokens, recipe.horizons
     if batch and named and named[0].startswith("run."):
         by_size = recipe.run.tokens is None
         if by_size and not recipe.model.n_layer:
@@ -208,7 +209,7 @@ def _fill_steps(recipe: Recipe, problems: Problems) -> None:
             )
         elif not by_size or recipe.tokenizer.vocab_size:
             try:
-                steps = horizon_steps(recipe, batch)
+                steps = horizon_steps(recipe)
             except SizesUnknownError:
                 raise
             except ValueError as error:

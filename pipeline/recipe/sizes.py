@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.recipe.schema import Recipe
+from pipeline.recipe.schema import Model
 
 # The current nanochat as options of TandemConfig (nanochat's gpt.py of July 2026).
 MODERN: dict[str, Any] = {
@@ -108,13 +108,13 @@ def default_inner(n_embd: int, *, gated: bool) -> int:
     return -(-8 * n_embd // (3 * multiple)) * multiple
 
 
-def options_of(recipe: Recipe, *, vocab_size: int | None = None) -> dict[str, Any]:
+def options_of(model: Model, *, vocab_size: int | None = None) -> dict[str, Any]:
     """Return the preset's options, those that follow from the vocabulary where its size is given, with the recipe's
     own over them."""
-    grown = {}
-    if recipe.model.preset == "modern_bigram" and vocab_size is not None:
-        grown["bigram_embeddings"] = BIGRAMS_PER_ID * vocab_size
-    return {**PRESETS[recipe.model.preset], **grown, **recipe.model.options}
+    options = dict(PRESETS[model.preset])
+    if model.preset == "modern_bigram" and vocab_size is not None:
+        options["bigram_embeddings"] = BIGRAMS_PER_ID * vocab_size
+    return options | model.options
 
 
 Convention = Literal["exact_causal", "nanochat", "full"]

@@ -9,7 +9,7 @@ from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json
 from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.schema import REPOSITORY, Recipe, with_values
+from pipeline.recipe.schema import REPOSITORY, Model, Recipe, with_values
 from pipeline.recipe.sizes import LLAMA_NAMES, options_of
 
 # Options of a training that say nothing of the weights: a finished model has no padding rows, whatever it was trained
@@ -68,14 +68,6 @@ def start_folder(recipe: Recipe) -> Path | None:
     return Path(start) if (Path(start) / "config.json").is_file() else None
 
 
-def becomes_tandem(recipe: Recipe) -> bool:
-    """Return whether the model is one of Tandem's, as far as its type tells before it is loaded (model/build.py)."""
-    model = recipe.model
-    if model.start_from is None:
-        return model.type == "tandem"
-    return model.start_config is not None and model.start_config.get("model_type") in ("tandem", "gpt2", "nanochat")
-
-
 def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
     """Take the sizes from the config of model.start_from, in place of those that an extended recipe gives.
 
@@ -96,7 +88,7 @@ def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
             setattr(model, name, None)
             if value is not None:
                 fill(f"model.{name}", value, "model.start_from")
-    for name, value in options_of(recipe, vocab_size=config.get("vocab_size")).items():
+    for name, value in options_of(model, vocab_size=config.get("vocab_size")).items():
         if name in NO_ARCHITECTURE:
             continue
         key = f"model.options.{name}" if name in model.options else "model.preset"
@@ -107,26 +99,23 @@ def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
         model.depth = model.n_layer
 
 
-def check_sizes(recipe: Recipe, config: Any) -> None:
-    """Raise RecipeError when the loaded model has other sizes than the recipe."""
-    have = config.get_text_config()
-    given = {name: getattr(recipe.model, name) for name in ("n_layer", "n_embd", "n_head", "n_kv_head")}
-    wrong = [
-        f"model.{name} is {value}, theirs {theirs}"
-        for name, value in given.items()
-        if value not in (None, theirs := getattr(have, LLAMA_NAMES[name], value))
-    ]
-    options = options_of(recipe, vocab_size=have.vocab_size) if recipe.model.preset != "gpt2" else recipe.model.options
-    wrong += [
-        f"{name} is {value}, theirs {theirs}"
-        for name, value in options.items()
-        if name not in NO_ARCHITECTURE and value != (theirs := getattr(have, name, value))
-    ]
+def check_sizes(model: Model, config: Any, *, where: str) -> None:
+    """Raise RecipeError when the loaded model has other sizes than `model:`. where: begins the message."""
+    loaded = config.get_text_config()
+    wrong = []
+    for name in ("n_layer", "n_embd", "n_head", "n_kv_head"):
+        value = getattr(model, name)
+        theirs = getattr(loaded, LLAMA_NAMES[name], value)
+        if value is not None and value != theirs:
+            wrong.append(f"model.{name} is {value}, theirs {theirs}")
+    for name, value in options_of(model, vocab_size=loaded.vocab_size).items():
+        theirs = getattr(loaded, name, value)
+        if name not in NO_ARCHITECTURE and value != theirs:
+            wrong.append(f"{name} is {value}, theirs {theirs}")
     if wrong:
         raise RecipeError(
-            f"{recipe.where('model.start_from')}: the weights are of another model than the recipe's "
-            f"({'; '.join(wrong)}). Leave these keys, model.preset and model.depth out: all of it comes with the "
-            "weights."
+            f"{where}: the weights are of another model than the recipe's ({'; '.join(wrong)}). Leave these keys, "
+            "model.preset and model.depth out: all of it comes with the weights."
         )
 
 
@@ -177,8 +166,10 @@ def layer_of(recipe: Recipe, name: str) -> int:
     return int(place.rpartition(":")[0] == recipe.path)
 
 
-def drops_attention(recipe: Recipe) -> bool:
+def drops_attention(model: Model) -> bool:
     """Return whether a model of Tandem's has dropout inside its attention."""
-    config = recipe.model.start_config or options_of(recipe)
-    name, default = ("attention_dropout", 0.0) if config.get("model_type") == "nanochat" else ("attn_pdrop", 0.1)
-    return becomes_tandem(recipe) and config.get(name, default) > 0
+    config = model.start_config or options_of(model)
+    dropout = config.get("attn_pdrop", 0.1)
+    if config.get("model_type") == "nanochat":
+        dropout = config.get("attention_dropout", 0.0)
+    return model.becomes_tandem and dropout > 0
