@@ -105,10 +105,8 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 def set_rng_state(state: dict[str, torch.Tensor]) -> None:
     """Put back what get_rng_state gave."""
     version, *python = state["python"].tolist()
-    gauss: float | None = state["python_gauss"].item()
-    if math.isnan(gauss):
-        gauss = None
-    random.setstate((version, tuple(python), gauss))
+    gauss = state["python_gauss"].item()
+    random.setstate((version, tuple(python), None if math.isnan(gauss) else gauss))
     position, has_gauss = state["numpy_position"].tolist()
     keys = state["numpy"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", keys, position, has_gauss, state["numpy_gauss"].item()))
