@@ -1,6 +1,9 @@
 """The life of a run, for both stages: from its recipe to the finished model."""
 
+from collections.abc import Sequence
 from functools import partial
+
+from transformers import TrainerCallback
 
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.model.modeling_tandem import TandemForCausalLM
@@ -16,18 +19,18 @@ from pipeline.run.open_rows import open_rows
 from pipeline.run.open_run import evaluation_is_due, open_run, restore_run
 from pipeline.run.settings import print_run_config, record_plan, settings_of
 from pipeline.run.start_process import resolve_open_values, start_process
-from pipeline.run_dir.failures import Signals
+from pipeline.run_dir.failures import KeyboardSignals, Signals
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
 from pipeline.training.build import build_from_recipe, build_trainer, resolve_rows
 from pipeline.training.distributed import store_of_ranks
 
 
-def train(recipe: Recipe, signals: Signals) -> int:
+def train(recipe: Recipe, signals: Signals | KeyboardSignals, *, callbacks: Sequence[TrainerCallback] = ()) -> int:
     """Train the run of the recipe to its end, from its newest checkpoint. Return the exit status; every rank calls it.
 
     A recipe is frozen: each step that decides an open value (start, batch, attention, commits, steps, micro-batch)
-    returns the next one.
+    returns the next one. callbacks: act after the recipe's own.
     """
     # 1. The process joins the other ranks, and what the recipe left open is decided.
     processes = start_process(recipe)
@@ -86,7 +89,7 @@ def train(recipe: Recipe, signals: Signals) -> int:
         built = {"micro_batch": settings.micro_batch, "processes": settings.processes}
         plan = partial(plan_of_run, recipe, run.directory, **built)
         record_plan(run, trainer.model, row_tokens=recipe.data.row_tokens, make=plan)
-    add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
+    add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop, more=callbacks)
     publishing = None
     if recipe.hub.id is not None:
         from pipeline.run_dir.hub_queue import Publishing

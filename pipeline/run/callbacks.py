@@ -1,5 +1,6 @@
 """The callbacks of a run, in the order in which they act."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from transformers import PrinterCallback, TrainerCallback
@@ -23,9 +24,17 @@ from pipeline.training.trainer import TandemTrainer
 
 
 def add_callbacks(
-    trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, stop: StopSignals
+    trainer: TandemTrainer,
+    recipe: Recipe,
+    run: RunDirectory,
+    *,
+    attempt: int,
+    start_step: int,
+    stop: StopSignals,
+    more: Sequence[TrainerCallback] = (),
 ) -> None:
-    """Add everything that watches the run, in the order in which it acts; what writes files acts on rank 0 only."""
+    """Add everything that watches the run, in the order in which it acts; what writes files acts on rank 0 only.
+    more: of the caller, after the recipe's own."""
     trackers = []
     if recipe.monitor.trackers:
         from pipeline.callbacks.trackers import trackers_of
@@ -93,6 +102,7 @@ def add_callbacks(
             writers=[tracker for tracker in trackers if hasattr(tracker, "add_samples")],
         ),
         *own_callbacks(recipe),
+        *more,
         SlowRank(run, attempt=attempt),
         *benchmarks,
         stop,
