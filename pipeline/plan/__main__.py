@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     given = [options.recipe, *options.overrides]
     if options.depths:
         recipes = [read_recipe([*given, f"model.depth={depth}"], earlier=EarlierRuns()) for depth in options.depths]
-        count = cache(partial(_about_tokens, recipes[0]))  # the text is the same at every depth
+        count = cache(partial(about_tokens_of, recipes[0]))  # the text is the same at every depth
         plans = [plan_of(recipe, count)[0] for recipe in recipes]
         print(f"plans of {options.recipe}")
         print(plan_table(plans, [f"depth {depth}" for depth in options.depths]))
@@ -65,9 +65,9 @@ def main(argv: list[str]) -> int:
     recipe = read_recipe(given, earlier=EarlierRuns())
     if start_folder(recipe) is not None:
         recipe = resolve_start(recipe)
-    plan, is_elsewhere = plan_of(recipe, partial(_about_tokens, recipe))
+    plan, is_elsewhere = plan_of(recipe, partial(about_tokens_of, recipe))
     if options.probe and not is_elsewhere:
-        plan = _probed(plan, given, seconds=options.probe)
+        plan = probed(plan, given, seconds=options.probe)
     print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
     for line in describe_filled(recipe):
         print(f"  {line}")
@@ -90,7 +90,7 @@ def _depths(text: str) -> list[int]:
     return depths
 
 
-def _probed(plan: Plan, given: list[str], *, seconds: float) -> Plan:
+def probed(plan: Plan, given: list[str], *, seconds: float) -> Plan:
     """Return the plan with measured steps; a sentence says why where they cannot be measured."""
     if not _has_torch() or "WORLD_SIZE" in os.environ:  # which a launcher sets: its processes are not ours to start
         return plan
@@ -146,7 +146,8 @@ def plan_of(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]
     return plan, is_elsewhere
 
 
-def _about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:
+def about_tokens_of(recipe: Recipe) -> tuple[float | None, int | None]:
+    """Return about the tokens of a run in epochs, and the bytes that are held out; None of data that cannot be read."""
     from pipeline.data.estimate import about_tokens
 
     with suppress(TandemError):  # what is wrong with the data is said by their check
