@@ -92,28 +92,33 @@ AXES = {"step": "optimizer step", "tokens": "tokens (row positions)", "hours": "
 
 def panels_of(data: RunData) -> list[Panel]:
     """Return the panels for which the run has at least one curve of two points."""
-    found = [(kind, [name for name in _names(data, kind) if len(finite(data, name)[0])]) for kind in KINDS]
-    found = [(kind, names) for kind, names in found if any(len(finite(data, name)[0]) > 1 for name in names)]
+    found = []
+    for kind in KINDS:
+        lengths = {name: len(finite(data, name)[0]) for name in _names(data, kind)}
+        if max(lengths.values(), default=0) > 1:
+            found.append((kind, [name for name, length in lengths.items() if length]))
     count = sum(len(names) for _, names in found)
     points = min(POINTS, POINTS_OF_ALL // max(count, 1))
     axes = _Axes(data)
     marks = {kind: axes.of(steps) for kind, steps in _marks(data).items()}
-    return [
-        Panel(kind.section, kind.title, kind.unit, *_drawn(data, kind, names, axes, points), marks)
-        for kind, names in found
-    ]
+    panels = []
+    for kind, names in found:
+        log, curves = _drawn(data, kind, names, axes, points)
+        panels.append(Panel(kind.section, kind.title, kind.unit, log, curves, marks))
+    return panels
 
 
 def _names(data: RunData, kind: Kind) -> list[str]:
     """Return what the run has of the kind's metrics, in the registry's order."""
     places = list(METRICS)
-    drawn = {
-        name: metric.name
-        for name in data.columns.names()
-        if (metric := metric_of(name)) and metric.panel == kind.title
-    }
+    drawn: dict[str, str] = {}  # name -> its metric, which may be a family's
+    for name in data.columns.names():
+        metric = metric_of(name)
+        if metric is not None and metric.panel == kind.title:
+            drawn[name] = metric.name
     found = sorted(drawn, key=lambda name: places.index(drawn[name]))
-    return ([name for name in found if drawn[name] in kind.rather] or found)[:CURVES_OF_A_PANEL]
+    preferred = [name for name in found if drawn[name] in kind.rather]
+    return (preferred or found)[:CURVES_OF_A_PANEL]
 
 
 def finite(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -154,9 +159,10 @@ def thin(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarr
     if len(x) <= count:
         return x, y
     edges = np.linspace(0, len(x), max((count - 2) // 2, 1) + 1).astype(int)
-    stretches = pairwise(edges)
-    kept = {place for a, b in stretches for place in (a + y[a:b].argmin(), a + y[a:b].argmax())}
-    places = np.array(sorted(kept | {0, len(x) - 1}))
+    kept = [0, len(x) - 1]
+    for start, end in pairwise(edges):
+        kept += [start + y[start:end].argmin(), start + y[start:end].argmax()]
+    places = np.unique(kept)
     return x[places], y[places]
 
 
@@ -240,9 +246,10 @@ def flops_per_token(data: RunData) -> float | None:
     """Return a run's by our formula (exact matmuls, causal attention once); an imported log's as the log gives it."""
     if data.meaning_of("perf/tflops_per_gpu") is None:
         (at, rates), (steps, tflops) = data.curve("perf/tok_per_s_per_gpu"), data.curve("perf/tflops_per_gpu")
-        _, rated, measured = np.intersect1d(at[rates != 0], steps, return_indices=True)
+        at, rates = at[rates != 0], rates[rates != 0]
+        _, rated, measured = np.intersect1d(at, steps, return_indices=True)
         if len(measured):
-            return float(tflops[measured[0]] * 1e12 / rates[rates != 0][rated[0]])
+            return float(tflops[measured[0]] * 1e12 / rates[rated[0]])
     flops, tokens = data.fact("plan.flops"), data.fact("plan.tokens")
     if isinstance(flops, (int, float)) and tokens:
         return flops / tokens
@@ -251,14 +258,19 @@ def flops_per_token(data: RunData) -> float | None:
 
 def legends(runs: Sequence[RunData]) -> list[str]:
     """Return name, dtype and hardware of each run: curves were taken for another run's by their colour alone."""
-    return [f"{data.name} ({trained})" if (trained := trained_on(data)) else data.name for data in runs]
+    found = []
+    for data in runs:
+        trained = trained_on(data)
+        found.append(f"{data.name} ({trained})" if trained else data.name)
+    return found
 
 
 def trained_on(data: RunData) -> str | None:
     """Return dtype and hardware, as far as they are known."""
     count, device = data.fact("shape.processes"), data.fact("shape.device")
-    facts = [data.fact("shape.dtype"), f"{count} x {device}" if device and count else device]
-    return ", ".join(str(fact) for fact in facts if fact) or None
+    if count and device:
+        device = f"{count} x {device}"
+    return ", ".join(str(fact) for fact in (data.fact("shape.dtype"), device) if fact) or None
 
 
 def aligned_text(runs: Sequence[RunData]) -> str:
@@ -283,32 +295,36 @@ def one_protocol(runs: Sequence[RunData], name: str) -> bool:
 
 def table_of(runs: Sequence[RunData], x: str, name: str) -> str:
     """Return the table; "" when fewer than two of the runs have the metric on a common stretch of the axis."""
-    curves = {data.name: curve_over(data, x, name) for data in runs}
-    curves = {run: curve for run, curve in curves.items() if len(curve[0]) > 1}
+    curves = []
+    for data in runs:
+        places, values = curve_over(data, x, name)
+        if len(places) > 1:
+            curves.append((data.name, places, values))
     if len(curves) < 2:
         return ""
-    start, end = max(xs[0] for xs, _ in curves.values()), min(xs[-1] for xs, _ in curves.values())
+    start, end = max(places[0] for _, places, _ in curves), min(places[-1] for _, places, _ in curves)
     if start >= end:
         return ""
-    places = np.linspace(start, end, TABLE_POINTS)
+    common = np.linspace(start, end, TABLE_POINTS)
     if x == "step":
-        places = np.unique(np.round(places))
-    values = [np.interp(places, xs, ys) for xs, ys in curves.values()]
-    rows = [
-        [_place(place), *(f"{v[i]:.4f}" for v in values), *(f"{v[i] - values[0][i]:+.4f}" for v in values[1:])]
-        for i, place in enumerate(places.tolist())
-    ]
-    names = list(curves)
+        common = np.unique(common.round())
+    first, *others = [np.interp(common, places, values) for _, places, values in curves]
+    columns = [[_place(place) for place in common.tolist()]]
+    columns += [[f"{value:.4f}" for value in values] for values in (first, *others)]
+    columns += [[f"{value:+.4f}" for value in values - first] for values in others]
+    names = [run for run, _, _ in curves]
     head = [COMPARED_AXES[x], *names, *(f"{name} - {names[0]}" for name in names[1:])]
-    return f"### {name} by {COMPARED_AXES[x]}\n\n" + table(head, rows)
+    return f"### {name} by {COMPARED_AXES[x]}\n\n" + table(head, list(zip(*columns, strict=True)))
 
 
 def _losses(runs: Sequence[RunData]) -> list[str]:
     """Return the losses to put side by side: that of the steps, and the smoothed one where a run has only that."""
-    names = [data.loss_name() for data in runs]
-    several = [name for name in dict.fromkeys(names) if sum(data.last(name) is not None for data in runs) > 1]
-    return sorted(several)
+    names = {data.loss_name() for data in runs}
+    having = [name for name in names for data in runs if data.last(name) is not None]
+    return sorted(name for name in names if having.count(name) > 1)
 
 
 def _place(value: float) -> str | None:
-    return f"{value:.3e}" if value >= 1e10 else number(round(value) if value >= 100 else round(value, 2))
+    if value >= 1e10:
+        return f"{value:.3e}"
+    return number(round(value) if value >= 100 else round(value, 2))

@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -81,16 +81,19 @@ def bokeh_script() -> str:
 
 def _axes(panels: list[Panel], labels: dict[str, str]) -> list[dict]:
     curves = [curve for panel in panels for curve in panel.curves]
-    names = dict.fromkeys(curve.name for curve in curves)
     found = []
     for axis, label in labels.items():
         having = [curve for curve in curves if axis in curve.x]
-        if having:
-            low, high = min(np.nanmin(c.x[axis]) for c in having), max(np.nanmax(c.x[axis]) for c in having)
-            margin = 0.01 * (high - low) or 1.0
-            absent = [name for name in names if name not in {curve.name for curve in having}]
-            span = [float(low - margin), float(high + margin)]
-            found.append({"name": axis, "label": label, "range": span, "absent": absent})
+        if not having:
+            continue
+        places = np.concatenate([curve.x[axis] for curve in having])
+        low, high = np.nanmin(places), np.nanmax(places)
+        margin = 0.01 * (high - low) or 1.0
+        drawn = {curve.name for curve in having}
+        absent = [name for name in dict.fromkeys(curve.name for curve in curves) if name not in drawn]
+        found.append(
+            {"name": axis, "label": label, "range": [float(low - margin), float(high + margin)], "absent": absent}
+        )
     return found
 
 
@@ -218,7 +221,6 @@ def _draw(panel: Panel, axes: Any, x: str, *, smooth: bool) -> dict[str, Any]:
 
 
 SECTION_CHARS = 100_000
-MOST_PARTS = 8  # of a folded section, named beside its title
 RELOAD_S = 5  # that a served page stands at least
 
 
@@ -244,8 +246,6 @@ def page(
     that is served (serve.py).
     """
     plots = plots_of(panels, axes) if panels else None
-    titles = [*sections, *(title for title in dict.fromkeys(p.section for p in panels) if title not in sections)]
-    titles = [title for title in titles if title != FIRST_SCREEN]
     shown: dict[str, Any] = {
         "name": name,
         "kind": kind,
@@ -262,11 +262,9 @@ def page(
         "version": version,
         "RELOAD_S": RELOAD_S,
     }
-    listed = []
-    for title in titles:
-        text = sections.get(title, "")
-        parts = [*(p.title for p in panels if p.section == title), *re.findall(r"^### (.+)$", text, re.MULTILINE)]
-        listed.append(_section(title, html_of(_cut(text, rest=f"{kind}.md")), parts[:MOST_PARTS]))
+    # Panels may be of a section that has no text; those of the first screen are above all sections.
+    texts = sections | {panel.section: "" for panel in panels if panel.section not in (*sections, FIRST_SCREEN)}
+    listed = [_section(title, html_of(_cut(text, rest=f"{kind}.md"))) for title, text in texts.items()]
     return _environment().get_template("page.html.jinja").render(shown, sections=listed)
 
 
@@ -297,10 +295,9 @@ def _legend(curves: list[Curve]) -> list[dict[str, str]]:
     return list(found.values())
 
 
-def _section(title: str, html: str, parts: Iterable[str] = ()) -> dict[str, Any]:
-    """Return a section for the template. parts: what is shown beside the title while the section is folded."""
+def _section(title: str, html: str) -> dict[str, Any]:
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    return {"title": title, "id": name, "html": Markup(html), "hint": ", ".join(dict.fromkeys(parts))}
+    return {"title": title, "id": name, "html": Markup(html)}
 
 
 def _cut(text: str, *, rest: str) -> str:

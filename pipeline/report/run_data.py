@@ -2,8 +2,9 @@
 leaves."""
 
 import datetime
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,11 +20,23 @@ from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.checkpoints import SEAL, by_step, step_of
 from pipeline.run_dir.columns import Columns, attempt_spans, read_columns
 from pipeline.run_dir.parents import base_run
-from pipeline.run_dir.rows import counts_beside, read_rows
+from pipeline.run_dir.rows import counts, counts_beside, read_rows
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 # Control characters but tab and newline, and Unicode's marks of direction.
 HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+# In this order: what stands for a character may hold those before it.
+CELL_TEXTS = (
+    ("\\", "\\\\"),
+    ("&", "&amp;"),
+    ("<", "&lt;"),
+    ("|", "\\|"),
+    ("](", "]\\("),
+    ("\r", " "),
+    ("\n", "<br>"),
+)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -52,16 +65,9 @@ def cell(value: Any) -> str:
     """Return the value as text that means itself: neither Markdown nor HTML in it is taken for such."""
     if value is None:
         return "-"
-    text = (
-        str(value)
-        .replace("\\", "\\\\")
-        .replace("&", "&amp;")
-        .replace("<", "&lt;")
-        .replace("|", "\\|")
-        .replace("](", "]\\(")
-        .replace("\r", " ")
-        .replace("\n", "<br>")
-    )
+    text = str(value)
+    for bare, shown in CELL_TEXTS:
+        text = text.replace(bare, shown)
     text = re.sub(r"[*`~]|(?<![A-Za-z0-9_])_", r"\\\g<0>", text)
     return visible(text, backslash="\\\\")
 
@@ -71,9 +77,12 @@ def visible(text: str, *, backslash: str = "\\") -> str:
 
     An untrained byte-level model writes control characters, and marks of direction turn around what follows them.
     """
-    return HIDDEN.sub(
-        lambda match: backslash + (f"x{code:02x}" if (code := ord(match[0])) < 256 else f"u{code:04x}"), text
-    )
+
+    def escaped(match: re.Match[str]) -> str:
+        point = ord(match[0])
+        return f"{backslash}x{point:02x}" if point < 256 else f"{backslash}u{point:04x}"
+
+    return HIDDEN.sub(escaped, text)
 
 
 def code(text: str, language: str = "") -> str:
@@ -91,6 +100,11 @@ def number(value: float | int | None, digits: int = 4) -> str | None:
     if isinstance(value, int) or float(value).is_integer():
         return f"{int(value):,}"
     return f"{value:,.{digits}g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def fixed(value: float | None, digits: int = 4) -> str | None:
+    """Return the number with so many digits after the point; None stays None."""
+    return None if value is None else f"{value:.{digits}f}"
 
 
 def percent(share: float | None) -> str | None:
@@ -130,22 +144,22 @@ def read_recipe(run: RunDirectory) -> dict[str, Any]:
 
 def read_samples(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return texts that the model wrote while training, of the attempts that count."""
-    return [
-        row
-        for row in read_rows(run.samples)
-        if all(counts_beside(row, a) for a in attempts if a.get("attempt", 0) > row.get("attempt", 0))
-    ]
+    return [row for row in read_rows(run.samples) if counts(row, attempts)]
 
 
 def read_evals(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the entries of evals.json, without those of a model that a later attempt went back behind."""
     found = []
     for entry in (read_json_or_none(run.evals) or {}).get("entries") or []:
-        later = [a for a in attempts if a.get("time", 0) > entry.get("time", float("inf"))]
-        if entry.get("step") is None or all(counts_beside(entry, a) for a in later):
+        later = [attempt for attempt in attempts if attempt.get("time", 0) > entry.get("time", math.inf)]
+        if entry.get("step") is None or all(counts_beside(entry, attempt) for attempt in later):
             entry.setdefault("results", [])
             found.append(entry)
     return found
+
+
+def protocol_line(protocol: str | None, parts: Protocol) -> str:
+    return f"- protocol {cell(protocol)}: {cell(str(parts))}\n"
 
 
 SUITES = {"core": "core", "core_partial": "core", "chat": "chat", "lm_eval": "lm_eval"}
@@ -183,7 +197,7 @@ class Benchmark:
     def age(self) -> tuple[float, float]:
         """Return what orders benchmarks: of a later step, then of a later time. A model/ without a step is the run's
         last."""
-        return (float("inf") if self.step is None else self.step, self.entry.get("time") or 0)
+        return (math.inf if self.step is None else self.step, self.entry.get("time") or 0)
 
     def protocols(self) -> list[str]:
         return list(dict.fromkeys(row["protocol"] for row in [*self.means, *self.tasks]))
@@ -192,7 +206,7 @@ class Benchmark:
         """Return what the protocol of each task is made of; that of a mean is made of theirs. "" where none is
         known."""
         made_of = {row["protocol"]: Protocol.of(row) for row in self.tasks}
-        return "".join(f"- protocol {cell(id_)}: {cell(str(made))}\n" for id_, made in made_of.items() if made)
+        return "".join(protocol_line(protocol, parts) for protocol, parts in made_of.items() if parts)
 
     @property
     def first_items(self) -> int | None:
@@ -202,7 +216,11 @@ class Benchmark:
 
     def part(self, name: str) -> Any:
         """Return the part of the first protocol that has it, None where none has."""
-        return next((parts[name] for parts in map(_parts, [*self.means, *self.tasks]) if name in parts), None)
+        for row in [*self.means, *self.tasks]:
+            protocol = Protocol.of(row)  # None for a row of an earlier version, which recorded its id alone
+            if protocol and name in protocol.parts:
+                return protocol.parts[name]
+        return None
 
     def measured(self) -> tuple:
         """Return the same for entries that may be in one series: the tasks and under which protocols."""
@@ -225,12 +243,6 @@ class Benchmark:
         have been scored."""
         tasks = self.tasks_of(row) if row in self.means else [row]
         return tuple(sorted((task_name(task), task.get("items")) for task in tasks))
-
-
-def _parts(row: dict[str, Any]) -> Mapping[str, Any]:
-    """Return the parts of a row's protocol; {} for a row of an earlier version, which recorded its id alone."""
-    protocol = Protocol.of(row)
-    return protocol.parts if protocol else {}
 
 
 def task_name(row: dict[str, Any]) -> str:
@@ -258,8 +270,8 @@ def series_of(benchmarks: list[Benchmark]) -> list[list[Benchmark]]:
         of_group = groups.setdefault(benchmark.measured(), {})
         of_group.pop((benchmark.subject, benchmark.step), None)
         of_group[benchmark.subject, benchmark.step] = benchmark
-    order = list(dict.fromkeys(SUITES.values()))
-    return [list(g.values()) for key, g in sorted(groups.items(), key=lambda pair: order.index(pair[0][0]))]
+    found = [list(of_group.values()) for of_group in groups.values()]
+    return sorted(found, key=lambda series: list(SUITES.values()).index(series[0].suite))
 
 
 Key = tuple[str, str | None, tuple[tuple[str, int | None], ...]]  # name, protocol, items of a benchmark
@@ -415,9 +427,8 @@ class RunData:
             )
         if self.manifest.get("status") == "finished":
             return "finished"
-        return f"not finished: last recorded step {self.step()}" + (
-            f" of {self.max_steps()}" if self.max_steps() else ""
-        )
+        of = f" of {self.max_steps()}" if self.max_steps() else ""
+        return f"not finished: last recorded step {self.step()}{of}"
 
     def max_steps(self) -> int | None:
         return self.fact("inputs.max_steps") or self.setting("train.max_steps")
@@ -435,27 +446,21 @@ class RunData:
 
     def scores(self) -> list[Score]:
         """Return BPB figures: those of the training itself by step, then those of `python -m pipeline.evals`."""
-        own = [
-            Score(name=name, step=step, value=value, protocol=protocol, parts=parts)
-            for name in (VAL_BPB, VAL_BPB_DOCUMENTS, SFT_BPB)
-            for protocol, parts in [(self.protocol(name), self.protocol_parts(name))]
-            for step, value in self.series(name)
-        ]
-        later = [
-            Score(
-                name=result["name"],
-                step=entry.get("step"),
-                value=result["value"],
-                protocol=result.get("protocol"),
-                bytes=result.get("bytes"),
-                of=entry.get("subject"),
-                parts=Protocol.of(result),
-            )
-            for entry in self.evals
-            for result in entry["results"]
-            if "bpb" in result["name"] and not is_benchmark(result)
-        ]
-        return own + later
+        found = []
+        for name in (VAL_BPB, VAL_BPB_DOCUMENTS, SFT_BPB):
+            protocol, parts = self.protocol(name), self.protocol_parts(name)
+            for step, value in self.series(name):
+                found.append(Score(name=name, step=step, value=value, protocol=protocol, parts=parts))
+        for entry, result in self._by_command():
+            if "bpb" in result["name"]:
+                score = _score(result, step=entry.get("step"), of=entry.get("subject"))
+                found.append(replace(score, bytes=result.get("bytes")))
+        return found
+
+    def _by_command(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Return (entry, result) of what `python -m pipeline.evals` measured, without benchmarks."""
+        pairs = [(entry, result) for entry in self.evals for result in entry["results"]]
+        return [(entry, result) for entry, result in pairs if not is_benchmark(result)]
 
     def benchmarks(self) -> list[Benchmark]:
         """Return CORE, chat tasks and lm_eval, oldest first."""
@@ -465,15 +470,7 @@ class RunData:
         """Return means of benchmarks, oldest first; of one without a mean its tasks. Tasks and items are part of what
         was measured."""
         return [
-            Score(
-                name=row["name"],
-                step=benchmark.step,
-                value=row["value"],
-                protocol=row["protocol"],
-                of=benchmark.subject,
-                items=benchmark.items_of(row),
-                parts=Protocol.of(row),
-            )
+            _score(row, step=benchmark.step, of=benchmark.subject, items=benchmark.items_of(row))
             for benchmark in self.benchmarks()
             for row in benchmark.means or benchmark.whole_tasks()
         ]
@@ -488,10 +485,15 @@ class RunData:
         benchmarks."""
         return [
             (result["name"], entry.get("step"), result["value"], entry.get("subject"))
-            for entry in self.evals
-            for result in entry["results"]
-            if "bpb" not in result["name"] and not is_benchmark(result)
+            for entry, result in self._by_command()
+            if "bpb" not in result["name"]
         ]
+
+
+def _score(row: dict[str, Any], **facts: Any) -> Score:
+    """Return the figure of a row of evals.json."""
+    parts = Protocol.of(row)
+    return Score(name=row["name"], value=row["value"], protocol=row.get("protocol"), parts=parts, **facts)
 
 
 def _at(tree: Any, path: str, default: Any) -> Any:
@@ -501,18 +503,19 @@ def _at(tree: Any, path: str, default: Any) -> Any:
 
 
 # Entries of the manifest that a report looks into.
-MANIFEST_OBJECTS = ("inputs", "shares", "plan", "versions", "results", "peak_memory_bytes", "shape", "git", "host")
+MANIFEST_OBJECTS = {"inputs", "shares", "plan", "versions", "results", "peak_memory_bytes", "shape", "git", "host"}
 
 
 def read_manifest(run: RunDirectory) -> dict[str, Any]:
     """Return the manifest; it may be somebody else's, so an entry of another kind is left out."""
     manifest = read_json_or_none(run.manifest) or {}
-    manifest = {
-        key: value for key, value in manifest.items() if key not in MANIFEST_OBJECTS or isinstance(value, dict)
-    }
-    for role in {"sources", "validation"} & manifest.get("inputs", {}).keys():
-        given = manifest["inputs"][role]
-        manifest["inputs"][role] = [s for s in given if isinstance(s, dict)] if isinstance(given, list) else []
+    for key in MANIFEST_OBJECTS & manifest.keys():
+        if not isinstance(manifest[key], dict):
+            del manifest[key]
+    inputs = manifest.get("inputs", {})
+    for role in {"sources", "validation"} & inputs.keys():
+        given = inputs[role] if isinstance(inputs[role], list) else []
+        inputs[role] = [source for source in given if isinstance(source, dict)]
     return manifest
 
 

@@ -16,16 +16,13 @@ def samples_text(data: RunData) -> str:
 def _while_training(data: RunData) -> str:
     if not data.samples:
         return ""
-    first, last = data.samples[0]["step"], data.samples[-1]["step"]
-    texts = texts_of(data.samples)
-    steps = [first] if first == last else [first, last]
-    parent = data.parent
-    before = {} if parent is None else last_texts(parent)
-    head = f"{parent.name}, before this run" if parent else "before"
-    rows = [
-        [prompt, _shown(before.get(prompt)), *(_shown(by_step.get(step)) for step in steps)]
-        for prompt, by_step in texts.items()
-    ]
+    steps = list(dict.fromkeys([data.samples[0]["step"], data.samples[-1]["step"]]))
+    head, before = "before", dict[str, str]()
+    if parent := data.parent:
+        head, before = f"{parent.name}, before this run", last_texts(parent)
+    rows = []
+    for prompt, by_step in texts_of(data.samples).items():
+        rows.append([prompt, *map(_shown, [before.get(prompt), *map(by_step.get, steps)])])
     return filled_table(["prompt", head, *(f"step {step}" for step in steps)], rows)
 
 
@@ -47,9 +44,11 @@ def _by_command(entries: list[dict[str, Any]]) -> list[str]:
     newest = {entry.get("subject"): entry for entry in entries if entry.get("samples")}
     parts = []
     for subject, entry in newest.items():
-        step = "" if entry.get("step") is None else f", step {number(entry['step'])}"
+        whose = str(subject)
+        if entry.get("step") is not None:
+            whose = f"{subject}, step {number(entry['step'])}"
         rows = [[row.get("prompt"), _how(row), _shown(row.get("text"))] for row in entry["samples"]]
-        parts.append(f"By command, {subject}{step}:\n\n" + table(["prompt", "chosen", "text"], rows))
+        parts.append(f"By command, {whose}:\n\n" + table(["prompt", "chosen", "text"], rows))
     return parts
 
 

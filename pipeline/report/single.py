@@ -27,7 +27,6 @@ from pipeline.report.sections import (
     metadata_text,
     other_results_text,
     recipe_text,
-    results_text,
     system_text,
     tokenizer_text,
     versions_text,
@@ -45,7 +44,6 @@ SECTIONS: dict[str, list[tuple[str, Callable[[RunData], str]]]] = {
     "Data": [("", data_text), ("Shares", data_shares_text), ("Tokenizer", tokenizer_text)],
     "Time, cost and energy": [
         ("", cost_text),
-        ("Final numbers", results_text),
         ("Plan against outcome", plan_vs_actual_text),
         ("GPUs and energy", energy_text),
     ],
