@@ -127,7 +127,8 @@ def scores_text(benchmark: Benchmark) -> str:
     if benchmark.first_items:
         lines.append(f"At most the first {benchmark.first_items:,} items of each task were scored.")
     lines.append("The interval of a share is mid-P, of the exact binomial tails.")
-    return joined(_means(benchmark), *(f"{line}\n" for line in lines), _tasks(benchmark), _looked(benchmark))
+    lines = [f"{line}\n" for line in lines]
+    return joined(_means(benchmark), *lines, _tasks(benchmark), _looked(benchmark))
 
 
 def _means(benchmark: Benchmark) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev, variance
 from typing import Any
@@ -28,7 +29,7 @@ from pipeline.report.curves import (
     thin,
     trained_on,
 )
-from pipeline.report.run_data import Key, RunData, cell, filled_table, fixed, joined, number, table
+from pipeline.report.run_data import Key, RunData, cell, filled_table, fixed, joined, lines_of, number, table, titled
 from pipeline.report.samples import last_texts
 from pipeline.report.sections import leaves
 from pipeline.report.single import place_picture
@@ -49,9 +50,13 @@ def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
     from pipeline.report.page import page, picture  # a second of imports
 
     panels, axes = comparison_panels(runs)
-    drawn = [(axis, panel) for panel in panels[:1] for axis in axes if any(axis in curve.x for curve in panel.curves)]
-    drawn += [("tokens", panel) for panel in panels[1:] if panel.title in COMPARED_BPB]
-    png = picture(drawn, axes, title=_title(runs), one_legend=True) if panels else None
+    png = None
+    if panels:
+        loss, *others = panels
+        known = set(chain.from_iterable(curve.x for curve in loss.curves))
+        drawn = [(axis, loss) for axis in axes if axis in known]
+        drawn += [("tokens", panel) for panel in others if panel.title in COMPARED_BPB]
+        png = picture(drawn, axes, title=_title(runs), one_legend=True)
     place_picture(png, folder / PICTURE)
     sections, head = sections_of(runs), results_text(runs)
     html = page(
@@ -135,7 +140,7 @@ def compared_figures(runs: Sequence[RunData]) -> dict[Key, Groups]:
     """Return each figure that two groups of repeats have under the same protocol."""
     found: dict[Key, Groups] = {}
     groups = repeats(runs)
-    for key in dict.fromkeys(key for data in runs for key in data.newest_scores):
+    for key in dict.fromkeys(chain.from_iterable(data.newest_scores for data in runs)):
         _, protocol, _ = key
         having: Groups = []
         for group in groups:
@@ -168,7 +173,7 @@ def figures_text(runs: Sequence[RunData]) -> str:
             if values is not first:
                 against = difference(first, values, comparisons=max(judged, 1))
             spread = share(name, stdev(values)) if len(values) > 1 else None
-            names = ", ".join(data.name for data in group)
+            names = ", ".join(names_of(group))
             rows.append([f"{name} ({protocol})", names, len(values), share(name, mean(values)), spread, *against])
     head = ["figure (protocol)", "runs", "n", "mean", "standard deviation", "difference [95 %]", "seed noise?"]
     if not judged:
@@ -225,9 +230,12 @@ def _results(runs: Sequence[RunData]) -> str:
 def _side_by_side(runs: Sequence[RunData]) -> str:
     """Return what each of the first runs last wrote to the prompts that all of them have."""
     texts = [last_texts(data) for data in runs[:SHOWN_RUNS]]
-    prompts = [prompt for prompt in texts[0] if all(prompt in of for of in texts)][:SHOWN_PROMPTS]
-    rows = [[shortened(prompt), *(shortened(of[prompt]) for of in texts)] for prompt in prompts]
-    return table(["prompt", *names_of(runs[:SHOWN_RUNS])], rows)
+    rows = []
+    for prompt in texts[0]:
+        answers = [of.get(prompt) for of in texts]
+        if None not in answers:
+            rows.append([*map(shortened, [prompt, *answers])])
+    return table(["prompt", *names_of(runs[:SHOWN_RUNS])], rows[:SHOWN_PROMPTS])
 
 
 # ---- settings that differ ----
@@ -240,7 +248,7 @@ def settings_of(data: RunData) -> dict[str, Any]:
     for key in ("sources", "validation"):
         specs = found.get(f"data.{key}")
         if data.fact(f"inputs.{key}") and isinstance(specs, list):
-            found[f"data.{key}"] = [{k: v for k, v in spec.items() if k != "files"} for spec in specs]
+            found[f"data.{key}"] = [_without("files", spec) for spec in specs]
     if data.fact("inputs.start_from"):
         found.pop("model.start_from", None)
     return found
@@ -253,34 +261,31 @@ def facts_of(data: RunData) -> dict[str, Any]:
     found["steps"] = data.max_steps()
     found["tokens of a step"] = inputs.get("batch_tokens")
     found["tokenizer"] = data.fact("inputs.tokenizer.identity")
-    weights = {**data.fact("inputs.start_from", {})}
-    weights.pop("from", None)
-    found["weights started from"] = weights or None
+    found["weights started from"] = _without("from", data.fact("inputs.start_from", {})) or None
     for key in ("sources", "validation"):
         # Their order is the seed's.
         files = [sorted(map(_file, source.get("files") or [])) for source in inputs.get(key) or []]
         found[f"files of {key}"] = files or None
-    return {name: value for name, value in found.items() if value is not None}
+    return found
+
+
+def _without(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}
 
 
 def _file(file: dict[str, Any]) -> str:
     return str(file.get("sha256") or file.get("label"))[:16]
 
 
-def unequal(of_runs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return the entries that are not the same in all of these, with each one's value, None where it has none."""
-    found = {}
-    for name in dict.fromkeys(name for values in of_runs for name in values):
-        values = [of.get(name) for of in of_runs]
-        if len(set(map(repr, values))) > 1:
-            found[name] = values
-    return found
+def by_name(of_runs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return each entry with every run's value, None where it has none."""
+    return {name: [of.get(name) for of in of_runs] for name in dict.fromkeys(chain(*of_runs))}
 
 
 def differing(runs: Sequence[RunData]) -> dict[str, list[Any]]:
     """Return the settings and facts that differ, with each run's value. A log that has none counts as equal."""
     found = {}
-    for name, values in unequal([settings_of(data) | facts_of(data) for data in runs]).items():
+    for name, values in by_name([settings_of(data) | facts_of(data) for data in runs]).items():
         pairs = zip(values, runs, strict=True)
         known = {repr(value) for value, data in pairs if value is not None or not data.is_imported}
         if len(known) > 1:
@@ -292,8 +297,11 @@ def changes(first: RunData, data: RunData) -> list[str]:
     """Return what differs from the first run, from what to what; at most SHOWN_CHANGES of them."""
     lines = []
     for name, values in differing([first, data]).items():
-        texts = ["absent" if value is None else str(value) for value in values]
-        lines.append(f"{name} {' -> '.join(texts)}" if max(map(len, texts)) <= 30 else f"another {name}")
+        before, after = ("absent" if value is None else str(value) for value in values)
+        if max(len(before), len(after)) <= 30:
+            lines.append(f"{name} {before} -> {after}")
+        else:
+            lines.append(f"another {name}")
     more = len(lines) - SHOWN_CHANGES
     return lines if more <= 0 else [*lines[:SHOWN_CHANGES], f"{more} more"]
 
@@ -301,17 +309,17 @@ def changes(first: RunData, data: RunData) -> list[str]:
 def differences_text(runs: Sequence[RunData]) -> str:
     """Return a table of the settings that differ, then of code and versions."""
     found = differing(runs)
-    head = ["", *names_of(runs)]
-    settings = _settings_table(head, found) or "No setting differs, as far as the runs record it.\n"
+    settings = _by_run(runs, found) or "No setting differs, as far as the runs record it.\n"
     if len(found.keys() - {SEED, "tokenizer"}) > 1:
         settings += "\nMore than one setting differs: no difference of the figures belongs to one of them alone.\n"
-    versions = [leaves({"git": data.fact("git", {}), "version": data.fact("versions", {})}) for data in runs]
-    code = _settings_table(head, unequal([dict(pairs) for pairs in versions]))
-    return joined(settings, f"### Code\n\n{code}" if code else "")
+    of_code = [dict(leaves({"git": data.fact("git", {}), "version": data.fact("versions", {})})) for data in runs]
+    code = {name: values for name, values in by_name(of_code).items() if len(set(map(repr, values))) > 1}
+    return joined(settings, titled("Code", _by_run(runs, code)))
 
 
-def _settings_table(head: Sequence[str], found: dict[str, list[Any]]) -> str:
-    return table(head, [[name, *map(_short, values)] for name, values in found.items()])
+def _by_run(runs: Sequence[RunData], found: dict[str, list[Any]]) -> str:
+    """Return the table of these values, a column for each run."""
+    return table(["", *names_of(runs)], [[name, *map(_short, values)] for name, values in found.items()])
 
 
 def names_of(runs: Sequence[RunData]) -> list[str]:
@@ -369,19 +377,22 @@ def summary(data: RunData, name: str) -> float | None:
     values = data.curve(name)[1]
     if not len(values):
         return None
-    if HOW[name] == "median":
-        return float(np.median(values[1:] if len(values) > 1 else values))
-    return values.max().item() if HOW[name] == "largest" else values[-1].item()
+    if HOW[name] == "largest":
+        return values.max().item()
+    if HOW[name] == "last":
+        return values[-1].item()
+    if len(values) > 1:
+        values = values[1:]
+    return float(np.median(values))
 
 
 def _runs(runs: Sequence[RunData]) -> str:
     names = ["train/loss", "train/loss_ema", "perf/total_s"]
     if one_protocol(runs, "val/loss"):
         names.append("val/loss")
-    facts = [_facts(data, names) for data in runs]
-    rows = [[name, *(of[name] for of in facts)] for name in facts[0]]
-    known = [row for row in rows if row[1:] != [None] * len(runs)]
-    return table(["", *names_of(runs)], known)
+    facts = by_name([_facts(data, names) for data in runs])
+    rows = [[name, *values] for name, values in facts.items() if any(value is not None for value in values)]
+    return table(["", *names_of(runs)], rows)
 
 
 def _facts(data: RunData, names: Sequence[str]) -> dict[str, Any]:
@@ -415,7 +426,7 @@ def _imports(runs: Sequence[RunData]) -> str:
         if data.lost_lines:
             first = data.lost_lines[0][0]
             lines.append(f"- {len(data.lost_lines)} lines could not be read, the first is line {first}.")
-    return "".join(f"{line}\n" for line in lines)
+    return lines_of(lines)
 
 
 # ---- curves of several runs over each other: one panel a metric, one look a run ----
@@ -471,12 +482,15 @@ def comparison_panels(runs: Sequence[RunData]) -> tuple[list[Panel], dict[str, s
 
 def _places(runs: Sequence[RunData]) -> tuple[list[Places], int]:
     """Return each run's places on each axis, and the power of ten in which its FLOPs are given."""
-    placed = [{axis: positions(data, axis) for axis in COMPARED_AXES} for data in runs]
-    most = max(flops.max(initial=1.0) for _, flops in (at["flops"] for at in placed))
+    placed, most = [], 1.0
+    for data in runs:
+        places = {axis: positions(data, axis) for axis in COMPARED_AXES}
+        most = places["flops"][1].max(initial=most)
+        placed.append(places)
     unit = int(math.log10(most) // 3 * 3)  # three by three, so that labels are short
-    for at in placed:
-        steps, flops = at["flops"]
-        at["flops"] = steps, flops / 10.0**unit
+    for places in placed:
+        steps, flops = places["flops"]
+        places["flops"] = steps, flops / 10.0**unit
     return placed, unit
 
 
@@ -487,8 +501,9 @@ def _curve(label: str, steps: np.ndarray, values: np.ndarray, place: int, placed
     for axis, (at, places) in placed.items():
         if len(at):
             x[axis] = np.interp(steps, at, places, left=np.nan, right=np.nan)
-    known = {axis: places for axis, places in x.items() if np.isfinite(places).any()}
-    return Curve(label, known, values, place, style_of(name, len(steps)))
+            if np.isnan(x[axis]).all():
+                del x[axis]
+    return Curve(label, x, values, place, style_of(name, len(steps)))
 
 
 def _note(runs: Sequence[RunData], name: str | None, without: list[str]) -> str:

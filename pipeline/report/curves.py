@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, is_evaluation, metric_of
-from pipeline.report.run_data import MEANS, RunData, joined, number, table
+from pipeline.report.run_data import MEANS, RunData, joined, number, table, titled
 
 # How curves are distinguished: one colour and dash for each place in a legend, the same in every plot, picture and
 # page.
@@ -16,11 +16,6 @@ from pipeline.report.run_data import MEANS, RunData, joined, number, table
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 DASHES = ("solid", "dashed", "dotted")  # as Bokeh, matplotlib and CSS call them
 LOOKS = len(COLOURS) * len(DASHES)  # of more curves two would look the same
-
-
-def look(place: int) -> tuple[str, str]:
-    """Return (colour, dash): the first curves are solid, which reads best, and differ by colour alone."""
-    return COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
 
 
 POINTS = 800  # of a curve; its lowest and highest value in each of half as many stretches
@@ -73,6 +68,17 @@ class Curve:
     place: int
     style: str = "line"  # line, light (a raw number behind its mean), points, level
 
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.place % len(COLOURS)]
+
+    @property
+    def dash(self) -> str:
+        """Return solid for the first curves, which reads best: they differ by colour alone."""
+        if self.style == "level":
+            return "dashed"
+        return DASHES[self.place // len(COLOURS) % len(DASHES)]
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -97,8 +103,8 @@ def panels_of(data: RunData) -> list[Panel]:
         lengths = {name: len(finite(data, name)[0]) for name in _names(data, kind)}
         if max(lengths.values(), default=0) > 1:
             found.append((kind, [name for name, length in lengths.items() if length]))
-    count = sum(len(names) for _, names in found)
-    points = min(POINTS, POINTS_OF_ALL // max(count, 1))
+    curves = sum(len(names) for _, names in found)
+    points = min(POINTS, POINTS_OF_ALL // max(curves, 1))
     axes = _Axes(data)
     marks = {kind: axes.of(steps) for kind, steps in _marks(data).items()}
     panels = []
@@ -168,12 +174,14 @@ def thin(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarr
 
 def _marks(data: RunData) -> dict[str, np.ndarray]:
     """Return steps of the run's restarts, spikes and steps that were not finite."""
-    found = {
-        "restart": [row["step"] for row in data.events("attempt") if row.get("step")],
-        "spike": [row["step"] for row in data.events("spike") if "step" in row],
-        "not finite": [row["step"] for row in data.events("nonfinite") if "step" in row],
-    }
-    return {name: thin(np.array(steps), np.array(steps), 100)[0] for name, steps in found.items() if steps}
+    found = {}
+    for mark, event in (("restart", "attempt"), ("spike", "spike"), ("not finite", "nonfinite")):
+        steps = np.array([row["step"] for row in data.events(event)], int)
+        if event == "attempt":
+            steps = steps[steps > 0]
+        if len(steps):
+            found[mark], _ = thin(steps, steps, 100)
+    return found
 
 
 class _Axes:
@@ -183,11 +191,8 @@ class _Axes:
         self.known = {"tokens": data.curve("tokens"), "hours": _hours(data)}
 
     def of(self, steps: np.ndarray) -> dict[str, np.ndarray]:
-        found = {"step": steps}
-        for name, (at, values) in self.known.items():
-            if len(at):
-                found[name] = np.interp(steps, at, values)
-        return found
+        found = {name: np.interp(steps, at, values) for name, (at, values) in self.known.items() if len(at)}
+        return {"step": steps} | found
 
 
 def _hours(data: RunData) -> tuple[np.ndarray, np.ndarray]:
@@ -197,7 +202,9 @@ def _hours(data: RunData) -> tuple[np.ndarray, np.ndarray]:
     attempts = data.curve("attempt")
     if not len(steps) or not data.running:
         return np.empty(0), np.empty(0)
-    of = np.interp(steps, *attempts).round() if len(attempts[0]) else np.zeros(len(steps))
+    of = np.zeros(len(steps))  # the attempt of each row
+    if len(attempts[0]):
+        of = np.interp(steps, *attempts).round()
     hours, before = np.zeros(len(steps)), 0.0
     for attempt, began, last in data.running:
         own = of == attempt
@@ -314,7 +321,7 @@ def table_of(runs: Sequence[RunData], x: str, name: str) -> str:
     columns += [[f"{value:+.4f}" for value in values - first] for values in others]
     names = [run for run, _, _ in curves]
     head = [COMPARED_AXES[x], *names, *(f"{name} - {names[0]}" for name in names[1:])]
-    return f"### {name} by {COMPARED_AXES[x]}\n\n" + table(head, list(zip(*columns, strict=True)))
+    return titled(f"{name} by {COMPARED_AXES[x]}", table(head, list(zip(*columns, strict=True))))
 
 
 def _losses(runs: Sequence[RunData]) -> list[str]:

@@ -4,7 +4,7 @@ leaves."""
 import datetime
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -41,14 +41,20 @@ CELL_TEXTS = (
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return a Markdown table, "" without rows. None becomes a dash; no text inside a cell can break it."""
-    lines = [head, ["---"] * len(head), *rows] if rows else []
-    return "".join("| " + " | ".join(cell(value) for value in line) + " |\n" for line in lines)
+    if not rows:
+        return ""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(cell, line))} |\n" for line in lines)
 
 
 def filled_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return the table without the columns that are None in every row; "" without rows."""
-    kept = [n for n in range(len(head)) if any(row[n] is not None for row in rows)]
-    return table([head[n] for n in kept], [[row[n] for n in kept] for row in rows])
+    columns = zip(head, *rows, strict=True)
+    kept = [column for column in columns if any(value is not None for value in column[1:])]
+    if not kept:
+        return ""
+    head, *rows = zip(*kept, strict=True)
+    return table(head, rows)
 
 
 def facts_table(what: str, facts: Sequence[Sequence[Any]]) -> str:
@@ -58,7 +64,16 @@ def facts_table(what: str, facts: Sequence[Sequence[Any]]) -> str:
 
 def joined(*parts: str) -> str:
     """Return the parts that say something, a blank line between them."""
-    return "\n".join(part for part in parts if part)
+    return "\n".join(filter(None, parts))
+
+
+def titled(title: str, text: str) -> str:
+    """Return the text under a title of a section's part; "" where there is no text."""
+    return f"### {title}\n\n{text}" if text else ""
+
+
+def lines_of(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def cell(value: Any) -> str:

@@ -36,8 +36,10 @@ def texts_of(samples: list[dict[str, Any]]) -> dict[str, dict[int, str]]:
 
 def last_texts(data: RunData) -> dict[str, str]:
     """Return the newest text of each prompt, while training or by command."""
-    by_command = [row for entry in data.evals for row in entry.get("samples") or []]
-    return {row["prompt"]: row["text"] for row in [*data.samples, *by_command] if "prompt" in row and "text" in row}
+    rows = [*data.samples]
+    for entry in data.evals:
+        rows += entry.get("samples") or []
+    return {row["prompt"]: row["text"] for row in rows if "prompt" in row and "text" in row}
 
 
 def _by_command(entries: list[dict[str, Any]]) -> list[str]:

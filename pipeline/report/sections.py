@@ -54,10 +54,12 @@ def flat(value: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return every entry that has a value, as (dotted name, value)."""
     found: list[tuple[str, Any]] = []
     for name, entry in leaves(value):
-        if entry in (None, [], ""):
-            continue
-        text = " ".join(map(str, entry)) if isinstance(entry, list) else entry
-        found.append((name, date(text) if name.endswith(("ended", "time")) else text))
+        if isinstance(entry, list):
+            entry = " ".join(map(str, entry))
+        if name.endswith(("ended", "time")):
+            entry = date(entry)
+        if entry not in (None, ""):
+            found.append((name, entry))
     return found
 
 
@@ -65,7 +67,10 @@ def leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Return dotted names and values of nested dicts."""
     found: list[tuple[str, Any]] = []
     for name, entry in value.items():
-        found += leaves(entry, f"{prefix}{name}.") if isinstance(entry, dict) else [(prefix + name, entry)]
+        if isinstance(entry, dict):
+            found += leaves(entry, f"{prefix}{name}.")
+        else:
+            found.append((prefix + name, entry))
     return found
 
 
@@ -171,10 +176,12 @@ def losses_text(data: RunData) -> str:
 def _history(data: RunData) -> str:
     """Return some of the logged steps, evenly spaced."""
     names = ("tokens", "train/loss", "train/loss_ema", "optim/lr", "optim/grad_norm", "perf/tok_per_s", "perf/mfu_pct")
-    series = [dict(data.series(name)) for name in names]
     steps = spread(data.curve("train/loss")[0].tolist(), ROWS_OF_A_TABLE)
-    rows = [[step, *(number(values.get(step), 5) for values in series)] for step in steps]
-    return filled_table(["step", *names], rows)
+    columns = [steps]
+    for name in names:
+        values = dict(data.series(name))
+        columns.append([number(values.get(step), 5) for step in steps])
+    return filled_table(["step", *names], list(zip(*columns, strict=True)))
 
 
 def bpb_text(data: RunData) -> str:

@@ -13,6 +13,7 @@ from pipeline.report.diagnosis import diagnosis_text
 from pipeline.report.run_data import (
     RunData,
     joined,
+    titled,
 )
 from pipeline.report.samples import samples_text
 from pipeline.report.sections import (
@@ -65,7 +66,9 @@ def write_report(data: RunData, folder: Path | None = None) -> Path:
     if folder is None:
         folder = data.run.report
     panels = panels_of(data)
-    drawn = picture([("step", panel) for panel in panels], AXES, title=data.name) if panels else None
+    drawn = None
+    if panels:
+        drawn = picture([("step", panel) for panel in panels], AXES, title=data.name)
     try:
         place_picture(drawn, folder / "curves.png")
         write_text(folder / "report.md", markdown(data, picture=drawn is not None))
@@ -112,13 +115,12 @@ def report(data: RunData) -> str:
 
 def sections_of(data: RunData) -> dict[str, str]:
     """Return title and Markdown of the sections that have something to say."""
-    found = {title: _section(data, parts) for title, parts in SECTIONS.items()}
-    return {title: text for title, text in found.items() if text}
-
-
-def _section(data: RunData, parts: list[tuple[str, Callable[[RunData], str]]]) -> str:
-    texts = [(title, text(data)) for title, text in parts]
-    return joined(*(f"### {title}\n\n{text}" if title and text else text for title, text in texts))
+    found = {}
+    for title, parts in SECTIONS.items():
+        texts = [titled(part, text(data)) if part else text(data) for part, text in parts]
+        if any(texts):
+            found[title] = joined(*texts)
+    return found
 
 
 def markdown(data: RunData, *, picture: bool) -> str:
