@@ -1,12 +1,11 @@
 """The cost of a run: time, device hours, money and energy, and the plan against the outcome."""
 
-import math
 import statistics
 from collections import Counter
 from typing import Any
 
 from pipeline.metrics import GIB
-from pipeline.monitor.energy import energy_of, kwh
+from pipeline.monitor.energy import energy_of, kwh, total_j
 from pipeline.monitor.gpus import is_throttled
 from pipeline.monitor.samples_file import NUMBERS, GpuSeries, read_gpus
 from pipeline.process.storage import folder_bytes
@@ -75,11 +74,10 @@ def energy_text(data: RunData) -> str:
     head = ["host", "GPU", "name", "power, W", "of its limit, %", "deg C", "busy, %", "memory, GiB", "SM clock, MHz"]
     head += ["throttled samples", "why"]
     facts = []
-    # The sum of some GPUs is not the run's.
-    if None not in joules:
-        total_j, tokens = math.fsum(filter(None, joules)), data.tokens()
-        facts.append(["energy of the GPUs, all attempts", f"{kwh(total_j):.4g} kWh"])
-        per_token = f"{number(total_j / tokens)} J" if tokens else None
+    energy_j, tokens = total_j(joules), data.tokens()
+    if energy_j is not None:
+        facts.append(["energy of the GPUs, all attempts", f"{kwh(energy_j):.4g} kWh"])
+        per_token = f"{number(energy_j / tokens)} J" if tokens else None
         facts.append(["energy per token, start and evaluations included", per_token])
     return joined(filled_table(head, rows), facts_table("energy", facts))
 
