@@ -18,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from pipeline.metrics import SFT_BPB, VAL_BPB, VALIDATION
 from pipeline.recipe.batch import StepRows
 from pipeline.recipe.dial import MATRIX_GROUP
-from pipeline.report.run_data import RunData, number, read_run
+from pipeline.report.markdown import number
+from pipeline.report.run_data import RunData, read_run
 from pipeline.report.run_metrics import RunMetrics, Series, median
 from pipeline.run_dir.columns import Columns
 from pipeline.run_dir.rows import first_start

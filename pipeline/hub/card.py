@@ -22,21 +22,9 @@ from pipeline.recipe.sizes import LLAMA_NAMES
 from pipeline.report.benchmarks import protocols_text, scores_text, suite_name
 from pipeline.report.cost import spent
 from pipeline.report.curves import trained_on
-from pipeline.report.run_data import (
-    Benchmark,
-    RunData,
-    Score,
-    cell,
-    code,
-    date,
-    facts_table,
-    filled_table,
-    joined,
-    number,
-    series_of,
-    task_name,
-    visible,
-)
+from pipeline.report.markdown import cell, code, date, facts_table, filled_table, joined, number, visible
+from pipeline.report.run_data import RunData
+from pipeline.report.scores import Benchmark, Score, series_of, task_name
 from pipeline.report.sections import DATA_HEAD, data_rows, tokenizer_text
 from pipeline.run_dir.checkpoints import SEAL, read_seal
 from pipeline.run_dir.parents import name_of_model
@@ -210,7 +198,7 @@ def benchmarks_of_model(card: Published) -> list[Benchmark]:
     for benchmark in card.data.benchmarks():
         finite = replace(benchmark, means=_finite(benchmark.means), tasks=_finite(benchmark.tasks))
         is_scored = card.is_scored(subject=benchmark.subject, step=benchmark.step)
-        if is_scored and (finite.means or finite.tasks):
+        if is_scored and finite.rows:
             own.append(finite)
     own.sort(key=lambda benchmark: (benchmark.subject == "model/", *benchmark.age))
     return [series[-1] for series in series_of(own)]
@@ -244,7 +232,7 @@ def eval_results(card: Published) -> list[EvalResult]:
         row = {"name": score.name, "value": score.value, "protocol": score.protocol}
         found.append(_result(row, dataset="held-out text", kind="text", metric="bits_per_byte"))
     for benchmark in benchmarks_of_model(card):
-        for row in [*benchmark.means, *benchmark.tasks]:
+        for row in benchmark.rows:
             metric = "centred_accuracy" if row in benchmark.means else "accuracy"
             if benchmark.suite == "lm_eval":
                 metric = task_name(row).partition("/")[2] or metric

@@ -1,15 +1,12 @@
 """Benchmarks in words and tables: what was reached on which tasks, how sure it is, and what it takes to repeat it."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from pipeline.evals.core_bundle import why_partial
 from pipeline.metrics import why_not_compared
-from pipeline.report.run_data import (
-    Benchmark,
-    Key,
-    RunData,
-    Score,
+from pipeline.report.markdown import (
     cell,
     code,
     date,
@@ -19,12 +16,11 @@ from pipeline.report.run_data import (
     joined,
     number,
     percent,
-    protocol_line,
-    series_of,
     spread,
     table,
-    task_name,
 )
+from pipeline.report.run_data import RunData
+from pipeline.report.scores import Benchmark, Key, Score, protocol_line, series_of, task_name
 
 SHOWN = 3  # other runs against which a figure that is not compared is named
 
@@ -34,7 +30,7 @@ def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
     newest = [data.newest_scores for data in runs]
     rows: list[list[Any]] = []
     refused = []
-    for key in sorted({key for scores in newest for key in scores}, key=repr):
+    for key in sorted(set().union(*newest), key=repr):
         name, protocol, items = key
         having = [data for data in runs if key in data.newest_scores]
         if protocol is None:
@@ -42,8 +38,10 @@ def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
             refused += [f"{name} of {cell(data.name)} is not compared: {why}" for data in having]
         elif len(having) > 1:
             on = f"protocol {protocol}; {_amount(items)}" if items else f"protocol {protocol}"
-            values = [fixed(scores[key].value, 6) if key in scores else None for scores in newest]
-            rows.append([f"{name} (last; {on})", *values])
+            row: list[Any] = [f"{name} (last; {on})"]
+            for scores in newest:
+                row.append(fixed(scores[key].value, 6) if key in scores else None)
+            rows.append(row)
         else:
             refused.append(_not_compared(key, having[0], runs))
     return rows, refused
@@ -110,15 +108,19 @@ def _series(series: list[Benchmark]) -> str:
 
 def suite_name(benchmark: Benchmark) -> str:
     """Return the suite's name for people: what is not CORE is not called so."""
-    whole = any(mean["name"].startswith("core/") for mean in benchmark.means)
-    names = {"core": "CORE" if whole else "core_partial", "chat": "Chat tasks", "lm_eval": "lm-evaluation-harness"}
-    return names[benchmark.suite]
+    if benchmark.suite == "core":
+        is_whole = any(mean["name"].startswith("core/") for mean in benchmark.means)
+        return "CORE" if is_whole else "core_partial"
+    return {"chat": "Chat tasks", "lm_eval": "lm-evaluation-harness"}[benchmark.suite]
 
 
 def _of(benchmark: Benchmark) -> str:
-    step = None if benchmark.step is None else f"step {number(benchmark.step)}"
-    named = benchmark.subject if benchmark.subject != f"step {benchmark.step}" else None
-    return ", ".join(filter(None, (named, step))) or "a model"
+    parts = []
+    if benchmark.subject and benchmark.subject != f"step {benchmark.step}":
+        parts.append(benchmark.subject)
+    if benchmark.step is not None:
+        parts.append(f"step {number(benchmark.step)}")
+    return ", ".join(parts) or "a model"
 
 
 def scores_text(benchmark: Benchmark) -> str:
@@ -248,14 +250,19 @@ def _looked(benchmark: Benchmark) -> str:
     line = (
         "An item is contaminated when 13 of its words in a row (all of an item of 8 to 12) are in the text trained on"
     )
-    shards = max(row.get("shards") or 0 for row in found)
+    shards = max(_numbers(found, "shards"))
     if shards:
-        searched = shards - max(row.get("unchecked_shards") or 0 for row in found)
+        searched = shards - max(_numbers(found, "unchecked_shards"))
         line += f"; {number(searched)} of {number(shards)} shards of that text were searched"
-    missing = dict.fromkeys(name for row in found for name in row.get("not_searched") or [])
+    missing = dict.fromkeys(chain.from_iterable(row.get("not_searched") or [] for row in found))
     if missing:
         line += f"; the text of {', '.join(map(cell, missing))}, which this model comes from, was not"
     return f"{line}.\n"
+
+
+def _numbers(rows: list[dict[str, Any]], name: str) -> list[float]:
+    """Return the number of that name of each row, 0 where it has none; [0] without rows."""
+    return [row.get(name) or 0 for row in rows] or [0]
 
 
 def _history(series: list[Benchmark]) -> str:
@@ -263,7 +270,7 @@ def _history(series: list[Benchmark]) -> str:
     for benchmark in spread(series, STEPS_OF_A_SERIES):
         values = {row["name"]: fixed(row["value"], 6) for row in benchmark.means or benchmark.tasks}
         by_model.append({"model": _of(benchmark)} | values)
-    names = list(dict.fromkeys(name for values in by_model for name in values))
+    names = list(dict.fromkeys(chain.from_iterable(by_model)))
     return table(names, [[values.get(name) for name in names] for values in by_model])
 
 
@@ -271,10 +278,9 @@ def _facts(benchmark: Benchmark) -> str:
     """Return what it takes to repeat the measurement; evals.json has the files and their hashes too."""
     entry, protocols = benchmark.entry, benchmark.protocols()
     versions = ", ".join(f"{name} {version}" for name, version in (entry.get("versions") or {}).items())
-    bundles = [row["bundle"] for row in [*benchmark.means, *benchmark.tasks] if row.get("bundle")]
+    bundles = [row["bundle"] for row in benchmark.rows if row.get("bundle")]
     # Of CORE each mean has the sum over its tasks, of chat tasks each task has its own.
-    seconds = max((mean.get("seconds") or 0 for mean in benchmark.means), default=0)
-    seconds = seconds or sum(task.get("seconds") or 0 for task in benchmark.tasks)
+    seconds = max(_numbers(benchmark.means, "seconds")) or sum(_numbers(benchmark.tasks, "seconds"))
     facts = [
         ["time", date(entry.get("time"))],
         ["device", entry.get("device")],

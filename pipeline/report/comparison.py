@@ -29,8 +29,10 @@ from pipeline.report.curves import (
     thin,
     trained_on,
 )
-from pipeline.report.run_data import Key, RunData, cell, filled_table, fixed, joined, lines_of, number, table, titled
+from pipeline.report.markdown import cell, filled_table, fixed, joined, lines_of, number, table, titled
+from pipeline.report.run_data import RunData
 from pipeline.report.samples import last_texts
+from pipeline.report.scores import Key
 from pipeline.report.sections import leaves
 from pipeline.report.single import place_picture
 from pipeline.report.summary import duration, share, shortened

@@ -9,7 +9,8 @@ from pipeline.monitor.energy import energy_of, kwh, total_j
 from pipeline.monitor.gpus import is_throttled
 from pipeline.monitor.samples_file import NUMBERS, GpuSeries, read_gpus
 from pipeline.process.storage import folder_bytes
-from pipeline.report.run_data import RunData, facts_table, filled_table, joined, number, percent, table
+from pipeline.report.markdown import facts_table, filled_table, joined, number, percent, table
+from pipeline.report.run_data import RunData
 from pipeline.run_dir.columns import mean_step_s
 
 

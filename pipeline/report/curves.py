@@ -7,7 +7,9 @@ from itertools import pairwise
 import numpy as np
 
 from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, is_evaluation, metric_of
-from pipeline.report.run_data import MEANS, RunData, joined, number, table, titled
+from pipeline.report.markdown import joined, number, table, titled
+from pipeline.report.run_data import RunData
+from pipeline.report.scores import MEANS
 
 # How curves are distinguished: one colour and dash for each place in a legend, the same in every plot, picture and
 # page.

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from pipeline.report.diagnosis_rules import RULES, Result, Rule, diagnose
-from pipeline.report.run_data import RunData, cell, joined, table, titled
+from pipeline.report.markdown import cell, joined, table, titled
+from pipeline.report.run_data import RunData
 
 HEAD = """# Diagnosis
 

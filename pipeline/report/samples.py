@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from pipeline.report.run_data import RunData, filled_table, joined, number, table
+from pipeline.report.markdown import filled_table, joined, number, table
+from pipeline.report.run_data import RunData
 
 SHOWN_CHARS = 2000  # of a text; samples.jsonl has the whole
 

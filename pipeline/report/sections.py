@@ -10,9 +10,7 @@ import yaml
 from pipeline.metrics import VALIDATION, is_of_machine
 from pipeline.process.storage import folder_bytes
 from pipeline.report.benchmarks import protocols_text
-from pipeline.report.run_data import (
-    RunData,
-    Score,
+from pipeline.report.markdown import (
     code,
     date,
     facts_table,
@@ -24,6 +22,8 @@ from pipeline.report.run_data import (
     spread,
     table,
 )
+from pipeline.report.run_data import RunData
+from pipeline.report.scores import Score
 from pipeline.run_dir.columns import Columns
 
 # Manifest entries that other sections show, or that only a machine reads.

@@ -10,11 +10,8 @@ from pipeline.report.benchmarks import benchmarks_text
 from pipeline.report.cost import cost_text, energy_text, plan_vs_actual_text
 from pipeline.report.curves import AXES, panels_of
 from pipeline.report.diagnosis import diagnosis_text
-from pipeline.report.run_data import (
-    RunData,
-    joined,
-    titled,
-)
+from pipeline.report.markdown import joined, titled
+from pipeline.report.run_data import RunData
 from pipeline.report.samples import samples_text
 from pipeline.report.sections import (
     attempts_text,

@@ -13,22 +13,11 @@ from pipeline.report.cost import paid, wall_s
 from pipeline.report.curves import finite, trained_on
 from pipeline.report.diagnosis import verdict
 from pipeline.report.diagnosis_rules import diagnose
-from pipeline.report.run_data import (
-    MEANS,
-    Benchmark,
-    RunData,
-    Score,
-    cell,
-    code,
-    filled_table,
-    joined,
-    number,
-    series_of,
-    suite_of,
-    table,
-)
+from pipeline.report.markdown import cell, code, filled_table, joined, number, table
+from pipeline.report.run_data import RunData
 from pipeline.report.run_metrics import RunMetrics, median
 from pipeline.report.samples import texts_of
+from pipeline.report.scores import MEANS, Benchmark, Score, series_of, suite_of
 
 LONGEST_TEXT = 220  # characters of a prompt or an answer on the first screen; the section on samples has more
 SHOWN_SAMPLES = 2
@@ -82,7 +71,7 @@ def summary_of(data: RunData) -> Summary:
     return Summary(
         about=_about(data),
         notices=_notices(data),
-        figures=[figure for figure in figures if figure is not None],
+        figures=[*filter(None, figures)],
         samples=_samples(data),
         commands=_commands(data),
     )
@@ -91,17 +80,14 @@ def summary_of(data: RunData) -> Summary:
 def summary_text(summary: Summary, *, picture: str = "") -> str:
     """Return the same in Markdown. picture: what is put where the page has the loss curve."""
     rows = [[figure.label, figure.value, figure.against or None, figure.detail or None] for figure in summary.figures]
-    names = list(dict.fromkeys(name for sample in summary.samples for name, _ in sample.answers))
-    samples = [[s.prompt, *(dict(s.answers).get(name) for name in names)] for s in summary.samples]
-    commands = "\n".join(f"{given.line}  # {given.purpose}" for given in summary.commands)
-    return joined(
-        f"{cell(summary.about)}\n" if summary.about else "",
-        *(f"{notice.text}\n" for notice in summary.notices),
-        filled_table(["result", "value", "against", "of"], rows),
-        picture,
-        table(["prompt", *names], samples),
-        code(commands, "bash") if commands else "",
-    )
+    names = dict.fromkeys(name for sample in summary.samples for name, _ in sample.answers)
+    samples = [[sample.prompt, *map(dict(sample.answers).get, names)] for sample in summary.samples]
+    parts = [filled_table(["result", "value", "against", "of"], rows), picture, table(["prompt", *names], samples)]
+    if summary.commands:
+        parts.append(code("\n".join(f"{given.line}  # {given.purpose}" for given in summary.commands), "bash"))
+    about = [cell(summary.about)] if summary.about else []
+    head = [f"{line}\n" for line in [*about, *(notice.text for notice in summary.notices)]]
+    return joined(*head, *parts)
 
 
 def _about(data: RunData) -> str:
@@ -166,7 +152,7 @@ def _benchmark(data: RunData) -> Figure | None:
         return None
     row = rows[0]
     name, against, of_base = row["name"], "", _of_base(data, row, newest)
-    earlier = [other["value"] for other in [*oldest.means, *oldest.tasks] if other["name"] == name]
+    earlier = [other["value"] for other in oldest.rows if other["name"] == name]
     if len(series) > 1 and earlier:
         against = f"{_model_at(data, oldest.step)} {share(name, earlier[0])}"
     elif of_base is not None:
@@ -190,9 +176,11 @@ def _of_base(data: RunData, row: dict[str, Any], benchmark: Benchmark) -> Score 
 
 
 def _model_at(data: RunData, step: int | None) -> str:
-    if step == 0:
-        return "base model" if _base_name(data) else "untrained"
-    return f"step {number(step)}" if step is not None else "model/"
+    if step is None:
+        return "model/"
+    if step:
+        return f"step {number(step)}"
+    return "base model" if _base_name(data) else "untrained"
 
 
 def _validation(data: RunData) -> Figure | None:
@@ -269,7 +257,7 @@ def duration(seconds: float) -> str:
 
 def _samples(data: RunData) -> list[Sample]:
     texts = texts_of(data.samples)
-    steps = sorted({step for by_step in texts.values() for step in by_step})
+    steps = sorted(set().union(*texts.values()))
     names = {}  # of the first step and the last: an untrained model's text, and the newest
     for step in steps[:1] + steps[-1:]:
         trained = "after SFT" if data.stage == "sft" else "trained"
@@ -325,8 +313,8 @@ def _prompt(data: RunData) -> str:
     """Return an option with a text to go on from: a base model does not answer."""
     if data.stage == "sft":
         return ""
-    short = (row["prompt"] for row in data.samples if len(row["prompt"]) <= 60 and row["prompt"].isprintable())
-    return f" -p {shlex.quote(next(short, 'Once upon a time'))}"
+    short = [row["prompt"] for row in data.samples if len(row["prompt"]) <= 60 and row["prompt"].isprintable()]
+    return f" -p {shlex.quote([*short, 'Once upon a time'][0])}"
 
 
 def _typed_path(data: RunData) -> str:
