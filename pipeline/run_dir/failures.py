@@ -197,7 +197,9 @@ def has_reported_error(run: RunDirectory) -> bool:
 def _classify(error: BaseException) -> tuple[int, str]:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
-        return (64 if code == 2 else code), str(error.code or "")  # 2: argparse has printed the mistake
+        if code == 2:  # argparse has printed the mistake
+            code = 64
+        return code, str(error.code or "")
     converted = _as_tandem_error(error)
     if isinstance(converted, TandemError):
         return converted.status, str(converted)
@@ -235,11 +237,13 @@ def _as_tandem_error(error: BaseException) -> BaseException:
         name = signal.Signals(error.args[0]).name
         return Preempted(f"{name} ended it before it was done; what was written is whole. Run the same command again.")
     # safetensors and tokenizers have the system's error in their words only.
-    from_rust = type(error).__name__ == "SafetensorError" or type(error) is Exception
-    match = re.search(r"\(os error (\d+)\)", str(error)) if from_rust else None
-    number = int(match[1]) if match else error.errno if isinstance(error, OSError) else None
+    number = error.errno if isinstance(error, OSError) else None
+    if type(error).__name__ == "SafetensorError" or type(error) is Exception:
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(match[1]) if match else None
     where = getattr(error, "filename2", None) or getattr(error, "filename", None)
-    where = where or (_current_run.path if _current_run else "disk")
+    if not where:
+        where = _current_run.path if _current_run else "disk"
     if number in DISK_FULL:
         return DiskFullError(
             f"{where}: no space is left. Free some or move run.directory; then run the same command again."
@@ -308,21 +312,19 @@ def write_report(run: RunDirectory, *, limit_s: float | None = None) -> str | No
 
 def _write_failure(error: BaseException, status: int, message: str) -> None:
     assert _current_run is not None
+    record = {
+        "status": status,
+        "class": type(error).__name__,
+        "message": redacted(message),
+        "facts": getattr(error, "facts", None),
+        "time": time.time(),
+        "rank": int(os.environ.get("RANK", 0)),
+        "traceback": None,
+    }
+    if not isinstance(error, TandemError):
+        record["traceback"] = [*map(redacted, traceback.format_exception(error))]
     try:
-        write_json(
-            _current_run.failure,
-            {
-                "status": status,
-                "class": type(error).__name__,
-                "message": redacted(message),
-                "facts": getattr(error, "facts", None),
-                "time": time.time(),
-                "rank": int(os.environ.get("RANK", 0)),
-                "traceback": None
-                if isinstance(error, TandemError)
-                else [redacted(line) for line in traceback.format_exception(error)],
-            },
-        )
+        write_json(_current_run.failure, record)
     except CannotWriteError:
         return  # the run directory is gone, which is what is reported
     except OSError as second:
