@@ -1,6 +1,7 @@
 """The length of a run in epochs before its rows are packed."""
 
 import json
+from itertools import chain
 from typing import Any
 
 from pipeline.process.errors import DataError
@@ -29,7 +30,7 @@ def about_tokens(
     section = tokenizer_settings.tokenizer
     sources, validation = open_sources(settings)
     sizes = [text_bytes(source) for source in validation]
-    held_out = None if None in sizes else sum(size or 0 for size in sizes)
+    held_out = None if None in sizes else sum(filter(None, sizes))
     elsewhere = section.path is None and start_from is not None
     if elsewhere or any(source.spec.weight is not None for source in sources):
         return None, held_out
@@ -37,7 +38,7 @@ def about_tokens(
     if section.path:
         tokenizer, _ = ready_tokenizer(tokenizer_settings)
     else:
-        texts = (text_of(item) for items, _ in first for item in items)
+        texts = map(text_of, chain.from_iterable(items for items, _ in first))
         assert section.vocab_size is not None
         tokenizer = train_bpe(texts, vocab_size=section.vocab_size, split_pattern=section.split_pattern)
     tokens = 0.0
@@ -51,7 +52,7 @@ def about_tokens(
 def _first_items(source: OpenSource) -> tuple[list[Any], float | None]:
     """Return the source's first documents or conversations, and the share of it that they are."""
     items, size = list[Any](), 0
-    for item in (item for block in source.read() for item in block.items):
+    for item in chain.from_iterable(block.items for block in source.read()):
         if size >= COUNTED_BYTES:
             whole = text_bytes(source)
             return items, min(1.0, size / whole) if whole else None

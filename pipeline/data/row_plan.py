@@ -46,6 +46,7 @@ def plan_rows(
     if settings.start_from is not None and not chat:
         end = document_end_of(tokenizer, run=settings.run, start_folder=settings.start_folder)
     ending = {} if end is None else {"end": end}
+    # 1. What the bytes of every shard depend on: with the source's own, it is what a cache key is made of.
     common = {
         "format": FORMAT,
         "kind": settings.kind,
@@ -60,9 +61,15 @@ def plan_rows(
     }
     if chat and custom_template(tokenizer):
         common["rendering"] = RENDERING_VERSION
-    train_packing = {"max_row_overflow": data.max_row_overflow} if chat else {"packing": data.packing}
+    # 2. How rows are packed: those of training as the recipe says, validation by a protocol of its own, so that its
+    #    figures compare across recipes.
+    if chat:
+        train_packing, held_packing = {"max_row_overflow": data.max_row_overflow}, {"max_row_overflow": "cut"}
+    else:
+        train_packing, held_packing = {"packing": data.packing}, {"packing": "best_fit_crop"}
     one_text = {"packing": ONE_TEXT} if data.one_text_rows else {}
     alone = one_text if chat or data.isolate_documents else {}
+    # 3. Training.
     plan: dict[str, Any] = {
         "cache_dir": str(cache_dir(data.cache_dir)),
         "kind": settings.kind,
@@ -85,19 +92,19 @@ def plan_rows(
             "parts": [part_of(source.spec, counted=settings.epochs is not None) for source in train],
         },
     }
-    # Ids of some tokenizers have no fixed bytes: then the rows carry them.
-    scored = {} if chat or is_byte_level(tokenizer) else {"target_bytes": True}
-    held_out = {**common, "packing_documents": VALIDATION_BUFFER, **scored}
-    packing = {"max_row_overflow": "cut"} if chat else {"packing": "best_fit_crop"}
+    # 4. Validation, in rows (val/bpb) and by whole documents (val/bpb_documents).
+    held_out = {**common, "packing_documents": VALIDATION_BUFFER}
+    if not chat and not is_byte_level(tokenizer):
+        held_out["target_bytes"] = True  # ids have no fixed bytes: the rows carry them
     plan["validation"] = {
         "total_rows": max(1, int(bpb.tokens) // data.row_tokens),
         "epochs": None,
-        "sequences": [sequence_plan(source, {**held_out, **packing, **alone}) for source in validation],
+        "sequences": [sequence_plan(source, {**held_out, **held_packing, **alone}) for source in validation],
         "parts": [{"weight": source.spec.weight or 1.0, "epochs": None, "at_end": "drop"} for source in validation],
     }
     plan["documents"] = None
     if not chat and bpb.document_bytes > 0 and validation:
-        share = -(-int(bpb.document_bytes) // len(validation))
+        share = -(-int(bpb.document_bytes) // len(validation))  # rounded up
         scoring = {**held_out, "packing": "cut_and_fit", "limit_bytes": share, **one_text}
         plan["documents"] = {
             "total_rows": None,
@@ -110,14 +117,14 @@ def plan_rows(
 
 def sequence_plan(source: Any, settings: dict) -> dict:
     """Return a sequence's cache key and everything that the key stands for, but for the files themselves."""
-    settings = {
-        **settings,
-        "source": source.fingerprint,
-        "files": [file.sha256 or file.label for file in source.files],
-    }
-    key = digest(settings, KEY_LENGTH)
-    passes = {"passes": source.passes, "files_in_a_pass": len(source.once.files)} if source.passes > 1 else {}
-    return {"name": source.name, "key": key, "settings": {k: v for k, v in settings.items() if k != "files"}, **passes}
+    settings = {**settings, "source": source.fingerprint}
+    # Files that are not here yet have no hash; those of the Hub are named with the commit in the fingerprint.
+    files = [file.sha256 or file.label for file in source.files]
+    key = digest({**settings, "files": files}, KEY_LENGTH)
+    plan = {"name": source.name, "key": key, "settings": settings}
+    if source.passes > 1:
+        plan |= {"passes": source.passes, "files_in_a_pass": len(source.once.files)}
+    return plan
 
 
 def part_of(spec: Any, *, counted: bool) -> dict:
@@ -154,7 +161,8 @@ def special_ids(tokenizer: Any) -> tuple[int, int]:
             "tokenizer: it has neither a bos nor an eos token, so rows cannot say where a document begins. Choose "
             "another one."
         )
-    return int(bos), int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else bos)
+    pad = bos if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return int(bos), int(pad)
 
 
 def document_end_of(tokenizer: Any, *, run: Run, start_folder: Path | None) -> int | None:
@@ -173,7 +181,9 @@ def document_end_of(tokenizer: Any, *, run: Run, start_folder: Path | None) -> i
             return earlier.read_manifest().get("inputs", {}).get("document_end")
     if start_folder is not None and (start_folder / "generation_config.json").exists():
         ends = read_json(start_folder / "generation_config.json").get("eos_token_id")
-        if document_start(tokenizer) in (ends if isinstance(ends, list) else [ends]):
+        if not isinstance(ends, list):
+            ends = [ends]
+        if document_start(tokenizer) in ends:
             return None
     return document_end(tokenizer)
 
@@ -190,12 +200,13 @@ def folders_of(plan: dict) -> list[Path]:
 def open_stream(plan: dict, role: str) -> MixedDataset:
     """Return the rows train | validation | documents of a plan that has them, as far as they are sealed."""
     about = plan[role]
-    datasets = [
-        ShardedDataset(sequence_folder(plan, s), shard_rows=s["settings"]["shard_rows"]) for s in about["sequences"]
-    ]
+    datasets, keys = [], []
+    for sequence in about["sequences"]:
+        shard_rows = sequence["settings"]["shard_rows"]
+        datasets.append(ShardedDataset(sequence_folder(plan, sequence), shard_rows=shard_rows))
+        keys.append(sequence["key"])
     weights = [SourceWeight(**part) for part in about["parts"]]
     mixture = Mixture(weights, total_rows=about["total_rows"], epochs=about["epochs"])
-    keys = [s["key"] for s in about["sequences"]]
     return MixedDataset(datasets, mixture, keys=keys, seed=plan["seed"] if role == "train" else None)
 
 
@@ -215,13 +226,13 @@ def next_shard(streams: dict[str, MixedDataset]) -> tuple[str, int] | None:
 
 def damaged_shards(streams: dict[str, MixedDataset], *, verify: bool) -> list[tuple[str, int, int]]:
     """Return (role, source, shard) of the sealed shards that the run needs and that are not as they were sealed."""
-    return [
-        (role, source, number)
-        for role, stream in streams.items()
-        for source, dataset in enumerate(stream.datasets)
-        for number in range(stream.shards_needed(source))
-        if is_damaged(dataset.folder, number, verify=verify)
-    ]
+    damaged = []
+    for role, stream in streams.items():
+        for source, dataset in enumerate(stream.datasets):
+            for number in range(stream.shards_needed(source)):
+                if is_damaged(dataset.folder, number, verify=verify):
+                    damaged.append((role, source, number))
+    return damaged
 
 
 def discard_damaged(plan: dict) -> None:

@@ -17,7 +17,6 @@ from pipeline.tokenizer.encode import (
     END,
     PAD,
     TEMPLATE_MARKS,
-    control_ids,
     control_strings,
     plain_backend,
 )
@@ -32,8 +31,9 @@ WRITE_ONE = (
 def load_ready(settings: TokenizerSettings) -> Any:
     """Return the tokenizer that `tokenizer.path` names, ready for both stages; the first rank prints each change."""
     tokenizer, lines = ready_tokenizer(settings)
-    for line in lines if os.environ.get("RANK", "0") == "0" else []:
-        print(line)
+    if os.environ.get("RANK", "0") == "0":
+        for line in lines:
+            print(line)
     return tokenizer
 
 
@@ -55,13 +55,17 @@ def ready_tokenizer(settings: TokenizerSettings) -> tuple[Any, list[str]]:
         tokenizer.chat_template = given
     elif given or not tokenizer.chat_template:
         lines = _completed(tokenizer, section, template=given)
-        return tokenizer, [*lines[:-1], *(line + other_ids for line in lines[-1:])]
+        if lines:
+            lines[-1] += other_ids
+        return tokenizer, lines
     problems = template_problems(tokenizer)
     whose = section.chat_template or f"the chat template of {section.path}"
     if problems and (given or settings.stage == "sft"):
         raise RecipeError(f"tokenizer: {whose} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
     lines = _template_lines(tokenizer, section, problems, stage=settings.stage)
-    return tokenizer, [*(line + other_ids for line in lines[:1]), *lines[1:]]
+    if lines:
+        lines[0] += other_ids
+    return tokenizer, lines
 
 
 def _other_ids(tokenizer: Any, revision: str | None) -> str:
@@ -78,8 +82,8 @@ def _other_ids(tokenizer: Any, revision: str | None) -> str:
     of_file.no_truncation()
     of_file.no_padding()
     of_file.encode_special_tokens = True
-    backends = (of_file, plain_backend(tokenizer))
-    found, used = (backend.encode_batch_fast(list(AWKWARD), add_special_tokens=False) for backend in backends)
+    found = of_file.encode_batch_fast(list(AWKWARD), add_special_tokens=False)
+    used = plain_backend(tokenizer).encode_batch_fast(list(AWKWARD), add_special_tokens=False)
     if [encoding.ids for encoding in found] == [encoding.ids for encoding in used]:
         return ""
     return (
@@ -106,11 +110,10 @@ def _template_lines(tokenizer: Any, section: Tokenizer, problems: list[str], *, 
     if stage == "pretrain":
         return lines
     end = None if own.end_of_turn is None else tokenizer.convert_ids_to_tokens(own.end_of_turn)
-    lines.append(
-        "tokenizer: trained is what the template has between its {% generation %} marks"
-        if own.marks_answers
-        else f"tokenizer: trained are the assistant's turns, each with its end {end!r}"
-    )
+    if own.marks_answers:
+        lines.append("tokenizer: trained is what the template has between its {% generation %} marks")
+    else:
+        lines.append(f"tokenizer: trained are the assistant's turns, each with its end {end!r}")
     if end is None:
         lines.append("tokenizer: no control token stands between these marks, so the model does not learn to stop")
     if own.writes_date:
@@ -173,8 +176,7 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
             "Check the name, the network and HF_TOKEN, or name a folder."
         ) from None
     # For many types of models transformers makes an empty tokenizer where there are no files of one.
-    controls = control_ids(tokenizer)
-    tokens = "".join(token for token, i in tokenizer.get_vocab().items() if i not in controls)
+    tokens = "".join(tokenizer.get_vocab().keys() - set(control_strings(tokenizer)))
     if not any(map(str.isalnum, tokens)):
         raise InputMissingError(_none(where, folder or path, f"its {len(tokenizer)} ids stand for no text"))
     if not tokenizer.is_fast:
@@ -216,7 +218,10 @@ def given_template(settings: TokenizerSettings) -> str | None:
 
 def _places(path: str, beside: str | None) -> list[Path]:
     """Return where a path is looked for: relative to the file `beside`, then to the working folder."""
-    return [*([Path(beside).parent / path] if beside else []), Path(path).expanduser()]
+    places = [Path(path).expanduser()]
+    if beside:
+        places.insert(0, Path(beside).parent / path)
+    return places
 
 
 def _add_missing(tokenizer, names) -> list[str]:

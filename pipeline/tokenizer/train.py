@@ -215,7 +215,9 @@ def table(judgement: dict[str, Any]) -> str:
     """Return the judgement as lines for the console."""
     other = judgement["other"]
     head = f"{'bytes per token':<16}{'bytes':>10}{'tokens':>10}{'ours':>8}"
-    lines = [head + (f"{other[:20]:>22}{'difference':>12}" if other else "")]
+    if other:
+        head += f"{other[:20]:>22}{'difference':>12}"
+    lines = [head]
     for kind, row in judgement["texts"].items():
         line = f"{kind:<16}{row['bytes']:>10,}{row['tokens']:>10,}{row['bytes_per_token']:>8.3f}"
         if other:
@@ -228,7 +230,7 @@ def table(judgement: dict[str, Any]) -> str:
 
 
 def _some(sources: list) -> list[str]:
-    return list(training_texts(sources, total_chars=JUDGED_CHARS, document_chars=10_000)) if sources else []
+    return list(training_texts(sources, total_chars=JUDGED_CHARS, document_chars=10_000))
 
 
 def _tokens(tokenizer, texts: list[str]) -> int:
