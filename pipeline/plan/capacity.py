@@ -106,15 +106,17 @@ def _device_bytes(plan: Plan) -> float | None:
 
 
 def _batch(plan: Plan) -> None:
-    rows = plan.recipe.rows_per_step
+    recipe = plan.recipe
+    rows = recipe.rows_per_step
     if batch_ranks(plan.processes) > rows:
         raise RecipeError(
             f"{plan.recipe.where('data.batch_tokens')}: a step of {plan.batch_tokens} tokens has {rows} rows, "
             f"and {plan.processes} processes would leave some without any. Start fewer processes, or make the batch "
             "larger."
         )
+    # Known only now, where the batch follows from the processes.
     problems = Problems()
-    check_halvings(plan.recipe, problems)  # known only now, where the batch follows from the processes
+    check_halvings(recipe.step_rows, recipe.data.row_tokens, problems.of(recipe.where))
     problems.raise_if_any()
 
 

@@ -180,7 +180,8 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
         if recipe.optimizer.type == "muon_adamw":
             num_reference = _scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
             scales["matrices.weight_decay"] = batch_scale * num_reference / _scaling(sizes)
-    fill("optimizer.rate_scale", batch_scale, "model.depth" if dial else None)
+    cause = "model.depth" if dial else None
+    fill("optimizer.rate_scale", batch_scale, cause)
     for group, settings in groups.items():
         for name, value in settings.items():
             scale = scales.get(f"{group}.{name}", 1.0)
@@ -192,7 +193,9 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
 
 def group_settings(optimizer_type: str, group: str) -> set[str]:
     """Return names of the settings that a group has under an optimizer type."""
-    return set(MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group])
+    if group == "matrices":
+        return set(MATRIX_GROUP[optimizer_type])
+    return set(ADAM_GROUPS[group])
 
 
 def _scaling(sizes: "Sizes | CountedSizes") -> int:

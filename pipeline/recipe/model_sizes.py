@@ -33,10 +33,8 @@ def sizes_of(recipe: Recipe, vocab_size: int | None = None) -> "Sizes | CountedS
     model = recipe.model
     vocab_size = vocab_size or recipe.tokenizer.vocab_size
     missing = [f"model.{name}" for name in ("n_layer", "n_embd", "n_head") if getattr(model, name) is None]
-    missing += ["tokenizer.vocab_size"] if vocab_size is None else []
-    if missing:
-        raise ValueError(f"{', '.join(missing)} not known")
-    assert vocab_size is not None
+    if missing or vocab_size is None:
+        raise ValueError(f"{', '.join(missing) or 'tokenizer.vocab_size'} not known")
     model_type = (model.start_config or {}).get("model_type", model.type)
     if model_type not in BY_ARITHMETIC or (model_type == "nanochat" and model.start_config is None):
         return _counted(recipe, vocab_size)

@@ -100,7 +100,7 @@ def resolve_warmup(recipe: Recipe) -> Recipe:
     if recipe.optimizer.type != "trainer" and schedule.warmup_steps == Schedule().warmup_steps:
         recipe = with_values(recipe, {"optimizer.schedule.warmup_steps": min(schedule.warmup_steps, steps // 5)})
     problems = Problems()
-    check_warmup(recipe, problems)
+    check_warmup(recipe.optimizer, recipe.train, problems.of(recipe.where))
     problems.raise_if_any()
     return recipe
 
