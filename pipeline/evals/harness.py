@@ -217,7 +217,7 @@ def _rows(
         version, num_fewshot = str(found["versions"].get(task)), found["n-shot"].get(task)
         samples = [found["samples"].get(leaf, []) for leaf in _leaves(task, found.get("group_subtasks", {}))]
         num_cut = sum(_num_cut(of_leaf, cut) for of_leaf in samples)
-        parts = {
+        parts: dict[str, Any] = {
             "score": "lm_eval",
             "task": task,
             "version": version,
