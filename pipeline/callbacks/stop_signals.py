@@ -66,7 +66,8 @@ class StopSignals(TrainerCallback):
         may have unequal numbers of them, and each gives up where it is. In lockstep they have equally many and agree
         before each: the others would wait in their forward for the one that gives up."""
         for item in items:
-            if self.agreed() if lockstep else self.signals.received:
+            is_signalled = self.agreed() if lockstep else self.signals.received
+            if is_signalled:
                 break
             yield item
         if self.agreed():
