@@ -21,7 +21,6 @@ from pipeline.process.storage import read_json
 from pipeline.recipe.sizes import LLAMA_NAMES
 from pipeline.report.benchmarks import protocols_text, scores_text, suite_name
 from pipeline.report.cost import spent
-from pipeline.report.curves import trained_on
 from pipeline.report.markdown import cell, code, date, facts_table, filled_table, joined, number, visible
 from pipeline.report.run_data import RunData
 from pipeline.report.scores import Benchmark, Score, series_of, task_name
@@ -308,7 +307,7 @@ def training_text(card: Published) -> str:
         ["tokens (row positions)", number(data.tokens() or None)],
         ["tokens of a step", number(data.fact("inputs.batch_tokens"))],
         ["optimizer", card.recipe("optimizer").get("type")],
-        ["precision and hardware", trained_on(data)],
+        ["precision and hardware", data.trained_on],
         *spent(data),
         ["ended", date(manifest.get("ended")) if card.finished else None],
         ["training loss at the end, smoothed, nats per token", number(data.last("train/loss_ema"), 5)],
