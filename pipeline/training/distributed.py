@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from pipeline.metrics import Numbers
 from pipeline.process.errors import TandemError
 
 Decision = TypeVar("Decision")
@@ -65,7 +66,7 @@ def from_every_rank(value: Any) -> list:
     return values
 
 
-def numbers_of_every_rank(numbers: dict[str, float], device: torch.device) -> list[dict[str, float]]:
+def numbers_of_every_rank(numbers: Numbers, device: torch.device) -> list[Numbers]:
     """Return the numbers of every rank, which all have the same names, by one gather on the device."""
     if num_ranks() == 1:
         return [numbers]
