@@ -106,9 +106,8 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 def set_rng_state(state: dict[str, torch.Tensor]) -> None:
     """Put back what get_rng_state gave."""
     version, *python = state["python"].tolist()
-    gauss: float | None = state["python_gauss"].item()
-    if math.isnan(gauss):
-        gauss = None
+    second = state["python_gauss"].item()
+    gauss = None if math.isnan(second) else second
     random.setstate((version, tuple(python), gauss))
     position, has_gauss = state["numpy_position"].tolist()
     keys = state["numpy"].numpy().astype(np.uint32)

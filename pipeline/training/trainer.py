@@ -329,7 +329,7 @@ class TandemTrainer(Trainer):
                 torch.nn.utils.clip_grads_with_norm_(of_one_placement, self.args.max_grad_norm, norm)
         return norm
 
-    def trained_parameters(self) -> list[torch.Tensor]:
+    def trained_parameters(self) -> list[Any]:
         """Return the optimizer's parameters, in the order of its groups."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
