@@ -30,12 +30,12 @@ from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeE
 from pipeline.process.progress import seconds_text
 from pipeline.process.storage import lock, read_json, write_json, write_text
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
-from pipeline.recipe.batch import step_rows
 from pipeline.recipe.layers import EXCLUSIVE, read_layers
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.start_from import resolve_start
 from pipeline.report.comparison import CHANCE
-from pipeline.report.run_data import filled_table, read_run
+from pipeline.report.markdown import filled_table
+from pipeline.report.run_data import read_run
 from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.run_dir.run_directory import SWEEP_TAG, find_run
@@ -592,7 +592,7 @@ class Sweep:
                 f"--equal {equal}: the recipe's horizon is in epochs, of which the steps are not known yet. Give "
                 "train.max_steps=N or run.tokens=N."
             )
-        rows, row_tokens = step_rows(plan.recipe), plan.recipe.data.row_tokens
+        rows, row_tokens = plan.recipe.step_rows, plan.recipe.data.row_tokens
         if step_s is not None:  # of a whole batch
             batches = base.tokens / base.batch_tokens * self.record["baseline"]["step_s"] / step_s
             return rows.steps(int(batches) * rows.full)

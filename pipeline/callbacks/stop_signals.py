@@ -8,7 +8,7 @@ from torch._dynamo import callback as compilations
 from transformers import TrainerCallback
 
 from pipeline.evals.bpb import EvaluationInterrupted
-from pipeline.run_dir.failures import Signals
+from pipeline.run_dir.failures import KeyboardSignals, Signals
 from pipeline.training.distributed import num_ranks
 
 Item = TypeVar("Item")
@@ -20,7 +20,7 @@ class StopSignals(TrainerCallback):
     An evaluation and the samples that are given up are due still, and done first after the resume.
     """
 
-    def __init__(self, signals: Signals) -> None:
+    def __init__(self, signals: Signals | KeyboardSignals) -> None:
         self.signals = signals
         self.group = None
         compilations.on_compile_start(lambda _: setattr(signals, "compiling", True))

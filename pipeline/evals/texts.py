@@ -131,8 +131,9 @@ def sources_of_run(run: RunDirectory, *, trust_code: bool = False) -> tuple[Reci
     folder = recipe.run.code_folder if trust_code else None
     code = CodeFolder(folder, trusted=trust_code, trust_with=COMMAND_TRUST, closed=why)
     recipe = with_values(recipe, {"code": code, "data.cache_dir": str(cache_of_run(recipe.data.cache_dir))})
-    recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs") or {})
-    return recipe, open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    data = with_recorded_inputs(recipe.data, run.read_manifest().get("inputs") or {})
+    recipe = with_values(recipe, {"data": data})
+    return recipe, open_sources(recipe.source_settings())
 
 
 def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False) -> Any:
@@ -145,18 +146,19 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
     from pipeline.data.prepare import ShardBuilder
     from pipeline.data.row_plan import locks, plan_rows
     from pipeline.data.validation import ValidationRows, held_out_coverage
+    from pipeline.recipe.dial import row_settings
 
     if not run.recipe.exists():
         raise InputMissingError(
             f"{run.recipe}: missing, so the run's validation text is unknown. Name text with --text."
         )
     recipe, sources = sources_of_run(run, trust_code=trust_code)
-    plan = {**plan_rows(recipe, tokenizer, sources=sources), "train": None}
+    plan = {**plan_rows(row_settings(recipe), tokenizer, sources=sources), "train": None}
     # Only what the cache does not have is made.
     with locks(plan):
         for _ in ShardBuilder(plan, tokenizer, sources=sources).prepare():
             pass
-    rows = ValidationRows.open(Preparation(plan))
+    rows = ValidationRows(Preparation(plan))
     rows.coverage = held_out_coverage(tokenizer, sources[1])
     return rows
 

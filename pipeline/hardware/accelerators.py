@@ -40,8 +40,6 @@ class DeviceInfo:
 
 # Accelerators we know: dense peak FLOP/s by number format, memory bandwidth, memory, power, each with its source.
 TERA = 1e12
-NVIDIA = "https://www.nvidia.com/en-us/data-center/"
-GEFORCE = "NVIDIA architecture whitepaper, tensor rates with FP32 accumulation: "
 
 
 @dataclass(frozen=True)
@@ -77,24 +75,24 @@ H100_SXM = _peaks(989.5, tf32=494.5, float32=67, float8=1979)
 A100 = _peaks(312, tf32=156, float32=19.5)
 # fmt: off
 ACCELERATORS = (
-    Accelerator("H100", r"NVIDIA H100 80GB HBM3", H100_SXM, 3.35e12, 80, 700, NVIDIA + "h100/ (SXM; sparse rates halved)"),
-    Accelerator("H100-PCIe", r"NVIDIA H100 PCIe", _peaks(756, tf32=378, float32=51, float8=1513), 2.0e12, 80, 350, NVIDIA + "h100/ (PCIe datasheet 2022; sparse rates halved)"),
-    Accelerator("H200", r"NVIDIA H200", H100_SXM, 4.8e12, 140, 700, NVIDIA + "h200/ (SXM; sparse rates halved)"),
-    Accelerator("B200", r"NVIDIA B200", _peaks(2250, float32=75, float8=4500), 8.0e12, 180, 1000, NVIDIA + "hgx/ (B200, an eighth of the board; sparse rates halved)"),
-    Accelerator("A100", r"NVIDIA A100-SXM4-80GB", A100, 2.039e12, 80, 400, NVIDIA + "a100/"),
-    Accelerator("A100-40GB", r"NVIDIA A100-SXM4-40GB", A100, 1.555e12, 40, 400, NVIDIA + "a100/"),
-    Accelerator("A100-PCIe", r"NVIDIA A100 80GB PCIe", A100, 1.935e12, 80, 300, NVIDIA + "a100/"),
-    Accelerator("A100-PCIe-40GB", r"NVIDIA A100-PCIE-40GB", A100, 1.555e12, 40, 250, NVIDIA + "a100/"),
-    Accelerator("A40", r"NVIDIA A40", _peaks(149.7, tf32=74.8, float32=37.4), 0.696e12, 48, 300, NVIDIA + "a40/"),
-    Accelerator("A10", r"NVIDIA A10", _peaks(125, tf32=62.5, float32=31.2), 0.6e12, 24, 150, NVIDIA + "products/a10-gpu/"),
-    Accelerator("L40S", r"NVIDIA L40S", _peaks(362, tf32=183, float32=91.6, float8=733), 0.864e12, 48, 350, NVIDIA + "l40s/"),
-    Accelerator("L40", r"NVIDIA L40", _peaks(181, tf32=90.5, float32=90.5, float8=362), 0.864e12, 48, 300, NVIDIA + "l40/"),
-    Accelerator("L4", r"NVIDIA L4", _peaks(121, tf32=60, float32=30.3, float8=242.5), 0.3e12, 24, 72, NVIDIA + "l4/ (sparse rates halved)"),
-    Accelerator("T4", r"(NVIDIA |)(Tesla |)T4", _peaks(float16=65, float32=8.1), 0.32e12, 16, 70, NVIDIA + "tesla-t4/ (no bfloat16)"),
-    Accelerator("V100", r"(NVIDIA |)Tesla V100-SXM2-(16|32)GB", _peaks(float16=125, float32=15.7), 0.9e12, 16, 300, NVIDIA + "v100/ (no bfloat16)"),
-    Accelerator("RTX5090", r"NVIDIA GeForce RTX 5090", _peaks(209.5, tf32=104.8, float32=104.8, float8=419), 1.792e12, 32, 575, GEFORCE + "Blackwell"),
-    Accelerator("RTX4090", r"NVIDIA GeForce RTX 4090", _peaks(165.2, tf32=82.6, float32=82.6, float8=330.3), 1.008e12, 24, 450, GEFORCE + "Ada"),
-    Accelerator("RTX3090", r"NVIDIA GeForce RTX 3090", _peaks(71, tf32=35.6, float32=35.6), 0.936e12, 24, 350, GEFORCE + "Ampere GA102"),
+    Accelerator("H100", r"NVIDIA H100 80GB HBM3", H100_SXM, 3.35e12, 80, 700, "https://www.nvidia.com/en-us/data-center/h100/ (SXM; sparse rates halved)"),
+    Accelerator("H100-PCIe", r"NVIDIA H100 PCIe", _peaks(756, tf32=378, float32=51, float8=1513), 2.0e12, 80, 350, "https://www.nvidia.com/en-us/data-center/h100/ (PCIe datasheet 2022; sparse rates halved)"),
+    Accelerator("H200", r"NVIDIA H200", H100_SXM, 4.8e12, 140, 700, "https://www.nvidia.com/en-us/data-center/h200/ (SXM; sparse rates halved)"),
+    Accelerator("B200", r"NVIDIA B200", _peaks(2250, float32=75, float8=4500), 8.0e12, 180, 1000, "https://www.nvidia.com/en-us/data-center/hgx/ (B200, an eighth of the board; sparse rates halved)"),
+    Accelerator("A100", r"NVIDIA A100-SXM4-80GB", A100, 2.039e12, 80, 400, "https://www.nvidia.com/en-us/data-center/a100/"),
+    Accelerator("A100-40GB", r"NVIDIA A100-SXM4-40GB", A100, 1.555e12, 40, 400, "https://www.nvidia.com/en-us/data-center/a100/"),
+    Accelerator("A100-PCIe", r"NVIDIA A100 80GB PCIe", A100, 1.935e12, 80, 300, "https://www.nvidia.com/en-us/data-center/a100/"),
+    Accelerator("A100-PCIe-40GB", r"NVIDIA A100-PCIE-40GB", A100, 1.555e12, 40, 250, "https://www.nvidia.com/en-us/data-center/a100/"),
+    Accelerator("A40", r"NVIDIA A40", _peaks(149.7, tf32=74.8, float32=37.4), 0.696e12, 48, 300, "https://www.nvidia.com/en-us/data-center/a40/"),
+    Accelerator("A10", r"NVIDIA A10", _peaks(125, tf32=62.5, float32=31.2), 0.6e12, 24, 150, "https://www.nvidia.com/en-us/data-center/products/a10-gpu/"),
+    Accelerator("L40S", r"NVIDIA L40S", _peaks(362, tf32=183, float32=91.6, float8=733), 0.864e12, 48, 350, "https://www.nvidia.com/en-us/data-center/l40s/"),
+    Accelerator("L40", r"NVIDIA L40", _peaks(181, tf32=90.5, float32=90.5, float8=362), 0.864e12, 48, 300, "https://www.nvidia.com/en-us/data-center/l40/"),
+    Accelerator("L4", r"NVIDIA L4", _peaks(121, tf32=60, float32=30.3, float8=242.5), 0.3e12, 24, 72, "https://www.nvidia.com/en-us/data-center/l4/ (sparse rates halved)"),
+    Accelerator("T4", r"(NVIDIA |)(Tesla |)T4", _peaks(float16=65, float32=8.1), 0.32e12, 16, 70, "https://www.nvidia.com/en-us/data-center/tesla-t4/ (no bfloat16)"),
+    Accelerator("V100", r"(NVIDIA |)Tesla V100-SXM2-(16|32)GB", _peaks(float16=125, float32=15.7), 0.9e12, 16, 300, "https://www.nvidia.com/en-us/data-center/v100/ (no bfloat16)"),
+    Accelerator("RTX5090", r"NVIDIA GeForce RTX 5090", _peaks(209.5, tf32=104.8, float32=104.8, float8=419), 1.792e12, 32, 575, "NVIDIA architecture whitepaper, tensor rates with FP32 accumulation: Blackwell"),
+    Accelerator("RTX4090", r"NVIDIA GeForce RTX 4090", _peaks(165.2, tf32=82.6, float32=82.6, float8=330.3), 1.008e12, 24, 450, "NVIDIA architecture whitepaper, tensor rates with FP32 accumulation: Ada"),
+    Accelerator("RTX3090", r"NVIDIA GeForce RTX 3090", _peaks(71, tf32=35.6, float32=35.6), 0.936e12, 24, 350, "NVIDIA architecture whitepaper, tensor rates with FP32 accumulation: Ampere GA102"),
     Accelerator("MI300X", r"AMD Instinct MI300X( OAM|)", _peaks(1307.4, tf32=653.7, float32=163.4, float8=2614.9), 5.3e12, 192, 750, "AMD Instinct MI300X data sheet"),
 )
 # fmt: on

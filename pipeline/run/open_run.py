@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,15 +124,22 @@ def _open(recipe: Recipe) -> OpenRun:
         )
         return OpenRun(directory, None, manifest["attempts"], finished=True)
     forks = recipe.run.fork_from is not None
+    find_parent = partial(
+        parent_of,
+        recipe.run,
+        resume_keys(recipe),
+        max_steps=recipe.train.get("max_steps"),
+        where=recipe.where("run.fork_from"),
+    )
     parent = None
     if forks and not by_step(directory.checkpoints):
-        parent = parent_of(recipe)
+        parent = find_parent()
     directory.hold()
     record_failures_in(directory)
     remove_file(directory.failure)
     checkpoint = _choose_checkpoint(recipe, directory)
     if checkpoint is None and forks:
-        checkpoint, facts = parent or parent_of(recipe)  # again when its own were damaged, every one
+        checkpoint, facts = parent or find_parent()  # again when its own were damaged, every one
         directory.update_manifest(forked_from=facts)
     return _record_attempt(recipe, directory, manifest, checkpoint, begun=begun)
 

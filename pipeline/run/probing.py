@@ -24,7 +24,6 @@ from pipeline.hardware.processor import peak_bytes
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.plan.plan import make_plan
 from pipeline.recipe import read_recipe
-from pipeline.recipe.batch import isolates_documents, rows_per_step
 from pipeline.recipe.schema import with_values
 from pipeline.run.attention import choose_attention
 from pipeline.run.checks import attention_needs
@@ -117,7 +116,7 @@ def main(argv: list[str]) -> None:
     attention = on_rank_0(lambda: choose_attention(needs, plan.device, plan.sizes))[0]
     recipe = with_values(plan.recipe, {"model.chosen_attention": attention})
     if recipe.tokenizer.path and os.path.isdir(recipe.tokenizer.path):
-        tokenizer = load_ready(recipe)
+        tokenizer = load_ready(recipe.tokenizer_settings())
     else:
         tokenizer = tokenizer_of_size(recipe.tokenizer.vocab_size or 0)
     model: Any = build_from_recipe(recipe, tokenizer)
@@ -125,8 +124,8 @@ def main(argv: list[str]) -> None:
         recipe = resolve_rows(recipe, model)
     rows = RandomRows(
         row_tokens=recipe.data.row_tokens,
-        rows_per_step=rows_per_step(recipe),
-        isolated=isolates_documents(recipe),
+        rows_per_step=recipe.rows_per_step,
+        isolated=recipe.isolates_documents,
         vocab_size=len(tokenizer),
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import TrainingArguments
 
 from pipeline.hardware.device import device_info, model_replicas, tensor_parallel_size
 from pipeline.plan.plan import Plan
 from pipeline.recipe.model_sizes import sizes_from_model
 from pipeline.run.open_run import OpenRun
-from pipeline.training.trainer import TandemTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,10 @@ class Settings:
         return {name: value for name, value in vars(self).items() if name not in others}
 
 
-def settings_of(trainer: TandemTrainer, *, batch_tokens: int | None, start_from: str | None, fp8: bool) -> Settings:
-    """Return what the trainer was built with, and what of the recipe it does not hold."""
-    args = trainer.args
+def settings_of(
+    args: TrainingArguments, *, attention: str, sharded: bool, batch_tokens: int, start_from: str | None, fp8: bool
+) -> Settings:
+    """Return what the trainer was built with, and what of the recipe its arguments do not hold."""
     dtype = "float32"
     if fp8:
         dtype = "float8"
@@ -49,7 +50,6 @@ def settings_of(trainer: TandemTrainer, *, batch_tokens: int | None, start_from:
         dtype = "bfloat16"
     elif args.fp16:
         dtype = "float16"
-    assert batch_tokens
     return Settings(
         device=device_info().name,
         processes=args.world_size,
@@ -58,13 +58,13 @@ def settings_of(trainer: TandemTrainer, *, batch_tokens: int | None, start_from:
         batch_tokens=batch_tokens,
         steps=args.max_steps,
         start_from=start_from,
-        sharded=trainer.is_sharded,
+        sharded=sharded,
         replicas=model_replicas(),
         tensor_parallel=tensor_parallel_size(),
         threads=torch.get_num_threads(),
         dtype=dtype,
         compiled=args.torch_compile,
-        attention=trainer.model.config._attn_implementation,
+        attention=attention,
     )
 
 

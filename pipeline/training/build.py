@@ -30,10 +30,9 @@ from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json, remove_folder
 from pipeline.process.user_code import CodeFolder, guarded, import_attribute
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import isolates_documents, micro_batch, micro_steps, tokens_at
 from pipeline.recipe.model_sizes import model_fields, sizes_from_model, sizes_of
 from pipeline.recipe.schema import Model, training_arguments, with_values
-from pipeline.recipe.start_from import check_sizes
+from pipeline.recipe.start_from import check_sizes, start_folder
 from pipeline.run_dir.checkpoints import by_step, problems, read_seal, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.chat import end_of_turn
@@ -61,12 +60,13 @@ def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> Traini
     # batch_tokens / row_tokens = rows of a step; rows / (ranks x micro-batch) = micro-steps, rounded up.
     ranks = batch_ranks(int(os.environ.get("WORLD_SIZE", 1)))
     arguments = training_arguments(
-        recipe,
+        recipe.train,
+        run_name=recipe.run.name,
         output_dir=str(run.checkpoints),
         max_steps=recipe.train["max_steps"],
-        gradient_accumulation_steps=micro_steps(recipe, ranks),
+        gradient_accumulation_steps=recipe.micro_steps(ranks),
     )
-    arguments["per_device_train_batch_size"] = micro_batch(recipe)
+    arguments["per_device_train_batch_size"] = recipe.micro_batch_rows
     if not decided.get("torch_compile", arguments.get("torch_compile")):
         decided |= {"torch_compile_mode": None, "torch_compile_backend": None}  # given, they would switch it on
     if shards_model():  # reduced in every micro-step: to wait for the last one would take the memory of all gradients
@@ -114,11 +114,11 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         if start:
             begun = _begun_type(RunDirectory.of(recipe.run).checkpoints) if recipe.run.name is not None else None
             model: Any = _load_start(start, recipe.code, where, attention=attention, text_type=begun)
-            check_sizes(recipe, model.config)
+            check_sizes(recipe.model, model.config, where=where("model.start_from"))
             _add_embeddings(model, num_ids=len(tokenizer), seed=seed)
         else:
             fields = model_fields(
-                recipe,
+                recipe.model,
                 vocab_size=len(tokenizer),
                 bos_token_id=tokenizer.bos_token_id,
                 eos_token_id=tokenizer.eos_token_id,
@@ -136,7 +136,7 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
 
     # 3. A class that is not ours computes the loss that training needs.
     if not isinstance(model, TandemForCausalLM):
-        train_rows = micro_batch(recipe) if isolates_documents(recipe) else 1
+        train_rows = recipe.micro_batch_rows if recipe.isolates_documents else 1
         eval_rows = recipe.evals.bpb.batch_rows or recipe.train["per_device_eval_batch_size"]  # always isolated
         check_foreign(model, tokenizer, where=where, isolated_rows=max(train_rows, eval_rows))
 
@@ -144,7 +144,7 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     if recipe.stage == "sft":
         _stop_at(end_of_turn(tokenizer), "the end of a turn", model, tokenizer)
     elif start:
-        end = document_end_of(recipe, tokenizer)
+        end = document_end_of(tokenizer, run=recipe.run, start_folder=start_folder(recipe))
         if end is None:  # then a text ends where the next one begins
             end = document_start(tokenizer)
         _stop_at(end, "which follows each document", model, tokenizer)
@@ -267,7 +267,11 @@ def build_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optim
             group.setdefault("name", f"group_{i}")
         return optimizer
     dtype = product_dtype(bf16=decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16"))))
-    return OPTIMIZERS[kind](parameter_groups(model, recipe.optimizer, product_dtype=dtype))
+    backend = None
+    # On a CPU the products are nearly all of Muon's time: a compiled step is no faster, and takes 16 s to compile.
+    if decide_compile(recipe.train.get("torch_compile")) and device_info().kind != "cpu":
+        backend = recipe.train.get("torch_compile_backend") or "inductor"
+    return OPTIMIZERS[kind](parameter_groups(model, recipe.optimizer, product_dtype=dtype), backend=backend)
 
 
 def build_trainer(
@@ -309,7 +313,7 @@ def build_trainer(
     peaks = device_info().peak_flops or {}
     compute = compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32), fp8=fp8)
     meter = StepMeter(
-        tokens_at=partial(tokens_at, recipe),
+        tokens_at=recipe.tokens_at,
         max_steps=args.max_steps,
         world_size=args.world_size,
         sizes=sizes_from_model(model, recipe.data.row_tokens),

@@ -302,7 +302,7 @@ class TandemTrainer(Trainer):
         """
         # 1. The norm over all parameters, of whole gradients: fp16's factor is taken off first.
         self.accelerator.unscale_gradients()
-        parameters = [p for p in self.trained_parameters() if p.grad is not None]
+        parameters: list[Any] = [p for p in self.trained_parameters() if p.grad is not None]
         norm = total_norm([p.grad for p in parameters])
 
         # 2. Whether the update may be made. The host waits for the device here, and nowhere else in a step.
