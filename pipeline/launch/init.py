@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,16 @@ LEAST_STEPS = 5  # between two of them: a scoring and a checkpoint cost more tha
 def recipe_text(source: dict[str, Any], *, stage: str, path: Path, train: str) -> str:
     """Return a recipe over the source, with comments. train: its lines of that section."""
     source_lines = yaml.safe_dump({"data": {"sources": [source]}}, sort_keys=False, width=100, allow_unicode=True)
+    title, rest = "Stage 1, pretraining", TEXT
+    if stage == "sft":
+        title, rest = "Stage 2, chat SFT", CHAT
     return (
-        f"# {'Stage 2, chat SFT' if stage == 'sft' else 'Stage 1, pretraining'}, on files of yours. Written by "
-        f"`{program('init')}`; change what you like.\n"
+        f"# {title}, on files of yours. Written by `{program('init')}`; change what you like.\n"
         f"# Look at the rows: {command('data', path)} --show 3\n"
         f"# Time and memory:  {command('plan', path)}\n"
         f"# Run:              {command(stage, path)}\n\n"
         f"extends: {OWN_RECIPES[stage]}   # everything that is not set here: a small model, minutes on a CPU\n\n"
-        f"{source_lines}{(CHAT if stage == 'sft' else TEXT).replace('TRAIN', train)}"
+        f"{source_lines}{rest.replace('TRAIN', train)}"
     )
 
 
@@ -63,21 +66,25 @@ def train_lines(source: dict[str, Any], *, stage: str) -> str:
     recipe = read_recipe(words, stage=stage, earlier=EarlierRuns())  # type: ignore[arg-type]
     import pipeline.model.build  # noqa: F401 - makes the type of our models known, whose tokenizer may be loaded
 
-    try:
-        tokens = None if "id" in source else about_tokens(resolve_start(recipe))[0]  # nothing is fetched for a comment
-        steps = about_steps(tokens, recipe)
-    except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
-        steps = None
+    steps = None
+    if "id" not in source:  # nothing is fetched for a comment
+        with suppress(TandemError):  # nothing to start from yet, say: the run's own start tells what is missing
+            steps = about_steps(about_tokens(resolve_start(recipe))[0], recipe)
     passes = "passes over your data"
     if steps is not None:
-        passes += f", about {steps:,} steps" + "; so few teach little: take more passes" * (steps < FEW_STEPS)
+        passes += f", about {steps:,} steps"
+        if steps < FEW_STEPS:
+            passes += "; so few teach little: take more passes"
     keys = {"num_train_epochs": (f"{recipe.train['num_train_epochs']:g}", passes)}
     if steps is not None and steps < SCORINGS * recipe.train["eval_steps"]:
         every = str(max(LEAST_STEPS, steps // SCORINGS))
         keys["eval_steps"] = (every, "steps between two scorings of what is held out")
         keys["save_steps"] = (every, "steps between two checkpoints, from which a stopped run continues")
-    lines = (f"{f'  {key}: {value}':<34}# {meaning}\n" for key, (value, meaning) in keys.items())
-    return "train:\n" + "".join(lines)
+    text = "train:\n"
+    for key, (value, meaning) in keys.items():
+        setting = f"  {key}: {value}"
+        text += f"{setting:<34}# {meaning}\n"
+    return text
 
 
 PIECE = 4_000  # characters of a document at least, a page or two
@@ -88,10 +95,12 @@ LONGEST = 4  # times PIECE: a text without blank lines is cut at a line's end, o
 def only_text(data: str) -> Path | None:
     """Return the text file that is all of the data; None where there are several files, or one of another kind."""
     place = Path(data).expanduser()
+    files = [place]
     if place.is_dir():
         files = [path for path in place.rglob("*") if path.is_file() and not path.name.startswith(".")]
-        place = files[0] if len(files) == 1 else place
-    return place if place.suffix == ".txt" and place.is_file() else None
+    if len(files) == 1 and files[0].suffix == ".txt" and files[0].is_file():
+        return files[0]
+    return None
 
 
 def documents_of(lines: Iterable[str], *, characters: int) -> Iterator[str]:
@@ -138,7 +147,8 @@ def main(argv: list[str]) -> int:
     path = arguments.output or Path(f"{name}.yaml")
     data, into = arguments.data, path.with_suffix(".jsonl")
     text = only_text(data)
-    for file in (path, into) if text else (path,):
+    written = [path, into] if text else [path]
+    for file in written:
         if file.exists():
             raise CannotWriteError(
                 f"{file}: is there already, and is not written over. Remove it, or name another --output."
@@ -154,15 +164,16 @@ def main(argv: list[str]) -> int:
     while True:
         try:
             print(next(lines))
-        except StopIteration as end:
+        except StopIteration as end:  # what the generator returns
             source, stage = end.value
             break
     train = train_lines(source, stage=stage)
     for key in ("files", "id"):  # a path in a recipe is read from the recipe's folder
         if isinstance(value := source.get(key), str) and Path(value).expanduser().exists():
-            place = Path(value).expanduser().absolute()
-            inside = place.is_relative_to(path.absolute().parent)
-            source[key] = str(place.relative_to(path.absolute().parent) if inside else place)
+            place, folder = Path(value).expanduser().absolute(), path.absolute().parent
+            if place.is_relative_to(folder):
+                place = place.relative_to(folder)
+            source[key] = str(place)
     write_text(path, recipe_text(source, stage=stage, path=path, train=train))
     print(f"{path}: a recipe for it, with comments. What to type next:\n  {command(stage, path)}")
     return 0

@@ -169,9 +169,13 @@ def _record_attempt(
     )
     directory.keep_in_place()
     run = OpenRun(directory, checkpoint, attempt, finished=False)
-    facts = {"began": process_start()} | ({"changed": changed} if changed else {})
+    facts: dict[str, Any] = {"began": process_start()}
+    if changed:
+        facts["changed"] = changed
     directory.add_event("attempt", step=run.step, attempt=attempt, **facts)
-    going_on = f"going on from {checkpoint.name} (attempt {attempt})" if checkpoint else "starting"
+    going_on = "starting"
+    if checkpoint:
+        going_on = f"going on from {checkpoint.name} (attempt {attempt})"
     print(f"run {directory.path}: {going_on}", flush=True)
     for line in changed:
         print(f"  changed: {line}", flush=True)
@@ -199,7 +203,10 @@ def dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested sections as dotted keys."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        if isinstance(value, dict):
+            found |= dotted(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
     return found
 
 
@@ -284,9 +291,13 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
 def _all_checkpoints_lost(directory: RunDirectory) -> DataError:
     """Return the error of a run that has trained and cannot continue: only the user may throw that away."""
     aside = sorted(path.name for path in directory.quarantine.glob("*"))
-    lies = f"{directory.quarantine} holds {', '.join(aside)}" if aside else f"{directory.quarantine} is empty"
+    lies = f"{directory.quarantine} is empty"
+    if aside:
+        lies = f"{directory.quarantine} holds {', '.join(aside)}"
     model = directory.newest_whole_model()
-    rest = f"the newest whole model is {model} (model.start_from takes it)" if model else "no whole model is left"
+    rest = "no whole model is left"
+    if model:
+        rest = f"the newest whole model is {model} (model.start_from takes it)"
     return DataError(
         f"{directory.path}: the run has trained and no checkpoint of it is whole, so it cannot go on where it was; "
         f"{lies}; {rest}. Put a whole checkpoint back into checkpoints/, or start anew at step 0 with "

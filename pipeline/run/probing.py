@@ -100,8 +100,10 @@ class StepTimer(TrainerCallback):
                 "step_s": median(measured),  # other programs that come and go make some of the few steps slow
                 "steps": len(measured),
                 "first_step_s": taken[0],
-                "peak_bytes": self.device_peak() if args.device.type == "cuda" else peak_bytes(),
+                "peak_bytes": peak_bytes(),
             }
+            if args.device.type == "cuda":
+                result["peak_bytes"] = self.device_peak()
             print(json.dumps(result), flush=True)
         os._exit(0)
 

@@ -92,7 +92,8 @@ def print_run_config(run: OpenRun, settings: Settings) -> None:
 def config_text(settings: Settings) -> str:
     """Return the settings in words, for the console."""
     processes, micro_steps = settings.processes, settings.micro_steps
-    parts = ["1 process" if processes == 1 else f"{processes} processes"]
+    plural = "" if processes == 1 else "es"
+    parts = [f"{processes} process{plural}"]
     if settings.tensor_parallel > 1:
         parts.append("each layer split among them (tensor parallel)")
     elif settings.replicas > 1:
@@ -103,8 +104,9 @@ def config_text(settings: Settings) -> str:
     if settings.compiled:
         parts.append("torch.compile")
     parts.append(f"attention {settings.attention}")
-    times = f", {micro_steps} times a step" if micro_steps > 1 else ""
-    parts.append(f"{settings.micro_batch} rows at once{times}")
+    parts.append(f"{settings.micro_batch} rows at once")
+    if micro_steps > 1:
+        parts.append(f"{micro_steps} times a step")
     return f"device: {settings.device}: {', '.join(parts)}"
 
 
