@@ -34,7 +34,8 @@ from pipeline.recipe.layers import EXCLUSIVE, read_layers
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.start_from import resolve_start
 from pipeline.report.comparison import CHANCE
-from pipeline.report.run_data import filled_table, read_run
+from pipeline.report.markdown import filled_table
+from pipeline.report.run_data import read_run
 from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.run_dir.run_directory import SWEEP_TAG, find_run

@@ -1,6 +1,9 @@
 """The life of a run, for both stages: from its recipe to the finished model."""
 
+from collections.abc import Sequence
 from functools import partial
+
+from transformers import TrainerCallback
 
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.model.modeling_tandem import TandemForCausalLM
@@ -17,18 +20,18 @@ from pipeline.run.open_rows import open_rows
 from pipeline.run.open_run import evaluation_is_due, open_run, restore_run
 from pipeline.run.settings import print_run_config, record_plan, settings_of
 from pipeline.run.start_process import resolve_open_values, start_process
-from pipeline.run_dir.failures import Signals
+from pipeline.run_dir.failures import KeyboardSignals, Signals
 from pipeline.sources.open import open_sources, with_recorded_inputs
 from pipeline.tokenizer import load_or_train
 from pipeline.training.build import build_from_recipe, build_trainer, resolve_rows
 from pipeline.training.distributed import store_of_ranks
 
 
-def train(recipe: Recipe, signals: Signals) -> int:
+def train(recipe: Recipe, signals: Signals | KeyboardSignals, *, callbacks: Sequence[TrainerCallback] = ()) -> int:
     """Train the run of the recipe to its end, from its newest checkpoint. Return the exit status; every rank calls it.
 
     A recipe is frozen: each step that decides an open value (start, batch, attention, commits, steps, micro-batch)
-    returns the next one.
+    returns the next one. callbacks: act after the recipe's own.
     """
     # 1. The process joins the other ranks, and what the recipe left open is decided.
     processes = start_process(recipe)
@@ -52,9 +55,10 @@ def train(recipe: Recipe, signals: Signals) -> int:
 
     # 3. Text, tokenizer, model, rows.
     if run.step:  # the commits of Hub datasets and the held-out files that it began with
-        recipe = with_recorded_inputs(recipe, run.directory.read_manifest().get("inputs", {}))
-    sources, held_out = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
-    tokenizer = load_or_train(recipe, sources, validation=held_out)
+        begun = run.directory.read_manifest().get("inputs", {})
+        recipe = with_values(recipe, {"data": with_recorded_inputs(recipe.data, begun)})
+    sources, held_out = open_sources(recipe.source_settings())
+    tokenizer = load_or_train(recipe.tokenizer_settings(), sources, validation=held_out)
     model = build_from_recipe(recipe, tokenizer)
     if not isinstance(model, TandemForCausalLM):  # held by tests/contracts: a row may hold several texts
         recipe = resolve_rows(recipe, model, step=run.step)
@@ -120,7 +124,7 @@ def train(recipe: Recipe, signals: Signals) -> int:
         monitor=recipe.monitor,
         samples=recipe.samples,
         chat=recipe.stage == "sft",
-        own=own_callbacks(recipe.run.callbacks, recipe.code, where=recipe.where("run.callbacks")),
+        own=[*own_callbacks(recipe.run.callbacks, recipe.code, where=recipe.where("run.callbacks")), *callbacks],
         wanted=benchmarks_of(recipe),
         attempt=run.attempt,
         start_step=run.step,

@@ -73,9 +73,10 @@ class Machine(TrainerCallback):
         before, self.meter_before = self.meter_before, (self.meter.total_s, step)
         found["perf/energy_kwh"] = energy_j / JOULES_PER_KWH
         if before is not None and "gpu/power_w" in found and step > before[1]:
-            # Power times the seconds of steps: energy of evaluations and saves in between is not the tokens'.
+            # W x s of steps / tokens: energy of evaluations and saves in between is not the tokens'.
+            seconds = self.meter.total_s - before[0]
             tokens = self.meter.tokens_at(step) - self.meter.tokens_at(before[1])
-            found["perf/energy_j_per_token"] = gpus * found["gpu/power_w"] * (self.meter.total_s - before[0]) / tokens
+            found["perf/energy_j_per_token"] = gpus * found["gpu/power_w"] * seconds / tokens
         return found
 
 

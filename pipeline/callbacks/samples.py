@@ -43,7 +43,11 @@ class Samples(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         step = state.global_step
-        there = on_rank_0(lambda: self._recorded(step) if step and self._due(step) else set(self.prompts))
+        # One rank's word: the others may read the files a moment later.
+        is_due = step > 0 and on_rank_0(lambda: self._due(step))
+        if not is_due:
+            return
+        there = on_rank_0(lambda: self._recorded(step))
         if not there.issuperset(self.prompts):
             self.sample(state, model, there=there)
 
@@ -80,11 +84,13 @@ class Samples(TrainerCallback):
             return
         finally:
             model.train(training)
+        if not first:
+            return
         for prompt, text in zip(self.prompts, texts, strict=True):
-            if prompt in there or not first:
+            if prompt in there:
                 continue
             write(f"  {prompt!r} -> {text!r}")
             row = stamp(self.meter, state.global_step, self.attempt)
             append_row(self.run.samples, row | {"prompt": prompt, "text": text, "chat": self.chat})
-        for writer in self.writers if first else []:
+        for writer in self.writers:
             writer.add_samples(state.global_step, self.prompts, texts)

@@ -100,7 +100,8 @@ def positions(starts_BT: np.ndarray) -> np.ndarray:
 def rows_of_micro_batch(micro_step: int, *, rank: int, world_size: int, rows: int, total: int) -> list[int | None]:
     """Return numbers of the rows, of `total`, that a rank gets in a micro-step; None for those past the end."""
     first = (micro_step * world_size + rank) * rows
-    return [i if i < total else None for i in range(first, first + rows)]
+    numbers: list[int | None] = [*range(first, min(first + rows, total))]
+    return numbers + [None] * (rows - len(numbers))
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,12 @@ def row_counts(shard: Shard, *, bos: int) -> np.ndarray:
     return np.stack([shard.targets, width - shard.used, documents], axis=1).astype(np.int64)
 
 
+def _files_read(seal: dict) -> int:
+    """Return how many files were read to their end when the shard was sealed."""
+    cursor = seal["cursor"]
+    return cursor["file"] + 1 if cursor["finishing"] else cursor["file"]
+
+
 KEPT_STEPS = 4  # whose row places are remembered: the trainer asks for a step's rows, targets and origins in turn
 
 
@@ -200,12 +207,13 @@ class TrainingRows:
         known = "all rows, as a run in epochs is as long as they are"
         preparation.wait_until(rows.stream.is_decided, what=known)
         rows._wait_for(1)
-        if not rows.total_rows() and (there := sum(end or 0 for end in rows.stream.mixture.ends)):
-            raise DataError(
-                f"data.sources: of {there:,} rows the epochs of the recipe come to none, so there is no step to train. "
-                "Raise train.num_train_epochs, or the epochs of the sources."
-            )
         if not rows.total_rows():
+            num_sealed = sum(end or 0 for end in rows.stream.mixture.ends)
+            if num_sealed:
+                raise DataError(
+                    f"data.sources: of {num_sealed:,} rows the epochs of the recipe come to none, so there is no step "
+                    "to train. Raise train.num_train_epochs, or the epochs of the sources."
+                )
             rows.raise_if_too_bad()  # says why each row could not be read
             raise DataError(
                 f"data.sources: nothing is left to train on. {nothing_left(rows.plan, 'train', rows.stream)}"
@@ -260,9 +268,12 @@ class TrainingRows:
         """Return a rank's training batch of `rows` rows. Past the step's last row come fillers of weight 0."""
         places = self.places(step)
         numbers = rows_of_micro_batch(micro_step, rank=rank, world_size=world_size, rows=rows, total=len(places))
-        return self.reader.batch(
-            [None if i is None else (self.stream.shard(places[i]), places[i].row) for i in numbers]
-        )
+        found: list[tuple[Shard, int] | None] = [None] * rows
+        for at, number in enumerate(numbers):
+            if number is not None:
+                place = places[number]
+                found[at] = self.stream.shard(place), place.row
+        return self.reader.batch(found)
 
     def origins(self, step: int) -> list[tuple[str, int, int, int]]:
         """Return (source, file, row group, row) of the document that begins each row of a step."""
@@ -279,10 +290,9 @@ class TrainingRows:
         """
         rows = self.step_rows.before(step)
         used = self.stream.mixture.used(rows)
-        sources = {
-            name: {"key": key, "k": k, "epoch": self._epoch(s, max(0, k - 1)) + 1}
-            for s, (name, key, k) in enumerate(zip(self.names, self.stream.keys, used, strict=True))
-        }
+        sources = {}
+        for s, (name, key, k) in enumerate(zip(self.names, self.stream.keys, used, strict=True)):
+            sources[name] = {"key": key, "k": k, "epoch": self._epoch(s, max(0, k - 1)) + 1}
         position: dict = {"step": step, "rows": rows, "sources": sources}
         if step > 0:
             last = self.places(step - 1)[-1]
@@ -307,8 +317,8 @@ class TrainingRows:
             return epoch * about.get("passes", 1)
         # By the files that were read up to the shards' ends: a source's length may not be known yet.
         number, row = divmod(row, dataset.shard_rows)
-        cursors = [{"file": 0, "finishing": False}, *(seal["cursor"] for seal in dataset.seals[: number + 1])][-2:]
-        begin, end = (cursor["file"] + cursor["finishing"] for cursor in cursors)
+        begin = _files_read(dataset.seals[number - 1]) if number else 0
+        end = _files_read(dataset.seals[number])
         done = begin + (end - begin) * row / dataset.seals[number]["rows"]
         return epoch * about["passes"] + min(int(done / about["files_in_a_pass"]), about["passes"] - 1)
 

@@ -9,7 +9,7 @@ import copy
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,9 @@ class ShardWriter:
         self.bad_rows: list[str] = []
         self.skip = 0  # rows of the first block that are sealed
         if from_shard is None:
-            self.number = next(number for number in count() if not seal_path(self.folder, number).exists())
+            self.number = 0
+            while seal_path(self.folder, self.number).exists():
+                self.number += 1
             self._forget_state(self.number - 2)  # of a process that was killed when it had sealed the next shard
         else:
             self.number = from_shard
@@ -193,7 +195,8 @@ class ShardWriter:
                 rows = self._pack(block)
                 if block.seen is not None:
                     self.seen.append(block.seen)
-                self.bad_rows += [] if again else block.bad_rows
+                if not again:
+                    self.bad_rows += block.bad_rows
                 yield cursor, before, self._without_skipped(rows)
                 again = False
                 if self._is_full():
@@ -265,7 +268,8 @@ class ShardWriter:
         lengths, sizes = block.lengths[:taken], sizes[:taken]
         self.read["documents"] += len(lengths)
         self.read["text_tokens"] += int(lengths.sum())
-        self.read["text_bytes"] += int(sizes[-1]) if len(sizes) else 0
+        if len(sizes):
+            self.read["text_bytes"] += int(sizes[-1])
         self.read["empty_rows"] += int((lengths == 0).sum())
         flat = [block.ids] if block.target_bytes is None else [block.ids, block.target_bytes]
         arrays = zip(*map(block.each, flat), strict=True)

@@ -163,6 +163,11 @@ class ShardedDataset:
         self._open: dict[int, Shard] = {}
         self.refresh()
 
+    @property
+    def length(self) -> int | None:
+        """Return rows of the whole source; None until all there is is sealed."""
+        return None if self.end is None else self.rows
+
     def refresh(self) -> bool:
         """Look for new seals; return whether there were any."""
         if self.end is not None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -96,11 +97,20 @@ def peak_bytes() -> int:
     return 1024 * peak_rss
 
 
+_training_called: float | None = None
+
+
+def training_is_called() -> None:
+    """Note that a training begins now in a process that had lived before, such as a notebook's."""
+    global _training_called
+    _training_called = time.time()
+
+
 def process_start() -> float:
-    """Return when this process began, in seconds since 1970: imports came after it."""
+    """Return when this process began, or called the training, in seconds since 1970: imports came after it."""
     import psutil
 
-    return psutil.Process().create_time()
+    return _training_called or psutil.Process().create_time()
 
 
 def cpu_name() -> str:

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     given = [options.recipe, *options.overrides]
     if options.depths:
         recipes = [read_recipe([*given, f"model.depth={depth}"], earlier=EarlierRuns()) for depth in options.depths]
-        count = cache(partial(_about_tokens, recipes[0]))  # the text is the same at every depth
+        count = cache(partial(about_tokens_of, recipes[0]))  # the text is the same at every depth
         plans = [plan_of(recipe, count)[0] for recipe in recipes]
         print(f"plans of {options.recipe}")
         print(plan_table(plans, [f"depth {depth}" for depth in options.depths]))
@@ -65,9 +65,9 @@ def main(argv: list[str]) -> int:
     recipe = read_recipe(given, earlier=EarlierRuns())
     if start_folder(recipe) is not None:
         recipe = resolve_start(recipe)
-    plan, is_elsewhere = plan_of(recipe, partial(_about_tokens, recipe))
+    plan, is_elsewhere = plan_of(recipe, partial(about_tokens_of, recipe))
     if options.probe and not is_elsewhere:
-        plan = _probed(plan, given, seconds=options.probe)
+        plan = probed(plan, given, seconds=options.probe)
     print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
     for line in describe_filled(recipe):
         print(f"  {line}")
@@ -90,7 +90,7 @@ def _depths(text: str) -> list[int]:
     return depths
 
 
-def _probed(plan: Plan, given: list[str], *, seconds: float) -> Plan:
+def probed(plan: Plan, given: list[str], *, seconds: float) -> Plan:
     """Return the plan with measured steps; a sentence says why where they cannot be measured."""
     if not _has_torch() or "WORLD_SIZE" in os.environ:  # which a launcher sets: its processes are not ours to start
         return plan
@@ -132,13 +132,13 @@ def plan_of(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]
     # 2. Steps of a horizon in epochs, by a sample of the data where they are here.
     is_local = recipe.tokenizer.path is None or os.path.isdir(recipe.tokenizer.path)
     if plan.steps is None and _has_torch() and is_local and _keeps_sources(recipe.data):
-        from pipeline.data.estimate import about_steps
-
         tokens, held_out = count()
-        scored = None
+        scored, steps = None, None
         if held_out is not None:
             scored = scored_at_most(recipe.evals.bpb, held_out, chat=recipe.stage == "sft")
-        make = partial(make, scored_bytes=scored, about_steps=about_steps(tokens, plan.recipe))
+        if tokens is not None:
+            steps = plan.recipe.step_rows.steps(int(tokens / recipe.data.row_tokens))
+        make = partial(make, scored_bytes=scored, about_steps=steps)
         plan = make()
     # 3. Whether the devices share the model.
     if is_elsewhere and plan.row_fits is False and processes > 1:
@@ -146,11 +146,17 @@ def plan_of(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]
     return plan, is_elsewhere
 
 
-def _about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:
+def about_tokens_of(recipe: Recipe) -> tuple[float | None, int | None]:
+    """Return about the tokens of a run in epochs, and the bytes that are held out; None of data that cannot be read."""
     from pipeline.data.estimate import about_tokens
 
     with suppress(TandemError):  # what is wrong with the data is said by their check
-        return about_tokens(recipe)
+        return about_tokens(
+            recipe.source_settings(),
+            recipe.tokenizer_settings(),
+            start_from=recipe.model.start_from,
+            epochs=recipe.train.get("num_train_epochs") or 1.0,
+        )
     return None, None
 
 

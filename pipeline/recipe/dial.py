@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline.process.errors import RecipeError
+from pipeline.recipe.batch import StepRows
 from pipeline.recipe.model_sizes import sizes_of
-from pipeline.recipe.schema import Model, Recipe
+from pipeline.recipe.schema import Bpb, Data, Model, Recipe, Run, with_values
 from pipeline.recipe.sizes import Sizes, SizesUnknownError
+from pipeline.recipe.start_from import start_folder
 
 if TYPE_CHECKING:
     from pipeline.recipe.model_statistics import CountedSizes
@@ -64,6 +68,58 @@ def horizon_steps(recipe: Recipe) -> int | None:
             raise ValueError(f"the FLOPs of a token are not known: {sizes.unknown}")
         tokens = int(run.flops / flops)
     return None if tokens is None else recipe.step_rows.steps(tokens // recipe.data.row_tokens)
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """What the rows of a run are planned by.
+
+    total_rows, epochs: the horizon, one of them None. isolated: documents of a row do not see each other. start_folder:
+    of model.start_from, where it is here.
+    """
+
+    data: Data
+    bpb: Bpb
+    run: Run
+    kind: Literal["text", "chat"]
+    seed: int
+    step_rows: StepRows
+    total_rows: int | None
+    epochs: float | None
+    isolated: bool
+    start_from: str | None = None
+    start_folder: Path | None = None
+
+
+def row_settings(recipe: Recipe) -> RowSettings:
+    """Return what the run's rows are planned by. Raises RecipeError for a batch that is no whole number of rows."""
+    # Given, or set by the entry, which knows the number of processes.
+    batch_tokens, row_tokens = recipe.global_batch_tokens(1), recipe.data.row_tokens
+    if batch_tokens % row_tokens:
+        raise RecipeError(
+            f"{recipe.where('data.batch_tokens')} is {batch_tokens}, which is not a whole number of rows of "
+            f"{row_tokens} tokens. Write {max(1, batch_tokens // row_tokens) * row_tokens}."
+        )
+    recipe = with_values(recipe, {"data.batch_tokens": batch_tokens})
+    rows, steps = recipe.step_rows, horizon_steps(recipe)
+    total_rows, epochs = None, None
+    if steps and steps > 0:
+        total_rows = rows.before(steps)
+    else:
+        epochs = float(recipe.train.get("num_train_epochs") or 1.0)
+    return RowSettings(
+        data=recipe.data,
+        bpb=recipe.evals.bpb,
+        run=recipe.run,
+        kind="chat" if recipe.stage == "sft" else "text",
+        seed=int(recipe.train.get("seed", 42)),
+        step_rows=rows,
+        total_rows=total_rows,
+        epochs=epochs,
+        isolated=recipe.isolates_documents,
+        start_from=recipe.model.start_from,
+        start_folder=start_folder(recipe),
+    )
 
 
 def fill_sizes(model: Model, fill: Fill) -> None:

@@ -418,6 +418,14 @@ class Recipe(Section):
         """Return `file:line: name`, the beginning of a message about the key; the file alone for a key that was not given."""
         return f"{self.places.get(name) or self.path or 'recipe'}: {name}"
 
+    def source_settings(self) -> "SourceSettings":
+        kind: Literal["text", "chat"] = "chat" if self.stage == "sft" else "text"
+        seed = int(self.train.get("seed", 42))
+        return SourceSettings(self.data, kind, seed, recipe_path=self.path, places=self.places, code=self.code)
+
+    def tokenizer_settings(self) -> "TokenizerSettings":
+        return TokenizerSettings(self.tokenizer, self.stage, recipe_path=self.path, cache_dir=self.data.cache_dir)
+
     @property
     def horizons(self) -> list[str]:
         """Return the names of the horizons that are given."""
@@ -470,6 +478,30 @@ class Recipe(Section):
         if self.data.batch_tokens:
             return self.data.batch_tokens
         return ranks * self.micro_batch_rows * self.train["gradient_accumulation_steps"] * self.data.row_tokens
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    """What the sources of a run are opened with. seed: of the files' order. recipe_path, places: the recipe's file and `file:line` of its
+    keys, for messages and paths relative to it; None for sources that no recipe names."""
+
+    data: Data
+    kind: Literal["text", "chat"]
+    seed: int = 42
+    recipe_path: str | None = None
+    places: dict[str, str] = field(default_factory=dict)
+    code: CodeFolder = CodeFolder(None)
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """What the tokenizer of a run is loaded or trained with. recipe_path: paths are looked for relative to this file first."""
+
+    tokenizer: Tokenizer
+    stage: Literal["pretrain", "sft"]
+    recipe_path: str | None = None
+    cache_dir: str | None = None
+
 
 
 SECTIONS = tuple(f.name for f in fields(Recipe) if not f.metadata.get("internal"))

@@ -7,7 +7,6 @@ import numpy as np
 
 from pipeline.recipe.schema import Schedule
 from pipeline.report.run_data import RunData
-from pipeline.run_dir.columns import Columns
 
 SD_OF_MAD = 1.4826  # standard deviation of a normal distribution / its median absolute deviation
 SE_OF_MEDIAN = 1.2533  # standard error of a median / that of a mean, of normal values
@@ -90,10 +89,6 @@ class RunMetrics:
         norm = self.series("optim/grad_norm")
         return Series(norm.steps, norm.values > limit)
 
-    def by_step(self, series: Series) -> np.ndarray:
-        """Return which logged values cover steps that were all measured, as in rows with a median norm."""
-        return np.isin(series.steps, self.series("optim/grad_norm_median").steps)
-
     def rate(self) -> Series:
         """Return the learning rate, else its multiplier."""
         rate = self.series("optim/lr")
@@ -131,18 +126,6 @@ class RunMetrics:
         values = self.series(name).values
         return float(values[-1]) if values.size else None
 
-    def restarts(self) -> tuple[int, int]:
-        """Return (restarts, optimizer steps that were made again after them)."""
-        written = Columns.of(self.data.all_rows)
-        rows, _ = written.column(self.data.loss_name())
-        steps, attempts = written.beside("step", rows, missing=0), written.column("attempt")[1]
-        lost, began = 0, 0
-        for row, attempt in written.events("attempt"):
-            before = steps[(rows >= began) & (rows < row)]
-            lost += max(int(before.max(initial=0)) - attempt["step"], 0)
-            began = row
-        return max(int(attempts.max(initial=1)) - 1, 0), lost
-
     def starts_trained(self) -> bool:
         """Return whether the weights were trained before the first step."""
         return bool(self.recipe("model.start_from") or self.recipe("run.fork_from"))
@@ -167,8 +150,7 @@ class RunMetrics:
         if self.recipe("optimizer.type", "trainer") != "trainer":
             schedule = self.schedule()
             return schedule.warmup_steps if schedule and "warmup_steps" in self.recipe("optimizer.schedule") else None
-        warmup = self.recipe("train.warmup_steps")
-        if warmup is None or warmup >= 1:
-            return None if warmup is None else int(warmup)
-        steps = self.data.max_steps()
-        return None if steps is None else math.ceil(warmup * steps)
+        warmup, steps = self.recipe("train.warmup_steps"), self.data.max_steps()
+        if warmup is not None and warmup < 1:  # a share of the run
+            return None if steps is None else math.ceil(warmup * steps)
+        return None if warmup is None else int(warmup)

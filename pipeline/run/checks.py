@@ -433,8 +433,9 @@ def _sources(recipe: Recipe) -> list[str]:
     run = RunDirectory.of(recipe.run)
     goes_on = run.has_trained()
     if goes_on:
-        recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs", {}))
-    train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+        data = with_recorded_inputs(recipe.data, run.read_manifest().get("inputs", {}))
+        recipe = with_values(recipe, {"data": data})
+    train, validation = open_sources(recipe.source_settings())
     if goes_on:  # it was said before the first step
         return []
     from pipeline.data.overlap import overlap_of
@@ -451,7 +452,7 @@ def _tokenizer(recipe: Recipe) -> None:
         return
     from pipeline.tokenizer.load import open_tokenizer, ready_tokenizer
 
-    tokenizer, _ = ready_tokenizer(recipe)
+    tokenizer, _ = ready_tokenizer(recipe.tokenizer_settings())
     where, ids = recipe.where("tokenizer.path"), tokenizer.get_vocab()
     token, largest = max(ids.items(), key=lambda pair: pair[1])
     rows = max(len(tokenizer), _rows(start))
@@ -480,7 +481,7 @@ def _changes(recipe: Recipe) -> list[str]:
     from pipeline.tokenizer.load import ready_tokenizer
 
     try:
-        tokenizer, lines = ready_tokenizer(recipe)
+        tokenizer, lines = ready_tokenizer(recipe.tokenizer_settings())
     except TandemError:  # which `tokenizer` has found as well
         return []
     have = _rows(start_folder(recipe))

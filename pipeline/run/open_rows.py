@@ -12,6 +12,7 @@ from pipeline.process.storage import cache_dir
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import StepRows
 from pipeline.recipe.checks import check_warmup
+from pipeline.recipe.dial import row_settings
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.schema import Schedule, with_values
 from pipeline.run.checks import benchmarks_of, cadence_notes
@@ -39,7 +40,7 @@ def open_rows(
             from pipeline.contrib.contaminated_items import save_watchlist
 
             watchlist = save_watchlist(benchmarks, cache=cache)
-        plan = plan_rows(recipe, tokenizer, sources=sources, watchlist=watchlist)
+        plan = plan_rows(row_settings(recipe), tokenizer, sources=sources, watchlist=watchlist)
         started.append(start_preparation(plan, tokenizer, sources=sources, run=run.directory.path))
         for line in unchecked_lines(plan, run):
             print(line, flush=True)
@@ -54,7 +55,7 @@ def open_rows(
         recipe = resolve_warmup(recipe)
     if run.forks:
         refuse_without_steps(run.step, recipe.train["max_steps"], where=recipe.where("run.fork_from"))
-    validation = ValidationRows.open(preparation)
+    validation = ValidationRows(preparation)
 
     def print_notes() -> None:
         from pipeline.data.losses import padding_notes, warning_lines

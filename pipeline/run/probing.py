@@ -118,7 +118,7 @@ def main(argv: list[str]) -> None:
     attention = on_rank_0(lambda: choose_attention(needs, plan.device, plan.sizes))[0]
     recipe = with_values(plan.recipe, {"model.chosen_attention": attention})
     if recipe.tokenizer.path and os.path.isdir(recipe.tokenizer.path):
-        tokenizer = load_ready(recipe)
+        tokenizer = load_ready(recipe.tokenizer_settings())
     else:
         tokenizer = tokenizer_of_size(recipe.tokenizer.vocab_size or 0)
     model: Any = build_from_recipe(recipe, tokenizer)

@@ -138,10 +138,14 @@ def _is_number(value: Any) -> bool:
 def _valid(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row without what no run writes: an event without a step, a time that is text, numbers of 300
     digits."""
-    bad = [name for name in NUMBERS & row.keys() if not (_is_number(row[name]) and abs(row[name]) <= MOST_INTEGER)]
-    bad += [name for name, value in row.items() if isinstance(value, int) and value.bit_length() > 1000]
+    bad = set()
+    for name, value in row.items():
+        is_huge = isinstance(value, int) and value.bit_length() > 1000
+        is_odd = name in NUMBERS and not (_is_number(value) and abs(value) <= MOST_INTEGER)
+        if is_huge or is_odd:
+            bad.add(name)
     if "event" in row and ("step" in bad or "step" not in row or not isinstance(row["event"], str)):
-        bad.append("event")
+        bad.add("event")
     return {name: value for name, value in row.items() if name not in bad} if bad else row
 
 

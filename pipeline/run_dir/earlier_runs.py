@@ -26,8 +26,12 @@ class EarlierRuns:
     def config_folder(self, start: str, directory: str, name: str | None) -> Path | None:
         """Return a folder of the run with config and tokenizer, if it has one; no weights are looked at."""
         run = self._run(start, directory, name)
-        folders = [] if run is None else [run.model, *reversed(by_step(run.checkpoints))]
-        return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+        if run is None:
+            return None
+        for folder in (run.model, *reversed(by_step(run.checkpoints))):
+            if (folder / "config.json").is_file():
+                return folder
+        return None
 
     def weights_folder(self, start: str, directory: str, name: str | None) -> Path | None:
         """Return the folder of the run that the recipe's run began from, else its model/, else its newest whole

@@ -128,13 +128,11 @@ class RunDirectory:
         later = [folder for folder in by_step(self.checkpoints) if (step_of(folder) or 0) > step]
         if (self.model / SEAL).is_file() and _sealed_step(self.model) > step:
             later.append(self.model)
-        return [
-            (
-                f"{folder}: is beyond step {step}, from which the run continues. Moved to "
-                f"{quarantined(folder, self.quarantine)}."
-            )
-            for folder in later
-        ]
+        notes = []
+        for folder in later:
+            target = quarantined(folder, self.quarantine)
+            notes.append(f"{folder}: is beyond step {step}, from which the run continues. Moved to {target}.")
+        return notes
 
     def read_manifest(self) -> dict[str, Any]:
         """Return its keys; none where there is no manifest yet. Raises DataError for a file that is no JSON object."""
@@ -215,6 +213,12 @@ def _take_lock(path: Path) -> None:
         )
     path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     _locks.append(held)
+
+
+def release_runs() -> None:
+    """Let go of the runs that this process holds, where it lives on after a training."""
+    while _locks:
+        _locks.pop().release()
 
 
 def _sealed_step(folder: Path) -> int:

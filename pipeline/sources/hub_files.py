@@ -176,12 +176,16 @@ def named_files(root: Path, patterns: str | list[str], *, name: str, where: str)
 
     root = root.resolve()
     found: dict[Path, None] = {}
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    if isinstance(patterns, str):
+        patterns = [patterns]
+    for pattern in patterns:
         if leads_outside(pattern):
             raise RecipeError(f"{where}.files: {pattern!r} leads out of {name}. Write a path or glob below it.")
         inside = pattern
         if (root / pattern).exists():  # a name, which may have brackets
-            inside = glob.escape(pattern.rstrip("/")) + ("/**" if (root / pattern).is_dir() else "")
+            inside = glob.escape(pattern.rstrip("/"))
+            if (root / pattern).is_dir():
+                inside += "/**"
         try:
             found.update((Path(path), None) for path in resolve_pattern(inside, str(root)))
         except FileNotFoundError as error:
@@ -214,7 +218,9 @@ def _configs(card: dict[str, Any], spec: Any, where: str) -> dict[str, Any]:
     machine's."""
     configs = card.get("configs") or []
     for config in configs if isinstance(configs, list) else []:
-        for text in _texts([config.get("data_files"), config.get("data_dir")] if isinstance(config, dict) else []):
+        if not isinstance(config, dict):
+            continue
+        for text in _texts([config.get("data_files"), config.get("data_dir")]):
             if leads_outside(text):
                 raise RecipeError(
                     f"{where}: the card of {spec.id} names files outside the dataset ({text}), which are not read. "
@@ -222,16 +228,23 @@ def _configs(card: dict[str, Any], spec: Any, where: str) -> dict[str, Any]:
                 )
     # Of several configurations, one that alone has its facts here is the default.
     infos = card.get("dataset_info") or []
-    infos = infos if isinstance(infos, list) else [infos]
-    named = [{"config_name": info.get("config_name", "default")} for info in infos]
-    return {key: value for key, value in (("configs", configs), ("dataset_info", named)) if value}
+    if not isinstance(infos, list):
+        infos = [infos]
+    found = {}
+    if configs:
+        found["configs"] = configs
+    if infos:
+        found["dataset_info"] = [{"config_name": info.get("config_name", "default")} for info in infos]
+    return found
 
 
 def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, str):
         yield value
-    elif isinstance(value, (list, dict)):
-        for inner in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, list):
+        for inner in value:
             yield from _texts(inner)
 
 
@@ -319,8 +332,7 @@ def retried(call, *, what: str, where: str):
                 f"{where}: {what} is not in the local cache and HF_HUB_OFFLINE is set. Unset it for the first start."
             ) from error
         except Exception as error:
-            response = getattr(error, "response", None)
-            status = response.status_code if response is not None else 0
+            status = getattr(getattr(error, "response", None), "status_code", 0)
             if isinstance(error, RepositoryNotFoundError) or status in (401, 403):
                 raise InputMissingError(
                     f"{where}: {what} does not exist on the Hub, is gated, or is private to others. Correct the id, "
@@ -356,8 +368,11 @@ def local_dataset(spec: Any, *, where: str, folder: str | None) -> list[SourceFi
     Configuration, split and files are those that `datasets` finds in the folder, or `save_to_disk` listed.
     """
     expanded = os.path.expanduser(spec.id)
-    root = next((base / expanded for base in bases_of(folder) if (base / expanded).is_dir()), None)
-    if root is None:
+    for base in bases_of(folder):
+        root = base / expanded
+        if root.is_dir():
+            break
+    else:
         return None
     if spec.revision:
         raise RecipeError(f"{where}.revision is {spec.revision!r}, and {root} is a folder here. Leave revision out.")

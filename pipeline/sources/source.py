@@ -51,10 +51,12 @@ class OpenSource:
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.kind} {self.format.identity()}".encode())
         for file in self.files:
-            offset = f" from {file.offset}" if file.offset else ""
-            digest.update(
-                f"\n{file.sha256} {file.part} {file.period}{offset}{file.order and f' {file.order}'}".encode()
-            )
+            line = f"\n{file.sha256} {file.part} {file.period}"
+            if file.offset:
+                line += f" from {file.offset}"
+            if file.order:
+                line += f" {file.order}"
+            digest.update(line.encode())
         return digest.hexdigest()
 
     @property
@@ -69,11 +71,11 @@ class OpenSource:
 
     def describe(self) -> dict[str, Any]:
         """Return, for the manifest, what was read, so that a later start can say which file is another one now."""
-        files = [
-            {"label": file.label, "sha256": file.sha256, "bytes": file.bytes}
-            | ({"part": file.part} if file.part != "all" else {})
-            for file in self.files  # of each pass: an origin's number counts them all
-        ]
+        files = []
+        for file in self.files:  # of each pass: an origin's number counts them all
+            files.append({"label": file.label, "sha256": file.sha256, "bytes": file.bytes})
+            if file.part != "all":
+                files[-1]["part"] = file.part
         return {
             "name": self.name,
             "id": self.spec.id if self.revision or self.is_built_in else None,  # none of a folder on this machine
@@ -88,7 +90,9 @@ class OpenSource:
         manifest."""
         have, files = len({file.label for file in self.files if file.path is not None}), len(self.once.files)
         size = sum(file.bytes for file in self.once.files)
-        what = f"have {have} of {files} files" if have < files else "1 file" if files == 1 else f"{files:,} files"
+        what = "1 file" if files == 1 else f"{files:,} files"
+        if have < files:
+            what = f"have {have} of {files} files"
         amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
         line = f"{self.name}: {what}, {amount}"
         if self.passes > 1:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def split_files(root: Path, *, config: str | None, split: str, name: str, where:
             f"{_write_split(by_split, split)}"
         )
     files = by_split[split]
-    if outside := [file for file in files if not Path(os.path.normpath(file)).is_relative_to(root)]:
+    outside = [file for file in files if not Path(os.path.normpath(file)).is_relative_to(root)]
+    if outside:
         raise RecipeError(
             f"{where}: the card of {name} names files outside the dataset ({outside[0]}), which are not read. Choose "
             "files with `files`."
@@ -47,8 +49,10 @@ def split_files(root: Path, *, config: str | None, split: str, name: str, where:
 def _write_split(splits: Iterable[str], split: str) -> str:
     """Return the sentence of what to write: the first split that has the wanted name as a part (train_sft), else
     any."""
-    named = next((one for one in splits if split in one), None)
-    return f"Write split: {named}." if named else "Write one of them."
+    for name in splits:
+        if split in name:
+            return f"Write split: {name}."
+    return "Write one of them."
 
 
 def _by_split(root: Path, config: str | None, name: str, where: str) -> dict[str, list[str]]:
@@ -73,7 +77,7 @@ def _by_split(root: Path, config: str | None, name: str, where: str) -> dict[str
             ) from error
     by_split = {str(split): list(files) for split, files in (builder.config.data_files or {}).items()}
     if len(builder.builder_configs) == 1:
-        _note_unread(root, {file for files in by_split.values() for file in files}, name, where)
+        _note_unread(root, set(chain.from_iterable(by_split.values())), name, where)
     return by_split
 
 

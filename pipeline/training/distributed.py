@@ -1,5 +1,6 @@
 """Collectives over ranks, errors that all of them raise, and random states."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,9 +49,10 @@ def on_every_rank(act: Callable[[], Decision]) -> list[Decision]:
     except (TandemError, OSError) as raised:
         error = raised
     outcomes = from_every_rank((result, error))
-    if (found := next((e for _, e in outcomes if e is not None), None)) is not None:
-        found.of_all_ranks = True
-        raise found
+    for _, error in outcomes:
+        if error is not None:
+            error.of_all_ranks = True
+            raise error
     return [value for value, _ in outcomes]
 
 
@@ -84,11 +86,12 @@ def store_of_ranks() -> Any:
 
 def get_rng_state() -> dict[str, torch.Tensor]:
     """Return the state of every generator that training may draw from; safetensors holds all of it."""
+    # Python and numpy keep the second number of a pair of normal ones; Python has None where there is none.
     version, python, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()
     state = {
         "python": torch.tensor([version, *python], dtype=torch.int64),
-        "python_gauss": torch.tensor([float("nan") if gauss is None else gauss], dtype=torch.float64),
+        "python_gauss": torch.tensor([math.nan if gauss is None else gauss], dtype=torch.float64),
         "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
         "numpy_position": torch.tensor([position, has_gauss], dtype=torch.int64),
         "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
@@ -103,7 +106,7 @@ def set_rng_state(state: dict[str, torch.Tensor]) -> None:
     """Put back what get_rng_state gave."""
     version, *python = state["python"].tolist()
     gauss = state["python_gauss"].item()
-    random.setstate((version, tuple(python), None if np.isnan(gauss) else gauss))
+    random.setstate((version, tuple(python), None if math.isnan(gauss) else gauss))
     position, has_gauss = state["numpy_position"].tolist()
     keys = state["numpy"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", keys, position, has_gauss, state["numpy_gauss"].item()))

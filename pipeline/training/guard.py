@@ -29,10 +29,11 @@ CHECKED = ("optim/grad_norm", "train/loss")
 def refuse_nonfinite(tensors: Mapping[str, Tensor], *, where: str, instead: str) -> None:
     """Raise DataError for numbers that no training can continue from. Every rank calls it, with its part of a sharded
     model."""
-    if name := next(filter(None, from_every_rank(first_nonfinite(tensors))), None):
-        error = DataError(f"{where}: {name} holds a NaN or an infinity, which every step would spread. {instead}")
-        error.of_all_ranks = True
-        raise error
+    for name in from_every_rank(first_nonfinite(tensors)):
+        if name is not None:
+            error = DataError(f"{where}: {name} holds a NaN or an infinity, which every step would spread. {instead}")
+            error.of_all_ranks = True
+            raise error
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class StepGuard:
 
         losses: of this rank's micro-steps. find_cause: of a norm that is not finite; find_rows: the rows of the step.
         """
+        # 1. All is finite: the update is made, unless the recipe skips spikes and this is one.
         numbers = self._read(norm, losses)
         value = numbers[0]
         self.norms.append(value if math.isfinite(value) else None)
@@ -99,6 +101,7 @@ class StepGuard:
             self.scaler_skips_in_a_row = 0
             skip = self.monitor.on_spike == "skip" and self._skip_spike(numbers, step, find_rows)
             return UpdateCheck(value, skip=skip)
+        # 2. It is not. The fp16 scaler may try with a smaller scale; else the recipe says what follows.
         self.nonfinite_steps += 1
         if scaler_is_used:  # its way to find a scale: it skips such a step by itself
             self.scaler_skips_in_a_row += 1
@@ -250,11 +253,11 @@ class StepGuard:
     def check_state(self, tensors: Mapping[str, Tensor], *, step: int, consequence: str) -> None:
         """Raise DivergedError for a parameter or optimizer state that is not finite, also one that no loss shows.
         Every rank calls it."""
-        found = from_every_rank(first_nonfinite(tensors))
-        name = next(filter(None, found), None)
-        if name is None:
+        found = {rank: name for rank, name in enumerate(from_every_rank(first_nonfinite(tensors))) if name}
+        if not found:
             return
-        facts = {"tensor": name, "ranks": [rank for rank, bad in enumerate(found) if bad]}
+        name = next(iter(found.values()))
+        facts = {"tensor": name, "ranks": list(found)}
         self._record("nonfinite", step=step, action="stop", **facts)
         error = DivergedError(
             f"after {step} steps: {name} is not finite, so {consequence}; the checkpoints before it are good. Lower "

@@ -103,7 +103,9 @@ class LogRow:
         row |= self.guard.read(max_norm=max_norm)
         row |= self.update.read(parameters)
         position = self.rows.position(step)
-        row |= {f"data/{name}": position[name] for name in ("epoch", "pq", "rg") if name in position}
+        for name in ("epoch", "pq", "rg"):
+            if name in position:
+                row[f"data/{name}"] = position[name]
         row["data/tokens"] = self.meter.targets
         row["data/samples"] = self.meter.tokens_at(step) // self.rows.row_tokens
         if self.is_first:
@@ -119,11 +121,11 @@ class LogRow:
         ranks = numbers_of_every_rank(own, self.device)
         numbers: dict[str, Any] = {}
         for name in own:
-            if "/" in name:
-                combine = sum if name in SUMS_OF_RANKS else max
-                numbers[name] = combine(rank[name] for rank in ranks)
-        if peak := numbers.get("mem/run_peak_allocated_gib"):
-            self.memory.run_peak = round(peak * GIB)  # of all ranks, from which a resumed run continues
+            if "/" in name:  # the others are no metrics yet
+                values = [rank[name] for rank in ranks]
+                numbers[name] = sum(values) if name in SUMS_OF_RANKS else max(values)
+        if "mem/run_peak_allocated_gib" in numbers:  # of all ranks: from it a resumed run continues
+            self.memory.run_peak = round(numbers["mem/run_peak_allocated_gib"] * GIB)
         numbers[self.bpb_name] = bits_per_byte(ranks)
         numbers["data/wait_frac"] = min(numbers["data/wait_s"] / row["perf/step_s"], 1.0)
         times = [rank["own_s"] for rank in ranks if not math.isnan(rank["own_s"])]
@@ -153,19 +155,26 @@ class LogRow:
         size = path.stat().st_size if path.exists() else 0
         if size != self._published[0]:
             self._published = size, [row["step"] for row in read_rows(path) if row.get("repo_id") == repo_id]
-        # One beyond this step was published before the run went back.
-        return max((published for published in self._published[1] if published <= step), default=0)
+        steps = [published for published in self._published[1] if published <= step]  # later: the run went back since
+        return max(steps, default=0)
 
 
 def data_numbers(consumed: dict[str, Consumed], *, row_tokens: int) -> dict[str, float]:
     """Return data/* of what each source gave; documents only where all sources count them."""
-    sources, numbers = list(consumed.values()), dict[str, float]()
-    positions = row_tokens * sum(source.samples for source in sources)
-    numbers["data/bad_rows"] = sum(source.bad_rows for source in sources)
-    numbers["data/pad_frac"] = sum(source.padded for source in sources) / max(positions, 1)
-    documents = [source.documents for source in sources if source.documents is not None]
-    if len(documents) == len(sources):
-        numbers["data/documents"] = sum(documents)
+    samples = bad_rows = padded = num_documents = 0
+    counts_documents = True
+    for source in consumed.values():
+        samples += source.samples
+        bad_rows += source.bad_rows
+        padded += source.padded
+        num_documents += source.documents or 0
+        counts_documents &= source.documents is not None
+    numbers: dict[str, float] = {
+        "data/bad_rows": bad_rows,
+        "data/pad_frac": padded / max(samples * row_tokens, 1),  # of row positions
+    }
+    if counts_documents:
+        numbers["data/documents"] = num_documents
     if len(consumed) > 1:
         for name, source in consumed.items():
             numbers[f"data/source/{name}/tokens"] = source.tokens
@@ -177,5 +186,7 @@ def data_numbers(consumed: dict[str, Consumed], *, row_tokens: int) -> dict[str,
 
 def has_evaluation(run: RunDirectory, step: int) -> bool:
     """Return whether a validation of that step is recorded, by an attempt that counts."""
-    rows = (row for row in last_attempts(read_rows(run.metrics)) if row.get("step") == step)
-    return any(is_validation(name) for row in rows for name in row)
+    for row in last_attempts(read_rows(run.metrics)):
+        if row.get("step") == step and any(map(is_validation, row)):
+            return True
+    return False

@@ -25,6 +25,7 @@ def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int) -> f
     """Return lrm(step): linear warm-up, 1, then the fall to final_fraction; the lower of the two where they overlap.
     Smaller batches at the beginning make it smaller.
     """
+    # 1. The fall at the end, from 1 to final_fraction.
     p = decay_progress(schedule, step, max_steps)
     if schedule.decay == "linear":
         falling = 1 - p
@@ -33,12 +34,12 @@ def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int) -> f
     else:
         falling = 1 - math.sqrt(p)
     multiplier = falling + (1 - falling) * schedule.final_fraction
+    # 2. The warm-up: the first step makes an update already.
     if step < schedule.warmup_steps:
         multiplier = min(multiplier, (step + 1) / schedule.warmup_steps)
-    warmup = schedule.batch_warmup_steps
-    if halvings := halvings_at(step, warmup_steps=warmup, halvings=schedule.batch_halvings):
-        multiplier *= 0.5 ** (halvings / 2)  # the rates follow the root of the batch, as those of the depth dial do
-    return multiplier
+    # 3. Batches that are 2^halvings smaller: rates follow the root of the batch, as those of the depth dial do.
+    halvings = halvings_at(step, warmup_steps=schedule.batch_warmup_steps, halvings=schedule.batch_halvings)
+    return multiplier * 0.5 ** (halvings / 2)
 
 
 def muon_momentum(schedule: Schedule, step: int, max_steps: int, *, peak: float) -> float:
@@ -115,7 +116,8 @@ def logged_rates(scheduler: Any, *, trainer_rate: float, peak: float, skipped: b
     if not isinstance(scheduler, StepSchedule):
         return {"optim/lr": trainer_rate, "optim/lrm": trainer_rate / peak if peak else 0.0}
     # The schedule counts updates: fewer than steps once the fp16 scaler has skipped some.
-    multiplier = scheduler.multiplier(scheduler.next_step - (0 if skipped else 1))
+    last = scheduler.next_step if skipped else scheduler.next_step - 1
+    multiplier = scheduler.multiplier(last)
     groups = scheduler.optimizer.param_groups
     rates = {f"optim/lr/{group['name']}": group["initial_lr"] * multiplier for group in groups}
     return {"optim/lr": next(iter(rates.values())), "optim/lrm": multiplier, **rates}

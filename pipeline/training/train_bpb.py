@@ -38,9 +38,10 @@ class TrainBpbMeter:
         if self.byte_lengths_V is None:
             return {}
         labels_N = batch["shift_labels"].numpy().ravel()
-        lengths_N = np.where(labels_N == IGNORED, 0, self.byte_lengths_V[labels_N.clip(min=0)])
+        is_target_N = labels_N != IGNORED
+        lengths_N = np.where(is_target_N, self.byte_lengths_V[labels_N.clip(min=0)], 0)
         self.bytes += int(lengths_N.sum())
-        return {"special_targets": torch.from_numpy(np.flatnonzero((lengths_N == 0) & (labels_N != IGNORED)))}
+        return {"special_targets": torch.from_numpy(np.flatnonzero(is_target_N & (lengths_N == 0)))}
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor, outputs: Any, labels_BT: torch.Tensor, special: torch.Tensor) -> None:
@@ -76,4 +77,6 @@ class TrainBpbMeter:
 def bits_per_byte(ranks: list[dict[str, float]]) -> float | None:
     """Return the figure over all ranks, from what each of them has read; None where no byte was trained on."""
     num_bytes = sum(rank.get("bytes", 0) for rank in ranks)
-    return sum(rank["nats"] for rank in ranks) / (math.log(2) * num_bytes) if num_bytes else None
+    if not num_bytes:
+        return None
+    return sum(rank["nats"] for rank in ranks) / (math.log(2) * num_bytes)  # a bit is log(2) nats

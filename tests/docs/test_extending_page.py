@@ -85,7 +85,7 @@ def test_the_model_example_trains_with_the_optimizer_example(folder):
 def test_the_format_example_reads_conversations_and_passes_over_empty_answers(folder):
     line = re.search(r"# my_format\.py: (format: [^\n]+)", PAGE)[1]
     recipe = recipe_in(folder, stage="sft", source=line)
-    train, validation = open_sources(recipe, kind="chat")
+    train, validation = open_sources(recipe.source_settings())
     items = [item for source in train + validation for block in source.read() for item in block.items]
     assert len(items) == 40
     assert items[0].messages == [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]

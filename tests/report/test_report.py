@@ -12,7 +12,8 @@ from pipeline.process.errors import InputMissingError
 from pipeline.process.storage import write_json, write_text
 from pipeline.report.__main__ import main
 from pipeline.report.comparison import comparison
-from pipeline.report.run_data import cell, code, number, read_run, spread
+from pipeline.report.markdown import cell, code, number, spread
+from pipeline.report.run_data import read_run
 from pipeline.report.single import report
 from pipeline.run_dir.checkpoints import whole_folder
 from pipeline.run_dir.rows import append_row

@@ -175,7 +175,7 @@ def test_the_text_read_for_validation_documents_is_bounded(recipe_file, tmp_path
         lines = [json.dumps({"text": f"{name} {n:05} " + "x" * 992}) + "\n" for n in range(3000)]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     recipe = read_recipe([recipe_file(), "data.sources=[{files: a.jsonl}]", f"data.validation={validation}"])
-    _, (source,) = open_sources(recipe, kind="text")
+    _, (source,) = open_sources(recipe.source_settings())
     monkeypatch.setattr(overlap, "HELD_OUT_CHARS", 500_000)
     rows_for_one = source.files[0].period or 1
     assert len(overlap._held_out(source)) == 500 // rows_for_one + 1
@@ -375,7 +375,7 @@ def test_parquet_text_is_counted_by_its_column_and_compressed_text_not(recipe_fi
     pq.write_table(pa.table({"text": texts[:2]}), tmp_path / "b.parquet")
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 50))
     recipe = read_recipe([recipe_file(), "data.sources=[{files: [a.parquet, b.parquet]}, {files: c.jsonl.gz}]", "data.validation=null"])  # fmt: skip
-    (parquet, compressed), _ = open_sources(recipe, kind="text")
+    (parquet, compressed), _ = open_sources(recipe.source_settings())
     assert [file.label for file in parquet.files] == ["a.parquet"]
     assert text_bytes(parquet) == pytest.approx(sum(map(len, texts)), rel=0.05)
     assert text_bytes(compressed) is None
@@ -392,7 +392,7 @@ def test_the_text_of_many_parquet_files_is_scaled_from_some_footers(recipe_file,
         table = pa.table({"text": [f"{number} {text}" for text in texts], "other": ["x" * 1000] * 500})
         pq.write_table(table, tmp_path / f"p{number:02}.parquet", row_group_size=100, use_dictionary=False)
     recipe = read_recipe([recipe_file(), "data.sources=[{files: p*.parquet}]", "data.validation=null"])
-    (source,), _ = open_sources(recipe, kind="text")
+    (source,), _ = open_sources(recipe.source_settings())
     read, original = [], pq.read_metadata
     monkeypatch.setattr(pq, "read_metadata", lambda path: read.append(path) or original(path))
     assert text_bytes(source) == pytest.approx(19 * sum(map(len, texts)), rel=0.05)

@@ -48,7 +48,7 @@ recipe = Recipe()
 recipe.data.cache_dir = sys.argv[1]
 recipe.data.sources = [Source(**json.loads(sys.argv[2]))]
 try:
-    train, validation = open_sources(recipe, kind="text")
+    train, validation = open_sources(recipe.source_settings())
     blocks = []
     for block in train[0].read():
         blocks.append(block)
@@ -104,13 +104,14 @@ from pathlib import Path
 from pipeline.data.prepare import prepare_now
 from pipeline.data.row_plan import plan_rows
 from pipeline.recipe import read_recipe
+from pipeline.recipe.dial import row_settings
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
 recipe = read_recipe(["quickstart_pretrain", f"data.sources=[{{id: {sys.argv[2]}}}]", "tokenizer.vocab_size=300", f"data.cache_dir={sys.argv[1]}", f"data.num_proc={sys.argv[3]}",
     "run.tokens=", "train.max_steps=", "train.num_train_epochs=1", "data.batch_tokens=2048", "data.shard_rows=16"], stage="pretrain")
-sources = open_sources(recipe, kind="text")
-tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
-prepare_now(plan_rows(recipe, tokenizer, sources=sources), tokenizer, sources=sources)
+sources = open_sources(recipe.source_settings())
+tokenizer = load_or_train(recipe.tokenizer_settings(), sources[0], validation=sources[1])
+prepare_now(plan_rows(row_settings(recipe), tokenizer, sources=sources), tokenizer, sources=sources)
 print(json.dumps({p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in Path(sys.argv[1], "shards").rglob("*-*.*")}))
 """
 
