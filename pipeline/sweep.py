@@ -240,6 +240,7 @@ def _test(baseline: Sequence[Figure], figures: Sequence[Figure]) -> dict[str, An
     if diverged := diverged_text(figures):  # the seeds that are left are its luckier ones
         return none | {"verdict": diverged}
     base = {figure.seed: figure for figure in baseline if figure.value is not None}
+    # Pairs of the same seed: what the seed alone does falls out of the difference.
     differences = []
     for figure in figures:
         if figure.value is not None and figure.seed in base:
@@ -433,6 +434,7 @@ def search(
     direction: Any = "minimize" if better == "lower" else "maximize"
     made = optuna.create_study(study_name=study, storage=f"sqlite:///{file}", direction=direction, load_if_exists=True)
     for number in range(trials):
+        # A sampler for each trial, so that its proposal does not depend on where this process began.
         made.sampler = optuna.samplers.TPESampler(seed=number)
         known = made.get_trials(deepcopy=False)  # the last may have been under way when the sweep was stopped
         if number < len(known) and known[number].state.is_finished():
@@ -483,6 +485,7 @@ class Sweep:
         if self._held is None:
             raise CannotWriteError(f"{self.folder}: another sweep is writing it. Wait for it, or give another --name.")
         earlier = self._earlier(digest) or {}
+        # What `latest:` means is kept from the first call: a run that ends meanwhile would change it.
         self.fixed = earlier.get("pinned") or self._pinned(recipe)
         self.recipe = self._recipe([])
         self.plan = self.plan_of([])
@@ -556,6 +559,7 @@ class Sweep:
         for entry in self.record["candidates"]:
             if entry["values"] == values:
                 return entry
+        # 1. The same recipe under another spelling is the same candidate.
         overrides = [f"{key}={value}" for key, value in values.items()]
         try:
             digest, plan = _digest(dump_recipe(self._recipe(overrides))), self.plan_of(overrides)
@@ -566,6 +570,7 @@ class Sweep:
         for entry in self.record["candidates"]:
             if entry.get("recipe_sha256") == digest:  # another spelling: 0.50 and .5
                 return entry
+        # 2. As many steps as the budget gives it.
         step_s = None
         if self.options.equal == "time":
             # The baseline is measured again now, as a machine's speed changes from minute to minute.

@@ -200,6 +200,7 @@ def _refusal(recipe: Recipe) -> str | None:
         args = build_arguments(known, RunDirectory.of(recipe.run), **decided)
         if recipe.optimizer.type != "trainer":
             return None
+        # One real step on one matrix, saved and loaded: what an optimizer lacks shows now, not at the first checkpoint.
         model = torch.nn.Linear(SIDE, SIDE, bias=False, device=args.device)
         model.weight.grad = torch.ones_like(model.weight)
         # These optimizers need no model: those that do are refused (optim_target_modules), or not among
@@ -239,6 +240,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     def decide() -> tuple[str | None, str] | None:
         if "finished" in RunDirectory.of(recipe.run).read_manifest():
             return None
+        # Everything at once: a start on a cluster may wait hours for the next mistake.
         problems = [
             *machine_problems(plan),
             *find_problems(plan, on_this_machine=True),

@@ -123,6 +123,7 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             "merges or template)"
         )
     for role in ("sources", "validation"):
+        # In their order: another order of sources is another order of rows.
         if [s["fingerprint"] for s in before[role]] == [s["fingerprint"] for s in now[role]]:
             continue  # a moved folder may give a source another name
         old = {source["name"]: source for source in before[role]}

@@ -107,6 +107,7 @@ def _open(recipe: Recipe) -> OpenRun:
             f"{directory.manifest}: is missing, and the folder holds a run that has trained, so going on could mix "
             "two runs. Put the file back from a copy, or give this run another run.name."
         )
+    # 1. Another recipe in the same folder is refused before anything is touched.
     begun = "must_match" in manifest and directory.has_trained()
     if begun or "finished" in manifest:
         _refuse_another_run(recipe, directory, manifest)
@@ -123,6 +124,7 @@ def _open(recipe: Recipe) -> OpenRun:
             "recipe or run.name."
         )
         return OpenRun(directory, None, manifest["attempts"], finished=True)
+    # 2. The parent of a fork, while a mistake in it still costs nothing.
     forks = recipe.run.fork_from is not None
     find_parent = partial(
         parent_of,
@@ -134,6 +136,7 @@ def _open(recipe: Recipe) -> OpenRun:
     parent = None
     if forks and not by_step(directory.checkpoints):
         parent = find_parent()
+    # 3. From here on this process alone writes the folder.
     directory.hold()
     record_failures_in(directory)
     remove_file(directory.failure)
@@ -215,6 +218,7 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
         raise CannotWriteError(
             f"{directory.path}: run.resume is never and the run exists. Give another run.name, or remove the folder."
         )
+    # Data may move to another folder: what was read of them counts from the first checkpoint on.
     saved, now = manifest["must_match"], resume_keys(recipe)
     if "finished" not in manifest and "inputs" in manifest and by_step(directory.checkpoints):
         saved, now = _without_places(saved), _without_places(now)  # run/inputs.py compares the files by their hashes
@@ -334,6 +338,7 @@ def versions() -> dict[str, str]:
 
 
 def _git_state() -> dict[str, Any] | None:
+    # The state of this program's code, not of the user's folder.
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():  # installed: a repository around it is somebody else's
         return None

@@ -91,6 +91,7 @@ class StepTimer(TrainerCallback):
         if args.device.type == "cuda":
             torch.cuda.synchronize(args.device)
         self.ends.append(time.perf_counter())
+        # The wall between the ends of two steps: what callbacks and the loader take is in it.
         taken = [end - begin for begin, end in zip(self.ends, self.ends[1:], strict=False)]
         measured = taken[LEFT_OUT:]
         if not on_rank_0(lambda: bool(measured) and (sum(measured) >= self.seconds or len(taken) >= MOST_STEPS)):
@@ -105,13 +106,14 @@ class StepTimer(TrainerCallback):
             if args.device.type == "cuda":
                 result["peak_bytes"] = self.device_peak()
             print(json.dumps(result), flush=True)
-        os._exit(0)
+        os._exit(0)  # on every rank: nothing of the training is kept
 
 
 def main(argv: list[str]) -> None:
     recipe = read_recipe(argv[1:], earlier=EarlierRuns())
     processes = start_process(recipe)
     recipe = resolve_open_values(recipe, processes)
+    # No evaluation, no save, and more steps than are measured: StepTimer ends the process.
     few = {"train.eval_strategy": "no", "train.save_strategy": "no", "train.max_steps": 10 * MOST_STEPS}
     plan = make_plan(with_values(recipe, few), device_info(), processes=processes)
     needs = attention_needs(plan.recipe)

@@ -117,6 +117,7 @@ def record_plan(run: OpenRun, model: Any, *, row_tokens: int, make: Callable[[],
         "class": type(model).__name__.removeprefix("FSDP"),  # torch's subclass of a sharded model
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
+    # By the built model, whose vocabulary may be smaller than the planned one.
     flops = sizes_from_model(model, row_tokens).flops_per_token("nanochat")
     if flops is not None:
         facts["flops_per_token"] = flops
