@@ -30,7 +30,9 @@ def _quota() -> int | None:
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((CGROUP / name).read_text() for name in names).split()
-            return None if quota in ("max", "-1") else max(1, int(quota) // int(period))
+            if quota in ("max", "-1"):
+                return None
+            return max(1, int(quota) // int(period))
         except (OSError, ValueError):
             continue
     return None
@@ -88,8 +90,11 @@ def peak_bytes() -> int:
 
         memory = psutil.Process().memory_info()
         return getattr(memory, "peak_wset", memory.rss)
-    # Of the whole life of the process, a part before exec included; macOS counts bytes, others KiB.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    # Of the whole life of the process, a part before exec included.
+    peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if sys.platform == "darwin":  # which counts bytes, others KiB
+        return peak_rss
+    return 1024 * peak_rss
 
 
 _training_called: float | None = None

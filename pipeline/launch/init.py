@@ -46,14 +46,16 @@ def recipe_text(source: dict[str, Any], *, stage: str, path: Path, schedule: Sch
     if "data.batch_tokens" in schedule.keys:
         data["batch_tokens"] = schedule.keys["data.batch_tokens"]
     source_lines = yaml.safe_dump({"data": data}, sort_keys=False, width=100, allow_unicode=True)
+    title, rest = "Stage 1, pretraining", TEXT
+    if stage == "sft":
+        title, rest = "Stage 2, chat SFT", CHAT
     return (
-        f"# {'Stage 2, chat SFT' if stage == 'sft' else 'Stage 1, pretraining'}, on files of yours. Written by "
-        f"`{program('init')}`; change what you like.\n"
+        f"# {title}, on files of yours. Written by `{program('init')}`; change what you like.\n"
         f"# Look at the rows: {command('data', path)} --show 3\n"
         f"# Time and memory:  {command('plan', path)}\n"
         f"# Run:              {command(stage, path)}\n\n"
         f"extends: {OWN_RECIPES[stage]}   # everything that is not set here: a small model, minutes on a CPU\n\n"
-        f"{source_lines}{(CHAT if stage == 'sft' else TEXT).replace('TRAIN', train_lines(schedule))}"
+        f"{source_lines}{rest.replace('TRAIN', train_lines(schedule))}"
     )
 
 
@@ -75,20 +77,19 @@ def train_lines(schedule: Schedule) -> str:
         section, _, name = key.partition(".")
         if section == "train":
             keys[name] = "null" if value is None else str(value)
-    lines = []
+    text = "train:\n"
     for key, value in keys.items():
-        comment = COMMENTS.get(key, "") if value != "null" else ""
-        if comment and key == "num_train_epochs" and schedule.steps is not None:
-            comment += f", about {schedule.steps:,} steps"
+        setting, comment = f"  {key}: {value}", COMMENTS.get(key)
+        if key == "num_train_epochs" and schedule.steps is not None:
+            comment = f"{comment}, about {schedule.steps:,} steps"
             if schedule.steps < FEW_STEPS:
                 comment += "; so few teach little: take more passes"
-        lines.append(f"{f'  {key}: {value}':<34}# {comment}\n" if comment else f"  {key}: {value}\n")
-    text = "train:\n" + "".join(lines)
+        if comment and value != "null":
+            setting = f"{setting:<34}# {comment}"
+        text += f"{setting}\n"
     if "evals.bpb.tokens" in schedule.keys:
-        bpb = {name: schedule.keys[f"evals.bpb.{name}"] for name in ("tokens", "document_bytes")}
-        text += (
-            f"evals:\n  bpb: {json.dumps(bpb).replace(chr(34), '')}   # scored each time: as much as the time allows\n"
-        )
+        bpb = ", ".join(f"{name}: {schedule.keys[f'evals.bpb.{name}']}" for name in ("tokens", "document_bytes"))
+        text += f"evals:\n  bpb: {{{bpb}}}   # scored each time: as much as the time allows\n"
     return text
 
 
@@ -96,11 +97,9 @@ def time_lines(schedule: Schedule, *, again: str) -> list[str]:
     """Return how long the run takes. again: the command that makes a recipe of ten minutes."""
     if schedule.minutes is None:
         return ["time: not known before its data are read; `tandem plan` says more then"]
-    how = (
-        "by steps measured here"
-        if schedule.measured
-        else "by arithmetic, a half to twice that; a measurement is truer"
-    )
+    how = "by arithmetic, a half to twice that; a measurement is truer"
+    if schedule.measured:
+        how = "by steps measured here"
     lines = [f"time: about {time_text(60 * schedule.minutes)} on this machine ({how})"]
     if not schedule.measured and schedule.minutes > LONG_MINUTES:
         lines.append(f"      for a run of ten minutes: {again}")
@@ -115,10 +114,12 @@ LONGEST = 4  # times PIECE: a text without blank lines is cut at a line's end, o
 def only_text(data: str) -> Path | None:
     """Return the text file that is all of the data; None where there are several files, or one of another kind."""
     place = Path(data).expanduser()
+    files = [place]
     if place.is_dir():
         files = [path for path in place.rglob("*") if path.is_file() and not path.name.startswith(".")]
-        place = files[0] if len(files) == 1 else place
-    return place if place.suffix == ".txt" and place.is_file() else None
+    if len(files) == 1 and files[0].suffix == ".txt" and files[0].is_file():
+        return files[0]
+    return None
 
 
 def documents_of(lines: Iterable[str], *, characters: int) -> Iterator[str]:
@@ -175,7 +176,8 @@ def main(argv: list[str]) -> int:
     path = arguments.output or Path(f"{name}.yaml")
     data, into = arguments.data, path.with_suffix(".jsonl")
     text = only_text(data)
-    for file in (path, into) if text else (path,):
+    written = [path, into] if text else [path]
+    for file in written:
         if file.exists():
             raise CannotWriteError(
                 f"{file}: is there already, and is not written over. Remove it, or name another --output."
@@ -191,7 +193,7 @@ def main(argv: list[str]) -> int:
     while True:
         try:
             print(next(lines))
-        except StopIteration as end:
+        except StopIteration as end:  # what the generator returns
             source, stage = end.value
             break
     words = [OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"]
@@ -202,9 +204,10 @@ def main(argv: list[str]) -> int:
         found = Schedule({}, steps=None, passes=passes, minutes=None, measured=False)
     for key in ("files", "id"):  # a path in a recipe is read from the recipe's folder
         if isinstance(value := source.get(key), str) and Path(value).expanduser().exists():
-            place = Path(value).expanduser().absolute()
-            inside = place.is_relative_to(path.absolute().parent)
-            source[key] = str(place.relative_to(path.absolute().parent) if inside else place)
+            place, folder = Path(value).expanduser().absolute(), path.absolute().parent
+            if place.is_relative_to(folder):
+                place = place.relative_to(folder)
+            source[key] = str(place)
     write_text(path, recipe_text(source, stage=stage, path=path, schedule=found))
     ten = path.with_name(f"{path.stem}_10min.yaml")
     print(*time_lines(found, again=f"{command('init', arguments.data)} --minutes 10 --output {ten}"), sep="\n")

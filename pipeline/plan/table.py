@@ -19,6 +19,7 @@ def plan_table(plans: list[Plan], headings: list[str] | None = None) -> str:
     rows = [("", headings)] if headings else []
     for name in columns[0]:
         rows.append((name, [column.get(name) or UNKNOWN for column in columns]))
+    # Names to the left; numbers of several plans to the right, digits under digits.
     name_width = max(len(name) for name, _ in rows)
     widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(plans))]
     printed = []

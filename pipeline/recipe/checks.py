@@ -212,6 +212,7 @@ def _sources(data: Data, stage: str, say: Say) -> None:
             check_source(f"{key}.{i}", source, say)
             if source.columns is None or _columns_mistake(source) is None:
                 _kind_of_source(f"{key}.{i}", source, stage, say)
+    # Shares of the rows: by weights or by epochs, or equal ones where nothing is given.
     weights = [source.weight for source in data.sources if source.weight is not None]
     counted = [source for source in data.sources if source.epochs is not None]
     if weights and max(weights) > MOST_APART * min(weights):
@@ -282,6 +283,7 @@ def _columns_mistake(source: Source) -> str | None:
     example = "Write columns: {prompt: COLUMN, response: COLUMN}, {messages: COLUMN} or {text: COLUMN}."
     if unknown := [role for role in columns if role not in COLUMN_ROLES]:
         return f"names {', '.join(map(repr, unknown))}, which is none of {', '.join(COLUMN_ROLES)}. {example}"
+    # Exactly one of the three says what a row is, and which further columns may be named.
     main = [role for role in ("text", "messages", "prompt") if role in columns]
     allowed = {"text": {"text"}, "messages": {"messages", "system", "tools"}}.get("".join(main), set(columns))
     if len(main) != 1 or ("prompt" in columns) != ("response" in columns) or set(columns) - allowed:
@@ -316,7 +318,7 @@ def _optimizer(optimizer: Optimizer, train: dict[str, Any], given: list[str], sa
                 f"train.{name}",
                 f"is not used by optimizer.type {kind}. Use {hint}, or set optimizer.type: trainer.",
             )
-    if ":" not in kind:
+    if ":" not in kind:  # whose own code reads the groups as it likes
         _groups(optimizer, say)
 
 
@@ -356,6 +358,7 @@ def _model(model: Model, say: Say) -> None:
         )
     if model.n_kv_head and model.type == "gpt2":
         say("model.n_kv_head", "gpt2 has no grouped keys and values. Remove it, or use model.type: tandem.")
+    # Nothing can be built without these three.
     missing = [f"model.{name}" for name in ("n_layer", "n_embd", "n_head") if getattr(model, name) is None]
     if missing and model.depth is None and not model.start_from:
         say("model", f"{' and '.join(missing)} missing. Give them, or model.depth, which sets all.")

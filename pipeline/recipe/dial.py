@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.process.errors import RecipeError
 from pipeline.recipe.batch import StepRows
 from pipeline.recipe.model_sizes import sizes_of
 from pipeline.recipe.schema import Bpb, Data, Model, Recipe, Run, with_values
@@ -92,15 +91,9 @@ class RowSettings:
 
 
 def row_settings(recipe: Recipe) -> RowSettings:
-    """Return what the run's rows are planned by. Raises RecipeError for a batch that is no whole number of rows."""
+    """Return what the run's rows are planned by."""
     # Given, or set by the entry, which knows the number of processes.
-    batch_tokens, row_tokens = recipe.global_batch_tokens(1), recipe.data.row_tokens
-    if batch_tokens % row_tokens:
-        raise RecipeError(
-            f"{recipe.where('data.batch_tokens')} is {batch_tokens}, which is not a whole number of rows of "
-            f"{row_tokens} tokens. Write {max(1, batch_tokens // row_tokens) * row_tokens}."
-        )
-    recipe = with_values(recipe, {"data.batch_tokens": batch_tokens})
+    recipe = with_values(recipe, {"data.batch_tokens": recipe.global_batch_tokens(1)})
     rows, steps = recipe.step_rows, horizon_steps(recipe)
     total_rows, epochs = None, None
     if steps and steps > 0:

@@ -42,6 +42,7 @@ def resume_keys(recipe: Recipe) -> dict[str, Any]:
             elif f.metadata.get("must_match"):
                 found[f"{prefix}{f.name}"] = _json(child)
 
+    # Keys of the schema, then those of `train:`, which have their own table.
     walk(recipe, "")
     for name, argument in ARGUMENTS.items():
         if argument.must_match and name in recipe.train:

@@ -112,6 +112,7 @@ def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item
             f"{extends.where}: extends: must be the path of one recipe, relative to this file. Write extends: "
             "other.yaml."
         )
+    # A path relative to this file, else the bare name of a shipped recipe.
     folder = Path(path).parent
     base = os.path.normpath(folder / extends.value)
     if not Path(base).is_file():
@@ -199,6 +200,7 @@ def _set(tree: Item, parts: list[str], item: Item, problems: Problems, name: str
 def _override_value(name: str, text: str, problems: Problems) -> Item:
     """Return the value of an override. Where the key holds text it is what was typed, but for quotes around the whole
     and null; elsewhere it is read as YAML, of which no part may become a comment."""
+    # Before anything that could print it.
     if looks_secret(text):
         problems.add(COMMAND_LINE, f"a token or password is given. {INSTEAD}")
         return Item(None, COMMAND_LINE)

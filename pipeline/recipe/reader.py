@@ -21,13 +21,16 @@ def read_recipe(argv: list[str], *, stage: Stage | None = None, earlier: Any = N
 
     Raises RecipeError with one line per mistake, InputMissingError when the recipe or one it extends is not there.
     """
+    # 1. The text, in layers, as one tree of values with their places.
     path = find_recipe(recipe_of(argv))
     problems = Problems()
     tree = without_removed(read_layers(path, argv[1:], problems), problems)
+    # 2. Types, choices and bounds of each key. Whatever is wrong with them ends the reading: checks rely on them.
     recipe = _typed(tree, problems)
     recipe.path, recipe.arguments, recipe.earlier = path, list(argv), earlier
     problems.raise_if_any()
 
+    # 3. Keys against each other; then what is open is filled, and what was filled checked.
     recipe.stage = recipe.run.stage or infer_stage(recipe) or stage or "pretrain"
     say = problems.of(recipe.where)
     check_stage(recipe, stage, say)

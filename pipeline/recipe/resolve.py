@@ -56,9 +56,11 @@ def fill(recipe: Recipe, say: Say) -> None:
             if cause:
                 recipe.filled[name] = cause
 
+    # 1. What the recipe says, without what another preset brought along, over the defaults.
     _leave_out_what_portable_has_not(recipe)
     trainer = recipe.optimizer.type == "trainer"
     recipe.train = {**defaults(trainer_optimizer=trainer), **recipe.train}
+    # 2. Paths, and where code may lie: before a folder of model.start_from is looked at.
     _fill_places(recipe)
     if recipe.run.trust_code and recipe.places["run.trust_code"] != COMMAND_LINE:
         say(
@@ -66,6 +68,7 @@ def fill(recipe: Recipe, say: Say) -> None:
             f"is for you to give, not for a recipe, which may come from elsewhere. Write {RECIPE_TRUST}.",
         )
     recipe.code = code_folder_of(recipe)
+    # 3. Sizes: those of the weights, else of the dial. Rows and vocabulary come first, as the sizes need them.
     fill_from_start(recipe, set_if_open, say)
     _fill_row_tokens(recipe)
     _fill_vocabulary(recipe, say)
@@ -74,6 +77,7 @@ def fill(recipe: Recipe, say: Say) -> None:
         recipe.model.n_positions = recipe.data.row_tokens
     if recipe.model.n_head and recipe.model.n_kv_head is None:
         recipe.model.n_kv_head = recipe.model.n_head
+    # 4. Horizon, batch and rates, which follow from the sizes, and the steps, which follow from horizon and batch.
     try:
         _fill_dial(recipe, set_if_open, say)
         _fill_steps(recipe, say)
@@ -82,6 +86,7 @@ def fill(recipe: Recipe, say: Say) -> None:
             "model.type",
             f"{error}, and horizon or rates follow from them. Change the sizes or model.options.",
         )
+    # 5. The name last: its digits are of all that must match.
     _shorten_warmup(recipe)
     if recipe.run.name is None:
         recipe.run.name = _default_name(recipe)

@@ -48,6 +48,7 @@ def resolve_start(recipe: Recipe) -> Recipe:
             f"{recipe.where('model.start_from')}: there is no run or folder {start}. Correct the path, or give a "
             "run's name or a Hub id like owner/name."
         )
+    # The tokenizer comes from the same place, and so do messages about it.
     if recipe.tokenizer.path is None:
         places = {"tokenizer.path": recipe.places.get("model.start_from", ""), **recipe.places}
         recipe = with_values(recipe, {"tokenizer.path": recipe.model.start_from, "places": places})
@@ -82,6 +83,7 @@ def fill_from_start(recipe: Recipe, fill: Any, say: Say) -> None:
         return
     config = model.start_config = read_json(folder / "config.json")
     sizes = config.get("text_config") or config  # of a model that also reads pictures or sound
+    # Sizes: by GPT-2's names or Llama's.
     for name, theirs in LLAMA_NAMES.items():
         value = sizes.get(name, sizes.get(theirs))
         if value is None and _is_own(recipe, f"model.{name}"):  # as GPT-2's config leaves them open
@@ -90,6 +92,7 @@ def fill_from_start(recipe: Recipe, fill: Any, say: Say) -> None:
             setattr(model, name, None)
             if value is not None:
                 fill(f"model.{name}", value, "model.start_from")
+    # Options that the recipe's own file gives, or that its preset does, must be those of the weights.
     for name, value in options_of(model, vocab_size=config.get("vocab_size")).items():
         if name in NO_ARCHITECTURE:
             continue

@@ -23,6 +23,7 @@ def typed_values(kind: Any, item: Item, path: str, problems: Problems) -> Any:
         return TypeAdapter(kind).validate_python(item.plain())
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
+    # A union has an error for each of its members: they are gathered by the value that all of them refuse.
     found: dict[str, tuple[Item, set[str]]] = {}
     for one in errors:
         at, place = item, path
@@ -91,6 +92,7 @@ def _kind(annotation: Any, limits: Mapping[str, Any]) -> Any:
     if is_dataclass(annotation):
         return section_kind(annotation)
     bounds = {theirs: limits[ours] for ours, theirs in BOUNDS.items() if limits.get(ours) is not None}
+    # strict: pydantic would take "16" for 16, and true for 1.
     if annotation is int:
         return Annotated[int, Field(strict=True, **bounds), BeforeValidator(_whole)]
     if annotation is float:

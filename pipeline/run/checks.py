@@ -170,14 +170,14 @@ def trainer_problems(recipe: Recipe) -> list[TandemError]:
     reason = _refusal(recipe)
     if reason is None:
         return []
-    given = [name for name in recipe.train if f"train.{name}" in recipe.places]
-    defaults = ((name, {f"train.{name}": ARGUMENTS[name].default}) for name in given)
-    wrong = next((name for name, default in defaults if _refusal(with_values(recipe, default)) is None), None)
-    if wrong is None:
-        what = f"train: is refused by transformers ({reason}). Change the keys that it speaks of."
-        return [RecipeError(f"{recipe.path}: {what}")]
-    what = f"is {show(recipe.train[wrong])}, which cannot be used here ({reason}). Correct it, or leave it out."
-    return [RecipeError(f"{recipe.where(f'train.{wrong}')}: {what}")]
+    for name, value in recipe.train.items():
+        key = f"train.{name}"
+        # The first that was given and without which nothing is refused.
+        if key in recipe.places and _refusal(with_values(recipe, {key: ARGUMENTS[name].default})) is None:
+            what = f"is {show(value)}, which cannot be used here ({reason}). Correct it, or leave it out."
+            return [RecipeError(f"{recipe.where(key)}: {what}")]
+    what = f"train: is refused by transformers ({reason}). Change the keys that it speaks of."
+    return [RecipeError(f"{recipe.path}: {what}")]
 
 
 def _refusal(recipe: Recipe) -> str | None:
@@ -200,6 +200,7 @@ def _refusal(recipe: Recipe) -> str | None:
         args = build_arguments(known, RunDirectory.of(recipe.run), **decided)
         if recipe.optimizer.type != "trainer":
             return None
+        # One real step on one matrix, saved and loaded: what an optimizer lacks shows now, not at the first checkpoint.
         model = torch.nn.Linear(SIDE, SIDE, bias=False, device=args.device)
         model.weight.grad = torch.ones_like(model.weight)
         # These optimizers need no model: those that do are refused (optim_target_modules), or not among
@@ -239,6 +240,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     def decide() -> tuple[str | None, str] | None:
         if "finished" in RunDirectory.of(recipe.run).read_manifest():
             return None
+        # Everything at once: a start on a cluster may wait hours for the next mistake.
         problems = [
             *machine_problems(plan),
             *find_problems(plan, on_this_machine=True),
@@ -286,12 +288,15 @@ def benchmarks_of(recipe: Recipe) -> list[Any]:
     if recipe.evals.chat.every_steps is not None:
         from pipeline.evals.chat import benchmark_of_recipe
 
+        folder = None
+        if recipe.path:
+            folder = str(Path(recipe.path).parent)
         benchmarks.append(
             benchmark_of_recipe(
                 recipe.evals.chat,
                 unsafe_exec=recipe.evals.unsafe_exec,
                 code=recipe.code,
-                folder=str(Path(recipe.path).parent) if recipe.path else None,
+                folder=folder,
                 cache=recipe.data.cache_dir,
                 where=recipe.where("evals.chat"),
             )
@@ -484,8 +489,10 @@ def _changes(recipe: Recipe) -> list[str]:
     have = _rows(start_folder(recipe))
     if have:
         added = max(0, len(tokenizer) - have)
-        changed = f"{added} embeddings are added for new tokens ({have:,} -> {len(tokenizer):,})"
-        lines.append(f"model: {changed if added else f'its {have:,} embeddings stay as they are; none is added'}")
+        changed = f"its {have:,} embeddings stay as they are; none is added"
+        if added:
+            changed = f"{added} embeddings are added for new tokens ({have:,} -> {len(tokenizer):,})"
+        lines.append(f"model: {changed}")
     return lines or [
         f"tokenizer: {recipe.tokenizer.path} keeps its chat template and its {len(tokenizer):,} ids; nothing is added"
     ]

@@ -95,7 +95,8 @@ def _protocols(validation: Any, scored_bytes: dict[str, int], *, dtype: str, cha
     for name, role in ((VAL_BPB, "validation"), (VAL_BPB_DOCUMENTS, "documents")):
         ids[name] = None
         if validation.keeps_text and validation.plan[role] and validation.plan[role]["sequences"]:
-            count = scored_bytes.get(SFT_BPB if chat else name)
+            scored_as = SFT_BPB if chat else name
+            count = scored_bytes.get(scored_as)
             protocol = validation.protocol(name, scored_bytes=count, dtype=dtype)
             ids[name], parts[name] = protocol.id, dict(protocol.parts)
     return {"protocols": ids, "protocol_parts": parts}
@@ -108,8 +109,9 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
     from pipeline.data.overlap import overlap_of
 
     overlap = overlap_of(*sources)
-    known = {name: value for name, value in asdict(overlap).items() if value is not None}
-    return {"overlap": known} if overlap.documents else {}
+    if not overlap.documents:
+        return {}
+    return {"overlap": {name: value for name, value in asdict(overlap).items() if value is not None}}
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -121,13 +123,16 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             "merges or template)"
         )
     for role in ("sources", "validation"):
+        # In their order: another order of sources is another order of rows.
         if [s["fingerprint"] for s in before[role]] == [s["fingerprint"] for s in now[role]]:
             continue  # a moved folder may give a source another name
         old = {source["name"]: source for source in before[role]}
         new = {source["name"]: source for source in now[role]}
         for name in sorted(old.keys() | new.keys()):
-            if name not in old or name not in new:
-                lines.append(f"{role}: {name} is {'new' if name in new else 'gone'}")
+            if name not in new:
+                lines.append(f"{role}: {name} is gone")
+            elif name not in old:
+                lines.append(f"{role}: {name} is new")
             elif old[name]["fingerprint"] != new[name]["fingerprint"]:
                 lines += [f"{role}: {name}: {line}" for line in _changed_files(old[name], new[name])]
     for key in ("batch_tokens", "max_steps", "start_from"):

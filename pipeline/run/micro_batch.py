@@ -64,7 +64,9 @@ def find_micro_batch(
     elif kept is not None and kept <= rows:
         rows = kept
     if args.process_index == 0:
-        print(f"{KEY}: auto is {rows}: {'as this run began' if rows == kept else why}", flush=True)
+        if rows == kept:
+            why = "as this run began"
+        print(f"{KEY}: auto is {rows}: {why}", flush=True)
     return rows
 
 

@@ -92,7 +92,8 @@ def print_run_config(run: OpenRun, settings: Settings) -> None:
 def config_text(settings: Settings) -> str:
     """Return the settings in words, for the console."""
     processes, micro_steps = settings.processes, settings.micro_steps
-    parts = ["1 process" if processes == 1 else f"{processes} processes"]
+    plural = "" if processes == 1 else "es"
+    parts = [f"{processes} process{plural}"]
     if settings.tensor_parallel > 1:
         parts.append("each layer split among them (tensor parallel)")
     elif settings.replicas > 1:
@@ -103,8 +104,9 @@ def config_text(settings: Settings) -> str:
     if settings.compiled:
         parts.append("torch.compile")
     parts.append(f"attention {settings.attention}")
-    times = f", {micro_steps} times a step" if micro_steps > 1 else ""
-    parts.append(f"{settings.micro_batch} rows at once{times}")
+    parts.append(f"{settings.micro_batch} rows at once")
+    if micro_steps > 1:
+        parts.append(f"{micro_steps} times a step")
     return f"device: {settings.device}: {', '.join(parts)}"
 
 
@@ -115,6 +117,7 @@ def record_plan(run: OpenRun, model: Any, *, row_tokens: int, make: Callable[[],
         "class": type(model).__name__.removeprefix("FSDP"),  # torch's subclass of a sharded model
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
+    # By the built model, whose vocabulary may be smaller than the planned one.
     flops = sizes_from_model(model, row_tokens).flops_per_token("nanochat")
     if flops is not None:
         facts["flops_per_token"] = flops

@@ -92,6 +92,7 @@ def refuse_different_ranks(recipe: Recipe) -> None:
 
     Nothing later would notice: the replicas part at step 1, or one rank waits in a save that the other does not make.
     """
+    # By the resolved recipe: files and overrides may differ where they come to the same.
     settings = dotted(yaml.safe_load(dump_recipe(recipe)))
     ranks = from_every_rank((socket.gethostname(), settings | _software()))
     first_host, first = ranks[0]
