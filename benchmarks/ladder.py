@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from pipeline.metrics import VAL_BPB, why_not_compared
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.recipe.identity import differences
-from pipeline.report.run_data import RunData, read_run, table
+from pipeline.report.markdown import table
+from pipeline.report.run_data import RunData, read_run
 from pipeline.run_dir.failures import exit_with_status
 
 LEAST = 3  # different x

@@ -72,7 +72,9 @@ def main() -> None:
         tokens = sum(map(len, encoder.encode(texts)))
 
         def plan_of(processes: int) -> dict:
-            return plan_rows(row_settings(with_values(recipe, {"data.num_proc": processes})), tokenizer, sources=sources)
+            return plan_rows(
+                row_settings(with_values(recipe, {"data.num_proc": processes})), tokenizer, sources=sources
+            )
 
         def prepare(processes: int = 1) -> None:
             shutil.rmtree(Path(folder) / "shards", ignore_errors=True)

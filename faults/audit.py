@@ -18,8 +18,10 @@ from safetensors import SafetensorError, safe_open
 from pipeline.metrics import SFT_BPB, VAL_BPB, VALIDATION
 from pipeline.recipe.batch import StepRows
 from pipeline.recipe.dial import MATRIX_GROUP
-from pipeline.report.run_data import RunData, number, read_run
+from pipeline.report.markdown import number
+from pipeline.report.run_data import RunData, read_run
 from pipeline.report.run_metrics import RunMetrics, Series, median
+from pipeline.run_dir.columns import Columns
 from pipeline.run_dir.rows import first_start
 from pipeline.training.schedules import learning_rate_multiplier
 
@@ -320,7 +322,8 @@ def _of_a_step(audit: Audit, run_metrics: RunMetrics) -> None:
     )
     losses = run_metrics.loss()
     # Smoothed by step, it may leave the means of longer intervals.
-    beyond_means = run_metrics.by_step(losses) & (losses.intervals() > 1)
+    # Rows with a median norm cover steps that were all measured.
+    beyond_means = np.isin(losses.steps, run_metrics.series("optim/grad_norm_median").steps) & (losses.intervals() > 1)
     if not run_metrics.recipe("run.fork_from") and not beyond_means.any():
         steps, smoothed, loss = both(run_metrics, "train/loss_ema", "train/loss")
         lowest, highest = np.minimum.accumulate(loss), np.maximum.accumulate(loss)
@@ -328,7 +331,8 @@ def _of_a_step(audit: Audit, run_metrics: RunMetrics) -> None:
         agrees = (smoothed >= lowest * 0.99) & (smoothed <= highest * 1.01)
         audit.at("train/loss_ema", steps, smoothed, agrees, why=", beyond all losses up to there")
     limit = run_metrics.recipe("train.max_grad_norm")
-    if limit and run_metrics.restarts()[0] == 0:  # a later start may have another limit
+    attempts = Columns.of(run_metrics.data.all_rows).column("attempt")[1]
+    if limit and attempts.max(initial=1) <= 1:  # a later start may have another limit
         steps, norm, share = both(run_metrics, "optim/grad_norm", "optim/clip_frac")
         audit.at("optim/clip_frac", steps, share, (norm <= limit * (1 + EXACT)) | (share > 0), why=f", and the norm of that step above the limit {limit:g}")  # fmt: skip
     age, good = run_metrics.series("ckpt/age_steps"), run_metrics.series("ckpt/last_good_step")

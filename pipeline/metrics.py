@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from typing import Any, Literal
 
 # Columns of docs/metrics.md; the last one is of nanochat's and picoLLM's console lines.
@@ -263,16 +264,19 @@ BEST_BY = (VAL_BPB, SFT_BPB, VAL_LOSS)  # what makes a checkpoint the best one: 
 @cache
 def metric_of(name: str) -> Metric | None:
     """Return the metric of that name, or the family that it belongs to; None for a name that is not ours."""
-    families = (metric for metric in METRICS.values() if "<" in metric.name)
-    patterns = ((re.sub(r"<\w+>", ".+", re.escape(metric.name)), metric) for metric in families)
-    return METRICS.get(name) or next((metric for pattern, metric in patterns if re.fullmatch(pattern, name)), None)
+    if name in METRICS:
+        return METRICS[name]
+    for family, metric in METRICS.items():
+        if "<" in family and re.fullmatch(re.sub(r"<\w+>", ".+", re.escape(family)), name):
+            return metric
+    return None
 
 
 @cache
 def groups(*sections: str) -> tuple[str, ...]:
     """Return what comes before the slash in the names of those sections, or of all."""
-    found = (metric for section in sections or SECTIONS for metric in SECTIONS[section] if "/" in metric.name)
-    return tuple(dict.fromkeys(metric.group for metric in found))
+    metrics = chain.from_iterable(SECTIONS[section] for section in sections or SECTIONS)
+    return tuple(dict.fromkeys(metric.group for metric in metrics if "/" in metric.name))
 
 
 def is_validation(name: str) -> bool:
@@ -292,8 +296,12 @@ def is_of_machine(name: str) -> bool:
 
 def aliases_of(*programs: str) -> dict[str, tuple[str, Alias]]:
     """{a program's name in lower case: (our name, alias)} of what is imported; exports differ in case: TFLOPS_per_GPU, TFLOPs_per_GPU."""
-    found = ((metric.name, alias) for metric in METRICS.values() for alias in metric.aliases)
-    return {alias.name.lower(): (ours, alias) for ours, alias in found if alias.imported and alias.program in programs}
+    found = {}
+    for metric in METRICS.values():
+        for alias in metric.aliases:
+            if alias.imported and alias.program in programs:
+                found[alias.name.lower()] = metric.name, alias
+    return found
 
 
 # The protocol of a score: the parts that say on what and how it was measured, and the id that is their hash.
@@ -347,6 +355,10 @@ class Protocol:
 
     def __str__(self) -> str:
         return ", ".join(f"{_words(name)} {_value(value)}" for name, value in self.parts.items() if name != "score")
+
+
+Numbers = dict[str, float]  # by metric name
+Results = list[dict[str, Any]]  # rows for evals.json: name, value, its protocol and what else is known of it
 
 
 def digest(value: Any, length: int = 16) -> str:

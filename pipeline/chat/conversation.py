@@ -106,10 +106,12 @@ class ChatModel:
         """Return whether the chat template writes a system message, which some leave out or refuse."""
         from pipeline.tokenizer.chat import prompt_ids
 
+        if not self.chats:
+            return False
         question = {"role": "user", "content": "x"}
         try:
-            ids = prompt_ids(self.tokenizer, [{"role": "system", "content": "y"}, question]) if self.chats else []
-            return self.chats and ids != prompt_ids(self.tokenizer, [question])
+            ids = prompt_ids(self.tokenizer, [{"role": "system", "content": "y"}, question])
+            return ids != prompt_ids(self.tokenizer, [question])
         except DataError:
             return False
 
@@ -147,16 +149,18 @@ def open_chat_model(name: str, *, trust_code: bool = False) -> ChatModel:
 def _name(subject: Any) -> str:
     """Return the run's name, with its checkpoint where it is one, else the folder's or the Hub id."""
     if subject.run is None:
-        return Path(subject.path).resolve().name if Path(subject.path).is_dir() else subject.path
+        folder = Path(subject.path)
+        return folder.resolve().name if folder.is_dir() else subject.path
     run = subject.run.path.resolve().name
     return run if subject.name == "model/" else f"{run}/{subject.name}"
 
 
 def _examples(run: Any) -> tuple[str, ...]:
     """Return the prompts of the run's samples."""
-    prompts = [row.get("prompt") for row in read_rows(run.samples)] if run else []
-    texts = dict.fromkeys(prompt for prompt in prompts if isinstance(prompt, str) and prompt.strip())
-    return tuple(texts)[:MOST_EXAMPLES]
+    if run is None:
+        return ()
+    prompts = dict.fromkeys(row.get("prompt") for row in read_rows(run.samples))
+    return tuple(prompt for prompt in prompts if isinstance(prompt, str) and prompt.strip())[:MOST_EXAMPLES]
 
 
 def _published_manifest(path: str, revision: str | None) -> dict:
@@ -171,6 +175,11 @@ def _published_manifest(path: str, revision: str | None) -> dict:
         _raise_exceptions_for_connection_errors=False,
     )
     return read_json(Path(manifest)) if manifest else {}
+
+
+def questions(messages: list[dict]) -> list[int]:
+    """Return the places of the user's messages."""
+    return [place for place, message in enumerate(messages) if message["role"] == "user"]
 
 
 class Conversation:
@@ -198,6 +207,7 @@ class Conversation:
 
         chat_model = self.chat_model
         signs = dict(zip(tool_marks(chat_model.tokenizer) or (), TOOL_SIGNS, strict=False))
+        # The same question asked again is drawn anew, and a whole conversation is repeated by its seed.
         settings = asdict(sampling) | {"seed": sampling.seed + self.answers}
         ids = self._ids(text, sampling.max_new_tokens)
         tokens = stream(chat_model.model, chat_model.tokenizer, ids, calculator=chat_model.chats, **settings)
@@ -209,17 +219,19 @@ class Conversation:
                 yield signs.get(token, "") + shown.push(token)
             yield shown.rest()
         finally:
+            # Also where the reader stopped it: what was written so far is what the model said.
             if chat_model.chats:
                 self.messages += answer_messages(chat_model.tokenizer, shown.ids)
 
     def undo(self) -> str | None:
         """Take the last question and its answer out of the conversation and return the question; None where there is
         none."""
-        taken = self.last
-        turns = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
+        taken, turns = self.last, questions(self.messages)
+        self.last = None
         if turns:
             del self.messages[turns[-1] :]
-        self.last = self.messages[turns[-2]]["content"] if len(turns) > 1 else None
+        if len(turns) > 1:
+            self.last = self.messages[turns[-2]]["content"]
         return taken
 
     def clear(self) -> None:
@@ -231,11 +243,14 @@ class Conversation:
         answer."""
         from pipeline.generation.texts import document_ids, positions
 
+        # An answer has at least a quarter of the positions, however long the conversation is.
         limit = positions(self.chat_model.model) or sys.maxsize
         room = limit - min(max_new_tokens, limit // 4)
-        ids = self._prompt(text, room) if self.chat_model.chats else document_ids(self.chat_model.tokenizer, text)
+        chat_model = self.chat_model
+        ids = self._prompt(text, room) if chat_model.chats else document_ids(chat_model.tokenizer, text)
         if len(ids) > room:
             self.notify(f"only the last {room} of {len(ids)} tokens are read: the model takes {limit}")
+            # The first token is BOS, by which the model knows a text's beginning.
             ids = ids[:1] + ids[len(ids) - room + 1 :]
         return ids
 
@@ -245,7 +260,7 @@ class Conversation:
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*self.messages, {"role": "user", "content": text}]
         while len(ids := prompt_ids(self.chat_model.tokenizer, system + messages, today=True)) > room:
-            turns = [place for place, message in enumerate(messages) if message["role"] == "user"]
+            turns = questions(messages)
             if len(turns) == 1:
                 break
             del messages[: turns[1]]

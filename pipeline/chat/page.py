@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import Any
 
-from pipeline.chat.conversation import ChatModel, Conversation, Sampling
+from pipeline.chat.conversation import ChatModel, Conversation, Sampling, questions
 from pipeline.process.errors import InputMissingError, ServiceError, TandemError
 
 # Between two pictures of a growing answer: a small model writes hundreds of tokens a second, too many for a browser.
@@ -147,15 +147,18 @@ class Answers:
         except TandemError as error:
             raise gradio.Error(str(error)) from None
         finally:
-            questions = [place for place, one in enumerate(conversation.messages) if one["role"] == "user"]
-            if questions:
-                self.written[shown] = conversation.messages[questions[-1] + 1 :]
+            turns = questions(conversation.messages)
+            if turns:
+                self.written[shown] = conversation.messages[turns[-1] + 1 :]
 
     def _messages(self, history: list[dict]) -> list[dict]:
         messages: list[dict] = []
         for turn in history:
-            content = turn["content"]
-            text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-            known = self.written.get(text) if turn["role"] == "assistant" else None
-            messages += known or [{"role": turn["role"], "content": text}]
+            text = turn["content"]
+            if not isinstance(text, str):
+                text = "".join(part.get("text", "") for part in text)
+            read = [{"role": turn["role"], "content": text}]
+            if turn["role"] == "assistant":  # as the model wrote it, with its tool calls
+                read = self.written.get(text) or read
+            messages += read
         return messages

@@ -119,9 +119,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.data.rows import TrainingRows
     from pipeline.data.validation import ValidationRows
     from pipeline.recipe import read_recipe
-    from pipeline.recipe.batch import with_batch_tokens
     from pipeline.recipe.dial import row_settings
-    from pipeline.recipe.start_from import becomes_tandem, resolve_start
+    from pipeline.recipe.start_from import resolve_start
     from pipeline.run_dir.earlier_runs import EarlierRuns
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
@@ -130,7 +129,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
     recipe = resolve_start(recipe)
     if not recipe.data.batch_tokens:
         world_size = whole_number(os.environ, "NPROC", 1, least=1)
-        recipe = with_values(recipe, {"data.batch_tokens": with_batch_tokens(recipe, world_size)})
+        recipe = with_values(recipe, {"data.batch_tokens": recipe.global_batch_tokens(world_size)})
         print(
             f"data: the batch follows from train.gradient_accumulation_steps; for {world_size} process(es) it is "
             f"{recipe.data.batch_tokens:,} tokens"
@@ -142,7 +141,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
         if source.recognised:
             print(f"data: {source.name}: {source.recognised}")
     tokenizer = load_or_train(recipe.tokenizer_settings(), sources[0], validation=sources[1])
-    if not becomes_tandem(recipe):
+    if not recipe.model.becomes_tandem:
         from pipeline.training.build import rows_of_recipe
 
         recipe = rows_of_recipe(recipe, tokenizer)

@@ -17,7 +17,7 @@ from pipeline.data.losses import untrained_lines
 from pipeline.data.rows import TrainingRows, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
-from pipeline.recipe.checks import check_source, sayer
+from pipeline.recipe.checks import check_source
 from pipeline.recipe.layers import find_recipe
 from pipeline.recipe.located_yaml import Item, Problems, compose
 from pipeline.recipe.resolve import TEXT_ID
@@ -160,7 +160,7 @@ def source_of(target: str, settings: list[str]) -> Source:
     values = typed_values(section_kind(Source), Item(items, "command line"), "data.sources.0", problems)
     problems.raise_if_any()
     source: Source = section_of(Source, values)
-    check_source("data.sources.0", source, sayer(Recipe(path="command line"), problems))
+    check_source("data.sources.0", source, problems.of(Recipe(path="command line").where))
     problems.raise_if_any()
     return source
 

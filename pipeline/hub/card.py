@@ -6,6 +6,7 @@ ModelCardData.
 
 import math
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,9 @@ from pipeline.process.storage import read_json
 from pipeline.recipe.sizes import LLAMA_NAMES
 from pipeline.report.benchmarks import protocols_text, scores_text, suite_name
 from pipeline.report.cost import spent
-from pipeline.report.curves import trained_on
-from pipeline.report.run_data import (
-    Benchmark,
-    RunData,
-    Score,
-    cell,
-    code,
-    date,
-    facts_table,
-    filled_table,
-    joined,
-    number,
-    series_of,
-    task_name,
-    visible,
-)
+from pipeline.report.markdown import cell, code, date, facts_table, filled_table, joined, number, visible
+from pipeline.report.run_data import RunData
+from pipeline.report.scores import Benchmark, Score, series_of, task_name
 from pipeline.report.sections import DATA_HEAD, data_rows, tokenizer_text
 from pipeline.run_dir.checkpoints import SEAL, read_seal
 from pipeline.run_dir.parents import name_of_model
@@ -147,7 +135,8 @@ class Published:
 
     @property
     def sizes(self) -> list[str]:
-        return [words.format(number(size)) for name, words in SIZES.items() if (size := self.size(name))]
+        sizes = {words: self.size(name) for name, words in SIZES.items()}
+        return [words.format(number(size)) for words, size in sizes.items() if size]
 
     @property
     def made_from(self) -> list[str]:
@@ -180,13 +169,18 @@ class Published:
 def bpb_of_model(card: Published) -> list[Score]:
     """Return the newest score of each metric and protocol, of the published files before others; none without a
     protocol, which nobody could compare."""
-    own = [s for s in card.data.scores() if card.is_scored(subject=s.of, step=s.step) and s.protocol is not None]
-    own.sort(key=lambda score: score.of == "model/")
-    return list({(score.name, score.protocol): score for score in own if math.isfinite(score.value)}.values())
+    # A later score of the same metric and protocol takes the place of an earlier one.
+    own: dict[tuple[str, str], Score] = {}
+    for score in sorted(card.data.scores(), key=lambda score: score.of == "model/"):
+        is_scored = card.is_scored(subject=score.of, step=score.step)
+        if is_scored and score.protocol is not None and math.isfinite(score.value):
+            own[score.name, score.protocol] = score
+    return list(own.values())
 
 
 def bpb_text(card: Published) -> str:
-    if not (scores := bpb_of_model(card)):
+    scores = bpb_of_model(card)
+    if not scores:
         return ""
     rows = [[s.name, BPB_TEXTS.get(s.name), f"{s.value:.6f}", s.protocol] for s in scores]
     intro = (
@@ -200,10 +194,15 @@ def bpb_text(card: Published) -> str:
 def benchmarks_of_model(card: Published) -> list[Benchmark]:
     """Return the newest of each series of equal measurements of this model; of the published files themselves where
     those were scored."""
-    found = [b for b in card.data.benchmarks() if card.is_scored(subject=b.subject, step=b.step)]
-    own = [replace(b, means=_finite(b.means), tasks=_finite(b.tasks)) for b in found]
+    # The Hub's index cannot hold NaN and infinities: such a row is left out, and a suite without another row.
+    own = []
+    for benchmark in card.data.benchmarks():
+        finite = replace(benchmark, means=_finite(benchmark.means), tasks=_finite(benchmark.tasks))
+        is_scored = card.is_scored(subject=benchmark.subject, step=benchmark.step)
+        if is_scored and finite.rows:
+            own.append(finite)
     own.sort(key=lambda benchmark: (benchmark.subject == "model/", *benchmark.age))
-    return [series[-1] for series in series_of([b for b in own if b.means or b.tasks])]
+    return [series[-1] for series in series_of(own)]
 
 
 def _finite(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -213,7 +212,8 @@ def _finite(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def benchmarks_text(card: Published) -> str:
     """Return the same tables as in the report."""
-    if not (benchmarks := benchmarks_of_model(card)):
+    benchmarks = benchmarks_of_model(card)
+    if not benchmarks:
         return ""
     parts = ["Compare figures of equal protocol only. [evals.json](evals.json) has the command of each.\n"]
     for benchmark in benchmarks:
@@ -228,10 +228,13 @@ def benchmarks_text(card: Published) -> str:
 def eval_results(card: Published) -> list[EvalResult]:
     """Return what model-index holds. The protocol, which tells two figures of one metric apart, is the
     configuration."""
-    bpb = [{"name": s.name, "value": s.value, "protocol": s.protocol} for s in bpb_of_model(card)]
-    found = [_result(row, dataset="held-out text", kind="text", metric="bits_per_byte") for row in bpb]
+    found = []
+    for score in bpb_of_model(card):
+        row = {"name": score.name, "value": score.value, "protocol": score.protocol}
+        found.append(_result(row, dataset="held-out text", kind="text", metric="bits_per_byte"))
     for benchmark in benchmarks_of_model(card):
-        for row in [*benchmark.means, *benchmark.tasks]:
+        for row in benchmark.rows:
+            # lm_eval/<task>/<metric> names its metric itself.
             metric = "centred_accuracy" if row in benchmark.means else "accuracy"
             if benchmark.suite == "lm_eval":
                 metric = task_name(row).partition("/")[2] or metric
@@ -286,12 +289,13 @@ def samples_text(card: Published) -> str:
         return ""
     step = max(row.get("step", 0) for row in samples)
     newest = {row["prompt"]: row["text"] for row in samples if row.get("step", 0) == step}
+    asked = "Asked" if card.is_chat else "Prompt"
     parts = [f"The run's fixed prompts in their order, not selected, written at step {number(step)}.\n"]
-    for prompt, text in list(newest.items())[:MOST_SAMPLES]:
-        parts.append(f"{'Asked' if card.is_chat else 'Prompt'}: {no_formula(cell(prompt))}\n")
+    for prompt, text in islice(newest.items(), MOST_SAMPLES):
         if len(text) > MOST_SAMPLE_CHARS:
             text = f"{text[:MOST_SAMPLE_CHARS]} [... {len(text) - MOST_SAMPLE_CHARS:,} characters more]"
-        parts.append(code(visible(text), "text") if text.strip() else "It ended at once.\n")
+        answer = code(visible(text), "text") if text.strip() else "It ended at once.\n"
+        parts += [f"{asked}: {no_formula(cell(prompt))}\n", answer]
     return "\n".join(parts)
 
 
@@ -306,7 +310,7 @@ def training_text(card: Published) -> str:
         ["tokens (row positions)", number(data.tokens() or None)],
         ["tokens of a step", number(data.fact("inputs.batch_tokens"))],
         ["optimizer", card.recipe("optimizer").get("type")],
-        ["precision and hardware", trained_on(data)],
+        ["precision and hardware", data.trained_on],
         *spent(data),
         ["ended", date(manifest.get("ended")) if card.finished else None],
         ["training loss at the end, smoothed, nats per token", number(data.last("train/loss_ema"), 5)],

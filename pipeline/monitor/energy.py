@@ -41,9 +41,11 @@ class EnergyMeter:
     def add(self, time_s: float, watts: float | None, counter_j: float | None = None) -> None:
         """Add one sample; what the GPU did not report is None."""
         if counter_j is not None:
-            # Never less than nothing: the counter begins again when the driver is loaded again.
-            since = 0.0 if self._counter is None else max(counter_j - self._counter, 0.0)
-            self.counted_j = (self.counted_j or 0.0) + since
+            if self.counted_j is None or self._counter is None:
+                self.counted_j = 0.0
+            else:
+                # Never less than nothing: the counter begins again when the driver is loaded again.
+                self.counted_j += max(counter_j - self._counter, 0.0)
             self._counter = counter_j
         if watts is None:
             return
@@ -53,7 +55,8 @@ class EnergyMeter:
                 self.joules += elapsed * (watts + self._last[1]) / 2
                 self.covered_s += elapsed
             else:
-                self.gaps, self.gap_s = self.gaps + 1, self.gap_s + elapsed
+                self.gaps += 1
+                self.gap_s += elapsed
         self._last = time_s, watts
 
     def best_j(self) -> float | None:
@@ -66,14 +69,26 @@ class EnergyMeter:
 def energy_of(gpu: GpuSeries) -> EnergyMeter:
     """Return the energy of the recorded samples of one GPU in one attempt."""
     meter = EnergyMeter(longest_s=longest_bridged_s(usual_period_s(gpu.times) or 0.0))
-    for time_s, watts, counter_j in zip(gpu.times, gpu.numbers["power_w"], gpu.numbers["energy_j"], strict=True):
-        meter.add(time_s, None if isnan(watts) else watts, None if isnan(counter_j) else counter_j)
+    # The file holds no None: NaN is what the GPU did not report.
+    power, counter = (
+        [None if isnan(value) else value for value in gpu.numbers[name]] for name in ("power_w", "energy_j")
+    )
+    for sample in zip(gpu.times, power, counter, strict=True):
+        meter.add(*sample)
     return meter
 
 
 def usual_period_s(times: Sequence[float]) -> float | None:
     """Return the median distance of neighbouring samples; None for fewer than two."""
-    return statistics.median(b - a for a, b in pairwise(times)) if len(times) > 1 else None
+    if len(times) < 2:
+        return None
+    return statistics.median(later - earlier for earlier, later in pairwise(times))
+
+
+def total_j(parts: Sequence[float | None]) -> float | None:
+    """Return the sum; None when one of the parts is not known, as the others' sum is not the run's."""
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
 
 
 def kwh(joules: float) -> float:
@@ -84,8 +99,7 @@ class RunEnergy:
     """Energy of the run's GPUs on this host: what earlier attempts recorded, and this one's so far."""
 
     def __init__(self, path: Path, *, hz: float):
-        earlier = [energy_of(gpu).best_j() for gpu in read_gpus(path)]
-        self.earlier_j = None if None in earlier else sum(e for e in earlier if e is not None)
+        self.earlier_j = total_j([energy_of(gpu).best_j() for gpu in read_gpus(path)])
         self.hz, self.meters = hz, dict[int, EnergyMeter]()
 
     def add(self, time_s: float, gpus: list[dict[str, Any]]) -> None:
@@ -96,8 +110,7 @@ class RunEnergy:
     def joules(self) -> float | None:
         """Return the energy so far; None when one of the GPUs reports neither power nor energy, as the others' sum is
         not the run's."""
-        parts = [self.earlier_j, *(meter.best_j() for meter in self.meters.values())]
-        return None if None in parts else sum(part for part in parts if part is not None)
+        return total_j([self.earlier_j, *(meter.best_j() for meter in self.meters.values())])
 
     def summary(self) -> str:
         joules = self.joules()

@@ -3,10 +3,10 @@
 import csv
 import os
 import time
-from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from math import isnan
 from pathlib import Path
 from typing import Any, TextIO
@@ -76,19 +76,6 @@ def _text(value: Any) -> Any:
     return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
 
 
-def whole_rows(path: str | Path) -> Iterator[list[str]]:
-    """Yield the cells of every line that has as many as the header, which comes first."""
-    if not Path(path).exists():
-        return
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        columns = 0
-        for line in file:
-            cells = next(csv.reader([line]), [])
-            columns = columns or len(cells)
-            if line.endswith("\n") and len(cells) == columns:
-                yield cells
-
-
 @dataclass(kw_only=True)
 class GpuSeries:
     """All samples of one GPU in one attempt. numbers: by name, as long as times (seconds since 1970), NaN where it did
@@ -97,8 +84,8 @@ class GpuSeries:
     attempt: int
     index: int
     name: str
-    times: array = field(default_factory=lambda: array("d"))
-    numbers: dict[str, array] = field(default_factory=lambda: {name: array("d") for name in NUMBERS})
+    times: Sequence[float]
+    numbers: dict[str, Sequence[float]]
     reasons: Counter[str] = field(default_factory=Counter)
 
     def values(self, name: str) -> list[float]:
@@ -106,32 +93,40 @@ class GpuSeries:
 
 
 def read_gpus(path: str | Path) -> list[GpuSeries]:
-    """Return the GPUs of a file of samples, attempt by attempt. Without a dictionary a row: days of eight GPUs are a
-    million rows."""
-    lines = whole_rows(path)
-    place = {name: n for n, name in enumerate(next(lines, []))}
-    found: dict[tuple[str, str], GpuSeries] = {}
-    needed = {"time", "attempt", "gpu/index", "gpu/name", "gpu/throttle", *(f"gpu/{name}" for name in NUMBERS)}
-    if not needed <= place.keys():
-        if place:
+    """Return the GPUs of a file of samples, attempt by attempt; a line that is no whole sample is left out."""
+    import pandas as pd  # a monitor only writes, and a run reads only what an earlier attempt has written
+
+    if not Path(path).exists():
+        return []
+    # Behind the last line end is what a crash has torn: a number in it may lack digits.
+    lines, end, _ = Path(path).read_bytes().rpartition(b"\n")
+    columns = {f"gpu/{name}": name for name in NUMBERS}
+    numeric = ["time", "attempt", "gpu/index", *columns]
+    try:
+        samples = pd.read_csv(
+            BytesIO(lines + end),
+            usecols=[*numeric, "gpu/name", "gpu/throttle"],
+            dtype=str,
+            keep_default_na=False,
+            index_col=False,
+            on_bad_lines="skip",
+            encoding_errors="replace",
+        )
+    except ValueError:
+        if lines:
             note_once(f"{path}: has not the columns of GPU samples; it is left out")
         return []
-    moment, attempt, index, throttle = (place[name] for name in ("time", "attempt", "gpu/index", "gpu/throttle"))
-    numbers = [(name, place[f"gpu/{name}"]) for name in NUMBERS]
-    for cells in lines:
-        if not cells[index]:
-            continue
-        key = cells[attempt] or "1", cells[index]
-        try:
-            series = found.get(key)
-            if series is None:
-                series = GpuSeries(attempt=int(key[0]), index=int(key[1]), name=cells[place["gpu/name"]])
-            values = [float(cells[moment]), *(float(cells[n] or "nan") for _, n in numbers)]
-        except ValueError:  # no row of ours
-            continue
-        found[key] = series
-        for column, value in zip((series.times, *(series.numbers[name] for name, _ in numbers)), values, strict=True):
-            column.append(value)
-        if cells[throttle]:
-            series.reasons[cells[throttle]] += 1
-    return list(found.values())
+    samples[numeric] = samples[numeric].apply(pd.to_numeric, errors="coerce")
+    samples["attempt"] = samples["attempt"].fillna(1)  # outside of a run there is none
+    whole = samples.dropna(subset=["time", "gpu/index"])
+    return [
+        GpuSeries(
+            attempt=int(attempt),
+            index=int(index),
+            name=rows["gpu/name"].iloc[0],
+            times=rows["time"].to_numpy(),
+            numbers={name: rows[column].to_numpy() for column, name in columns.items()},
+            reasons=Counter(filter(None, rows["gpu/throttle"])),
+        )
+        for (attempt, index), rows in whole.groupby(["attempt", "gpu/index"], sort=False)
+    ]

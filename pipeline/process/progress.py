@@ -34,7 +34,8 @@ class Bar(tqdm):
     rank alone."""
 
     def __init__(self, name: str, *, total: float | None = None, unit: str = "batches", shown: bool | None = None):
-        is_shown = int(os.environ.get("RANK", 0)) == 0 if shown is None else shown
+        if shown is None:
+            shown = int(os.environ.get("RANK", 0)) == 0
         self.is_line = not on_terminal()
         super().__init__(
             desc=name,
@@ -45,7 +46,7 @@ class Bar(tqdm):
             dynamic_ncols=True,
             bar_format=LINE if self.is_line and total else None,
             file=sys.stderr,
-            disable=not is_shown,
+            disable=not shown,
             # Drawn with the first thing that is done: what waits for that may have the line.
             delay=FIRST_LINE_S if self.is_line else 0.001,
             mininterval=LINE_EVERY_S if self.is_line else 0.1,
@@ -54,7 +55,8 @@ class Bar(tqdm):
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         if not self.is_line:
             return super().display(msg, pos)
-        if text := str(self) if msg is None else msg:
+        text = str(self) if msg is None else msg
+        if text:
             print(text, file=sys.stderr, flush=True)
         return True
 
@@ -70,7 +72,9 @@ def count_text(count: float) -> str:
     for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= 0.99995 * size:
             return f"{count / size:,.1f}{letter}"
-    return f"{count:.0f}" if count >= 10 or count == int(count) else f"{count:.1f}"
+    if count < 10 and count != int(count):
+        return f"{count:.1f}"
+    return f"{count:.0f}"
 
 
 def short_count(count: float) -> str:
@@ -85,7 +89,9 @@ def seconds_text(seconds: float) -> str:
     """Return a time as people say it: 9 s, 4.2 min, 3.1 h."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def progress(
@@ -121,18 +127,21 @@ def waiting(what: str, *, detail: Callable[[], str] = str, after_s: float = 0.0)
     def show() -> None:
         if over.wait(after_s):
             return
+        # On a terminal the line is drawn again and again; in a log each line stays, so they are few.
         terminal, next_line, more, detail_at = on_terminal(), FIRST_LINE_S, "", 0.0
         while True:
             elapsed = time.monotonic() - began
             text = f"{what}: {seconds_text(elapsed)}"
             if elapsed - detail_at >= DETAIL_EVERY_S:
                 more, detail_at = detail(), elapsed
+                if more:
+                    more = f", {more}"
             if terminal:
-                sys.stderr.write(f"\r{text}{', ' if more else ''}{more}\x1b[K")
+                sys.stderr.write(f"\r{text}{more}\x1b[K")
                 sys.stderr.flush()
             elif elapsed >= next_line:
                 next_line = elapsed + LINE_EVERY_S
-                print(f"{text} so far{', ' if more else ''}{more}", file=sys.stderr, flush=True)
+                print(f"{text} so far{more}", file=sys.stderr, flush=True)
             if over.wait(REDRAW_S):
                 break
         if terminal:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -100,22 +100,26 @@ def _holds(block: bytes, begin: bytes, pattern: re.Pattern[bytes]) -> bool:
 def known_secrets() -> dict[str, bytes]:
     """Return secrets this machine holds, by where they are: environment, the Hugging Face login, ~/.netrc (W&B's
     login)."""
-    found = {f"${k}": v for k, v in os.environ.items() if _ENVIRONMENT.search(k.upper()) and not _is_path(v)}
+    found = {}
     for name, value in os.environ.items():
-        inside = [secret for pattern in _INSIDE for secret in pattern.findall(value)]
+        if _ENVIRONMENT.search(name.upper()) and not _is_path(value):
+            found[f"${name}"] = value
+        inside = chain.from_iterable(pattern.findall(value) for pattern in _INSIDE)
         found |= {f"password {number} in ${name}": secret for number, secret in enumerate(inside, 1)}
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     token = Path(os.environ.get("HF_TOKEN_PATH") or Path(os.environ.get("HF_HOME") or cache / "huggingface") / "token")
     with suppress(OSError, ValueError, RuntimeError):  # no login or no home, no secret
         found["the Hugging Face login"] = token.expanduser().read_text()
-    for file in [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]:
+    netrc = os.environ.get("NETRC")
+    for file in [netrc] if netrc else ["~/.netrc", "~/_netrc"]:
         with suppress(OSError, ValueError, RuntimeError):
             # Read by words: Python's parser refuses files that W&B's client reads.
             words = Path(file).expanduser().read_text(errors="replace").split()
             logins = [value for name, value in pairwise(words) if name == "password"]
             found |= {f"login {number} in {Path(file).name}": login for number, login in enumerate(logins, 1)}
     # A short value is a word, which texts hold for other reasons.
-    return {where: os.fsencode(value.strip()) for where, value in found.items() if len(value.strip()) >= 8}
+    values = {where: value.strip() for where, value in found.items()}
+    return {where: os.fsencode(value) for where, value in values.items() if len(value) >= 8}
 
 
 def _is_path(value: str) -> bool:
@@ -156,8 +160,10 @@ def printed_text(text: str) -> str:
     colours and progress bars."""
     if not UNREADABLE.search(text):
         return text
+    # The pattern's group makes every second part one of our own controls.
     parts = _OWN_CONTROL.split(text)
-    return "".join(part if n % 2 else readable(part, most=len(part)) for n, part in enumerate(parts))
+    parts[::2] = [readable(part, most=len(part)) for part in parts[::2]]
+    return "".join(parts)
 
 
 def redact_output() -> None:

@@ -332,7 +332,7 @@ def is_cache(folder: Path) -> bool:
 
 def is_writable(folder: Path) -> bool:
     """Return whether the folder can be written or could be made, as far as its nearest ancestor tells."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    there = nearest_existing(folder)
     return there.is_dir() and os.access(there, os.W_OK)
 
 
@@ -425,12 +425,12 @@ def machine(path: str | Path) -> str:
 
     Of a path that is not there, as of a folder that another machine alone has, that of what is there around it.
     """
-    path = next(there for there in (Path(path).absolute(), *Path(path).absolute().parents) if there.exists())
+    device = nearest_existing(Path(path).absolute()).stat().st_dev
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         kernel = socket.gethostname()
-    return f"{kernel} {os.stat(path).st_dev}"
+    return f"{kernel} {device}"
 
 
 def nearest_existing(folder: Path) -> Path:

@@ -56,11 +56,13 @@ def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str =
     code = folder if isinstance(folder, CodeFolder) else CodeFolder(folder)
     at = f"{where}: {name}" if where else name
     module_name, _, attribute = name.partition(":")
+    # 1. May it run? A module of the code folder may; everything else only where the user trusts it.
     file = _file_of(module_name, code.path)
     if file is None and not code.trusted and not _is_entry_point(name):
         raise RecipeError(_refusal(at, module_name, code))
     if file is not None:
         _refuse_taken_name(at, module_name, file)
+    # 2. Said before it runs, since it may do anything when it is imported.
     _announce(name, file or _installed(module_name))
     with importing(at), _first_on_path(code.path if file else None):
         module = importlib.import_module(module_name)
@@ -76,11 +78,13 @@ def code_sum(function: Any, folder: CodeFolder | str | None) -> str:
     file = Path(getattr(module, "__file__", None) or "")
     if not file.is_file():
         return ""
-    code, root = file.read_bytes(), folder.path if isinstance(folder, CodeFolder) else folder
+    root = folder.path if isinstance(folder, CodeFolder) else folder
+    code = file.read_bytes()
     if module and module.__name__ in _files and root:
-        files = {file.resolve()}
-        _add_imports(module.__name__, file.resolve(), root, files)
-        code += b"".join(other.read_bytes() for other in sorted(files - {file.resolve()}))
+        file = file.resolve()
+        files = {file}
+        _add_imports(module.__name__, file, root, files)
+        code += b"".join(other.read_bytes() for other in sorted(files - {file}))
     return hashlib.sha256(code).hexdigest()[:16]
 
 
@@ -94,9 +98,12 @@ def _add_imports(module_name: str, file: Path, folder: str, files: set[Path]) ->
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            start = ".".join(package.split(".")[: 1 - node.level or None]) if node.level else ""
-            base = ".".join(part for part in (start, node.module) if part)
+            base = node.module or ""
+            if node.level:  # one dot is the package of this module, each further one the package around it
+                start = package.split(".")[: 1 - node.level or None]
+                base = ".".join(filter(None, [*start, node.module]))
             names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    # `import a.b` runs a/__init__.py too.
     for name in names:
         parents = name.split(".")
         for end in range(1, len(parents) + 1):
@@ -115,16 +122,22 @@ def allow_model_code(config: dict[str, Any], path: str, *, known: bool, code: Co
     classes = config.get("auto_map")
     if known or not classes:
         return False
-    at = f"{where or path}: {path}" if where and where != path else path
+    at = path
+    if where and where != path:
+        at = f"{where}: {path}"
     if not code.trusted:
         raise RecipeError(
             f"{at}: its model_type {config.get('model_type')!r} is known only to code files of its own, and code of a "
             f"model is not run unasked. Read them, then trust them with {code.trust_with}."
         )
-    names = ", ".join(map(str, classes.values())) if isinstance(classes, dict) else str(classes)
-    sums = {file.name: sha256_file(file) for file in sorted(Path(path).glob("*.py"))} if Path(path).is_dir() else {}
-    _print_code(f"{names} from {path}" + "".join(f", {name} (sha256 {s[:12]})" for name, s in sums.items()))
-    _ran[path] = {"name": names, "file": path, "sha256": next(iter(sums.values())) if len(sums) == 1 else None}
+    if isinstance(classes, dict):
+        classes = ", ".join(map(str, classes.values()))
+    files = sorted(Path(path).glob("*.py")) if Path(path).is_dir() else []
+    sums = {file.name: sha256_file(file) for file in files}
+    hashes = [f", {name} (sha256 {sum_[:12]})" for name, sum_ in sums.items()]
+    _print_code(f"{classes} from {path}{''.join(hashes)}")
+    only = next(iter(sums.values())) if len(sums) == 1 else None
+    _ran[path] = {"name": str(classes), "file": path, "sha256": only}
     return True
 
 
@@ -158,9 +171,9 @@ def guarded(name: str, *, doing: str = "cannot be used") -> Iterator[None]:
     except (TandemError, KeyboardInterrupt, Stopped):
         raise
     except SystemExit as error:
+        status = "" if error.code is None else repr(error.code)
         raise RecipeError(
-            f"{name} {doing} (it ends the program with SystemExit({'' if error.code is None else repr(error.code)})). "
-            "Remove that call."
+            f"{name} {doing} (it ends the program with SystemExit({status})). Remove that call."
         ) from error
     except BaseException as error:  # it may raise anything, and a run that ends must say why
         raise RecipeError(
@@ -176,8 +189,10 @@ def ran() -> list[dict[str, Any]]:
 def reason_of(error: BaseException) -> str:
     """Return why an object could not be imported; the kind of what its module itself raised, whose text may say
     little."""
-    own = isinstance(error, ImportError | AttributeError | TypeError | ValueError | RecipeError)
-    return str(error) if own and not isinstance(error, SyntaxError) else f"{type(error).__name__}: {error}"
+    has_reason = isinstance(error, ImportError | AttributeError | TypeError | ValueError | RecipeError)
+    if has_reason and not isinstance(error, SyntaxError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _file_of(module_name: str, folder: str | None) -> Path | None:
@@ -270,15 +285,13 @@ def _attribute(module: ModuleType, attribute: str, *, own: Path | None) -> Any:
 def _announce(name: str, file: Path | None) -> None:
     if name in _ran and _ran[name]["file"] == str(file):
         return
-    attribute = name.partition(":")[2]
-    is_file = file is not None and file.is_file()
-    sha256 = sha256_file(file) if file is not None and is_file else None
+    sha256 = sha256_file(file) if file is not None and file.is_file() else None
     _ran[name] = {"name": name, "file": str(file), "sha256": sha256}
     if file is None:
         _print_code(f"{name}, an installed module")
-    else:
-        digest = f" (sha256 {sha256[:12]})" if sha256 else ""
-        _print_code(f"{file.name}:{attribute} from {file.parent}{digest}")
+        return
+    digest = f" (sha256 {sha256[:12]})" if sha256 else ""
+    _print_code(f"{file.name}:{name.partition(':')[2]} from {file.parent}{digest}")
 
 
 def _print_code(text: str) -> None:

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, stdev, variance
 from typing import Any
 
 import numpy as np
@@ -11,30 +12,24 @@ import numpy as np
 from pipeline.evals.intervals import student_t
 from pipeline.process.storage import write_text
 from pipeline.report.benchmarks import score_rows
-from pipeline.report.cost import paid, wall_s
-from pipeline.report.curves import (
-    COMPARED_AXES,
+from pipeline.report.compared_curves import (
     COMPARED_BPB,
-    LOOKS,
-    POINTS,
-    Curve,
-    Panel,
+    SECTION,
     aligned_text,
-    finite,
-    legends,
+    comparison_panels,
+    loss_of_all,
     one_protocol,
-    positions,
-    style_of,
-    thin,
-    trained_on,
 )
-from pipeline.report.run_data import Key, RunData, cell, filled_table, joined, number, table
+from pipeline.report.cost import paid, wall_s
+from pipeline.report.curves import LOOKS
+from pipeline.report.markdown import cell, filled_table, fixed, joined, lines_of, number, table, titled
+from pipeline.report.run_data import RunData
 from pipeline.report.samples import last_texts
+from pipeline.report.scores import Key
 from pipeline.report.sections import leaves
 from pipeline.report.single import place_picture
 from pipeline.report.summary import duration, share, shortened
 
-SECTION = "Curves"
 PICTURE = "curves.png"
 CHANCE = 0.05  # of calling seed noise a difference, in a whole table
 # Names of a run, and its seed: runs that differ in nothing else repeat each other.
@@ -49,9 +44,13 @@ def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
     from pipeline.report.page import page, picture  # a second of imports
 
     panels, axes = comparison_panels(runs)
-    drawn = [(axis, panel) for panel in panels[:1] for axis in axes if any(axis in curve.x for curve in panel.curves)]
-    drawn += [("tokens", panel) for panel in panels[1:] if panel.title in COMPARED_BPB]
-    png = picture(drawn, axes, title=_title(runs), one_legend=True) if panels else None
+    png = None
+    if panels:
+        loss, *others = panels
+        known = set(chain.from_iterable(curve.x for curve in loss.curves))
+        drawn = [(axis, loss) for axis in axes if axis in known]
+        drawn += [("tokens", panel) for panel in others if panel.title in COMPARED_BPB]
+        png = picture(drawn, axes, title=_title(runs), one_legend=True)
     place_picture(png, folder / PICTURE)
     sections, head = sections_of(runs), results_text(runs)
     html = page(
@@ -84,12 +83,13 @@ def _markdown(runs: Sequence[RunData], sections: dict[str, str], head: str) -> s
 
 
 def _title(runs: Sequence[RunData]) -> str:
-    names = [data.name for data in runs]
+    names = names_of(runs)
     return " and ".join(names) if len(names) <= 4 else f"{names[0]} and {len(names) - 1} other runs"
 
 
 def sections_of(runs: Sequence[RunData]) -> dict[str, str]:
     """Return title and Markdown of the sections that have something to say, below the results."""
+    # Tables before pictures: the Markdown is read without them too.
     curves = aligned_text(runs) or "No loss of two runs has a common stretch on any axis.\n"
     if len(runs) > LOOKS:
         curves = f"Drawn are the first {LOOKS} of the {len(runs)} runs; the tables hold all.\n\n{curves}"
@@ -119,29 +119,30 @@ def repeats(runs: Sequence[RunData]) -> list[list[RunData]]:
     """Return the runs in groups that differ in the seed alone, in order of first appearance. A log has no repeats."""
     groups: dict[str, list[RunData]] = {}
     for place, data in enumerate(runs):
-        settings = {name: value for name, value in settings_of(data).items() if name != SEED}
+        same = settings_of(data) | facts_of(data)
+        seed = same.pop(SEED, None)
         # A tokenizer that was trained on the same text in the order of another seed is another one.
-        facts = {name: value for name, value in facts_of(data).items() if name != "tokenizer"}
-        known = data.setting(SEED) is not None and not data.is_imported
-        key = repr((data.stage, data.fact("git.commit"), settings, facts)) if known else str(place)
+        same.pop("tokenizer", None)
+        is_known = seed is not None and not data.is_imported
+        key = repr((data.stage, data.fact("git.commit"), same)) if is_known else str(place)
         group = groups.setdefault(key, [])
-        if all(data.setting(SEED) != other.setting(SEED) for other in group):
+        if seed not in [other.setting(SEED) for other in group]:
             group.append(data)
     return list(groups.values())
 
 
 def compared_figures(runs: Sequence[RunData]) -> dict[Key, Groups]:
     """Return each figure that two groups of repeats have under the same protocol."""
-    groups = repeats(runs)
-    keys = dict.fromkeys(key for data in runs for key in data.newest_scores if key[1] is not None)
     found: dict[Key, Groups] = {}
-    for key in keys:
+    groups = repeats(runs)
+    for key in dict.fromkeys(chain.from_iterable(data.newest_scores for data in runs)):
+        _, protocol, _ = key
         having: Groups = []
         for group in groups:
             values = [data.newest_scores[key].value for data in group if key in data.newest_scores]
             if values:
                 having.append((group, values))
-        if len(having) > 1:
+        if protocol is not None and len(having) > 1:
             found[key] = having
     return found
 
@@ -154,15 +155,23 @@ def figures_text(runs: Sequence[RunData]) -> str:
             "**Nothing says which is better**: no figure was scored under one protocol in two of these runs that "
             "differ in more than the seed.\n"
         )
-    judged = sum(max(len(having[0][1]), len(values)) > 1 for having in figures.values() for _, values in having[1:])
-    rows = []
-    for key, having in figures.items():
-        for place, (group, values) in enumerate(having):
-            against = difference(having[0][1], values, comparisons=max(judged, 1)) if place else ("the first", None)
-            spread = share(key[0], stdev(values)) if len(values) > 1 else None
-            names = ", ".join(data.name for data in group)
-            rows.append([f"{key[0]} ({key[1]})", names, len(values), share(key[0], mean(values)), spread, *against])
+    # Differences from the first group of which one side has a repeat: by their number the chance of a false call is
+    # divided (Bonferroni).
+    judged = 0
+    for (_, first), *others in figures.values():
+        judged += sum(max(len(first), len(values)) > 1 for _, values in others)
+    rows: list[list[Any]] = []
+    for (name, protocol, _), having in figures.items():
+        first = having[0][1]
+        for group, values in having:
+            against = ("the first", None)
+            if values is not first:
+                against = difference(first, values, comparisons=max(judged, 1))
+            spread = share(name, stdev(values)) if len(values) > 1 else None
+            names = ", ".join(names_of(group))
+            rows.append([f"{name} ({protocol})", names, len(values), share(name, mean(values)), spread, *against])
     head = ["figure (protocol)", "runs", "n", "mean", "standard deviation", "difference [95 %]", "seed noise?"]
+    # What the reader is to do with these figures, or how to make them say more.
     if not judged:
         advice = "No run has a repeat, so whether a difference is seed noise is not known: train each recipe with "
         advice += f"three seeds ({SEED}=1, 2, 3) and name all of them here.\n"
@@ -179,16 +188,18 @@ def difference(first: Sequence[float], other: Sequence[float], *, comparisons: i
     comparisons: how many are made, by which the chance of a false call is divided.
     """
     value = mean(other) - mean(first)
-    if max(len(first), len(other)) < 2:
-        return f"{value:+.6f}", "not known"
-    if min(len(first), len(other)) > 1:
-        parts = [stdev(values) ** 2 / len(values) for values in (first, other)]
+    sides = [values for values in (first, other) if len(values) > 1]
+    if len(sides) == 2:
+        # Welch: each mean's own variance, and as many degrees of freedom as the two together give.
+        parts = [variance(values) / len(values) for values in sides]
         error = math.sqrt(sum(parts))
-        weights = sum(part**2 / (len(of) - 1) for part, of in zip(parts, (first, other), strict=True))
+        weights = sum(part**2 / (len(values) - 1) for part, values in zip(parts, sides, strict=True))
         freedom = sum(parts) ** 2 / weights if weights else math.inf
+    elif sides:
+        count = len(sides[0])
+        error, freedom = stdev(sides[0]) * math.sqrt(1 + 1 / count), count - 1
     else:
-        many = max(first, other, key=len)
-        error, freedom = stdev(many) * math.sqrt(1 + 1 / len(many)), len(many) - 1
+        error = 0.0
     if error == 0:  # repeats that do not differ at all tell nothing of the seed's noise
         return f"{value:+.6f}", "not known"
     reach = student_t(CHANCE / comparisons, freedom) * error
@@ -199,27 +210,28 @@ def difference(first: Sequence[float], other: Sequence[float], *, comparisons: i
 def _results(runs: Sequence[RunData]) -> str:
     """Return a line for each run: the settings that differ, its loss, time and cost."""
     loss = loss_of_all(runs)
-    rows = []
+    rows: list[list[Any]] = []
     for data in runs:
-        seconds, cost = wall_s(data) or data.last("perf/total_s"), paid(data)
-        rows.append(
-            [
-                data.name,
-                None if data is runs[0] else "; ".join(changes(runs[0], data)) or "nothing",
-                None if loss is None else f"{data.last(loss):.4f}",
-                duration(seconds) if seconds else None,
-                None if cost is None else f"{cost:,.2f}",
-            ]
-        )
+        differs = None
+        if data is not runs[0]:
+            differs = "; ".join(changes(runs[0], data)) or "nothing"
+        seconds = wall_s(data) or data.last("perf/total_s")
+        time = duration(seconds) if seconds else None
+        last = fixed(data.last(loss)) if loss else None
+        cost = paid(data)
+        rows.append([data.name, differs, last, time, None if cost is None else f"{cost:,.2f}"])
     return filled_table(["run", f"what differs from {runs[0].name}", loss or "", "time", "cost"], rows)
 
 
 def _side_by_side(runs: Sequence[RunData]) -> str:
     """Return what each of the first runs last wrote to the prompts that all of them have."""
     texts = [last_texts(data) for data in runs[:SHOWN_RUNS]]
-    prompts = [prompt for prompt in texts[0] if all(prompt in of for of in texts)][:SHOWN_PROMPTS]
-    rows = [[shortened(prompt), *(shortened(of[prompt]) for of in texts)] for prompt in prompts]
-    return table(["prompt", *(data.name for data in runs[:SHOWN_RUNS])], rows)
+    rows = []
+    for prompt in texts[0]:
+        answers = [of.get(prompt) for of in texts]
+        if None not in answers:
+            rows.append([*map(shortened, [prompt, *answers])])
+    return table(["prompt", *names_of(runs[:SHOWN_RUNS])], rows[:SHOWN_PROMPTS])
 
 
 # ---- settings that differ ----
@@ -227,12 +239,14 @@ def _side_by_side(runs: Sequence[RunData]) -> str:
 
 def settings_of(data: RunData) -> dict[str, Any]:
     """Return the recipe's keys, flat; without the run's names."""
-    found = {name: value for name, value in leaves(data.recipe) if name not in NAMES_OF_RUNS}
+    found = dict(leaves(data.recipe))
+    for name in NAMES_OF_RUNS:
+        found.pop(name, None)
     # Files and weights are compared by content (facts_of), not by the folder that they were in.
     for key in ("sources", "validation"):
         specs = found.get(f"data.{key}")
         if data.fact(f"inputs.{key}") and isinstance(specs, list):
-            found[f"data.{key}"] = [{k: v for k, v in spec.items() if k != "files"} for spec in specs]
+            found[f"data.{key}"] = [_without("files", spec) for spec in specs]
     if data.fact("inputs.start_from"):
         found.pop("model.start_from", None)
     return found
@@ -242,29 +256,37 @@ def facts_of(data: RunData) -> dict[str, Any]:
     """Return what the manifest records beyond the recipe: hardware, batch, data and tokenizer by content."""
     shape, inputs = data.fact("shape", {}), data.fact("inputs", {})
     found = {name: shape.get(name) for name in ("device", "processes", "dtype", "compiled", "attention")}
-    found |= {"steps": data.max_steps(), "tokens of a step": inputs.get("batch_tokens")}
+    found["steps"] = data.max_steps()
+    found["tokens of a step"] = inputs.get("batch_tokens")
     found["tokenizer"] = data.fact("inputs.tokenizer.identity")
-    weights = {name: value for name, value in data.fact("inputs.start_from", {}).items() if name != "from"}
-    found["weights started from"] = weights or None
+    found["weights started from"] = _without("from", data.fact("inputs.start_from", {})) or None
     for key in ("sources", "validation"):
         # Their order is the seed's.
         files = [sorted(map(_file, source.get("files") or [])) for source in inputs.get(key) or []]
         found[f"files of {key}"] = files or None
-    return {name: value for name, value in found.items() if value is not None}
+    return found
+
+
+def _without(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}
 
 
 def _file(file: dict[str, Any]) -> str:
     return str(file.get("sha256") or file.get("label"))[:16]
 
 
+def by_name(of_runs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return each entry with every run's value, None where it has none."""
+    return {name: [of.get(name) for of in of_runs] for name in dict.fromkeys(chain(*of_runs))}
+
+
 def differing(runs: Sequence[RunData]) -> dict[str, list[Any]]:
     """Return the settings and facts that differ, with each run's value. A log that has none counts as equal."""
-    of_runs = [settings_of(data) | facts_of(data) for data in runs]
     found = {}
-    for name in dict.fromkeys(name for values in of_runs for name in values):
-        values = [of.get(name) for of in of_runs]
-        known = [v for v, data in zip(values, runs, strict=True) if v is not None or not data.is_imported]
-        if len({repr(value) for value in known}) > 1:
+    for name, values in by_name([settings_of(data) | facts_of(data) for data in runs]).items():
+        pairs = zip(values, runs, strict=True)
+        known = {repr(value) for value, data in pairs if value is not None or not data.is_imported}
+        if len(known) > 1:
             found[name] = values
     return found
 
@@ -273,29 +295,33 @@ def changes(first: RunData, data: RunData) -> list[str]:
     """Return what differs from the first run, from what to what; at most SHOWN_CHANGES of them."""
     lines = []
     for name, values in differing([first, data]).items():
-        texts = ["absent" if value is None else str(value) for value in values]
-        lines.append(f"{name} {' -> '.join(texts)}" if max(map(len, texts)) <= 30 else f"another {name}")
+        before, after = ("absent" if value is None else str(value) for value in values)
+        if max(len(before), len(after)) <= 30:
+            lines.append(f"{name} {before} -> {after}")
+        else:
+            lines.append(f"another {name}")
     more = len(lines) - SHOWN_CHANGES
-    return lines[:SHOWN_CHANGES] + ([f"{more} more"] if more > 0 else [])
+    return lines if more <= 0 else [*lines[:SHOWN_CHANGES], f"{more} more"]
 
 
 def differences_text(runs: Sequence[RunData]) -> str:
     """Return a table of the settings that differ, then of code and versions."""
     found = differing(runs)
-    names = [data.name for data in runs]
-    rows = [[name, *map(_short, values)] for name, values in found.items()]
-    settings = table(["", *names], rows) or "No setting differs, as far as the runs record it.\n"
+    settings = _by_run(runs, found) or "No setting differs, as far as the runs record it.\n"
     if len(found.keys() - {SEED, "tokenizer"}) > 1:
         settings += "\nMore than one setting differs: no difference of the figures belongs to one of them alone.\n"
-    versions = [leaves({"git": data.fact("git", {}), "version": data.fact("versions", {})}) for data in runs]
-    of_code = [dict(pairs) for pairs in versions]
-    rows = []
-    for name in dict.fromkeys(name for values in of_code for name in values):
-        values = [of.get(name) for of in of_code]
-        if len(set(map(repr, values))) > 1:
-            rows.append([name, *map(_short, values)])
-    code = f"### Code\n\n{table(['', *names], rows)}" if rows else ""
-    return joined(settings, code)
+    of_code = [dict(leaves({"git": data.fact("git", {}), "version": data.fact("versions", {})})) for data in runs]
+    code = {name: values for name, values in by_name(of_code).items() if len(set(map(repr, values))) > 1}
+    return joined(settings, titled("Code", _by_run(runs, code)))
+
+
+def _by_run(runs: Sequence[RunData], found: dict[str, list[Any]]) -> str:
+    """Return the table of these values, a column for each run."""
+    return table(["", *names_of(runs)], [[name, *map(_short, values)] for name, values in found.items()])
+
+
+def names_of(runs: Sequence[RunData]) -> list[str]:
+    return [data.name for data in runs]
 
 
 def _short(value: Any) -> str | None:
@@ -326,19 +352,22 @@ HOW = {
 
 def ratios_text(runs: Sequence[RunData]) -> str:
     """Return a table of what at least two runs have, with ratios to the first; "" when there is none."""
+    first, *others = runs
     rows: list[list[Any]] = []
     for name, how in HOW.items():
         values = [summary(data, name) for data in runs]
-        if sum(value is not None for value in values) < 2:
-            continue
-        meanings = [data.meaning_of(name) for data in runs]
-        first, ratios = values[0], list[str | None]()
-        for value, meaning in zip(values[1:], meanings[1:], strict=True):
-            is_comparable = meaning == meanings[0]
-            ratios.append(f"{value / first:.3f}" if value is not None and first and is_comparable else None)
-        rows.append([name, how, *map(number, values), *ratios])
-    head = ["", "of the run", *(data.name for data in runs), *(f"{data.name} / {runs[0].name}" for data in runs[1:])]
+        if len(runs) - values.count(None) > 1:
+            rows.append([name, how, *map(number, values), *(_ratio(first, data, name) for data in others)])
+    head = ["", "of the run", *names_of(runs), *(f"{name} / {first.name}" for name in names_of(others))]
     return table(head, rows)
+
+
+def _ratio(first: RunData, data: RunData, name: str) -> str | None:
+    """Return the ratio to the first run's figure; None where the two mean different numbers by that name."""
+    of, value = summary(first, name), summary(data, name)
+    if not of or value is None or data.meaning_of(name) != first.meaning_of(name):
+        return None
+    return f"{value / of:.3f}"
 
 
 def summary(data: RunData, name: str) -> float | None:
@@ -346,31 +375,40 @@ def summary(data: RunData, name: str) -> float | None:
     values = data.curve(name)[1]
     if not len(values):
         return None
-    if HOW[name] == "median":
-        return float(np.median(values[1:] if len(values) > 1 else values))
-    return values.max().item() if HOW[name] == "largest" else values[-1].item()
+    if HOW[name] == "largest":
+        return values.max().item()
+    if HOW[name] == "last":
+        return values[-1].item()
+    if len(values) > 1:
+        values = values[1:]
+    return float(np.median(values))
 
 
 def _runs(runs: Sequence[RunData]) -> str:
-    rows: list[list[Any]] = [
-        ["stage", *(data.stage for data in runs)],
-        ["note", *(data.manifest.get("note") for data in runs)],
-        ["status", *(data.status() for data in runs)],
-        ["steps", *(number(data.step()) for data in runs)],
-        ["trained on", *(trained_on(data) for data in runs)],
-        ["tokens (row positions)", *(number(data.tokens() or None) for data in runs)],
-    ]
     names = ["train/loss", "train/loss_ema", "perf/total_s"]
     if one_protocol(runs, "val/loss"):
         names.append("val/loss")
-    rows += [[f"{name} (last)", *(number(data.last(name), 5) for data in runs)] for name in names]
-    known = [row for row in rows if any(value is not None for value in row[1:])]
-    return table(["", *(data.name for data in runs)], known)
+    facts = by_name([_facts(data, names) for data in runs])
+    rows = [[name, *values] for name, values in facts.items() if any(value is not None for value in values)]
+    return table(["", *names_of(runs)], rows)
+
+
+def _facts(data: RunData, names: Sequence[str]) -> dict[str, Any]:
+    """Return what the run is, how far it is, and the last values of the metrics `names`."""
+    facts = {
+        "stage": data.stage,
+        "note": data.manifest.get("note"),
+        "status": data.status(),
+        "steps": number(data.step()),
+        "trained on": data.trained_on,
+        "tokens (row positions)": number(data.tokens() or None),
+    }
+    return facts | {f"{name} (last)": number(data.last(name), 5) for name in names}
 
 
 def _evaluations(runs: Sequence[RunData]) -> str:
     rows, refused = score_rows(runs)
-    return table(["", *(data.name for data in runs)], rows) + "".join(f"\n{line}\n" for line in refused)
+    return table(["", *names_of(runs)], rows) + "".join(f"\n{line}\n" for line in refused)
 
 
 def _imports(runs: Sequence[RunData]) -> str:
@@ -382,86 +420,10 @@ def _imports(runs: Sequence[RunData]) -> str:
         if log is None:
             continue
         lines.append(f"{cell(data.name)}: {log['program']}, {len(data.rows):,} rows, from {data.run.path}.")
-        lines += [f"- {name}: {meaning}." for name, meaning in log["meanings"].items() if data.last(name) is not None]
+        for name, meaning in log["meanings"].items():
+            if data.last(name) is not None:
+                lines.append(f"- {name}: {meaning}.")
         if data.lost_lines:
             first = data.lost_lines[0][0]
             lines.append(f"- {len(data.lost_lines)} lines could not be read, the first is line {first}.")
-    return "".join(f"{line}\n" for line in lines)
-
-
-# ---- curves of several runs over each other: one panel a metric, one look a run ----
-
-POINTS_OF_ALL = 20_000  # of all curves together: half a megabyte, however many runs there are
-# Title, unit, name, logarithmic. The training loss is drawn before them, bits per byte under one protocol after it.
-METRICS = (
-    ("Smoothed training loss", "nats per token", "train/loss_ema", False),
-    ("Gradient norm before clipping", "L2 norm", "optim/grad_norm", True),
-    ("Learning rate of the first parameter group", "", "optim/lr", False),
-    ("Multiplier of all learning rates", "", "optim/lrm", False),
-    ("Throughput", "tokens/s", "perf/tok_per_s", False),
-)
-Places = dict[str, tuple[np.ndarray, np.ndarray]]  # by axis: steps, and where each is
-
-
-def loss_of_all(runs: Sequence[RunData]) -> str | None:
-    """Return the training loss that all runs have; None where they have not one of the same name."""
-    for name in ("train/loss", "train/loss_ema"):
-        if all(data.last(name) is not None for data in runs):
-            return name
-    return None
-
-
-def comparison_panels(runs: Sequence[RunData]) -> tuple[list[Panel], dict[str, str]]:
-    """Return the panels of what at least two runs have, or any run of the training loss; and the labels of their x
-    axes."""
-    runs = runs[:LOOKS]  # of more, curves could not be distinguished
-    loss = loss_of_all(runs)
-    title = METRICS[0][0] if loss == "train/loss_ema" else "Training loss"
-    kinds: list[tuple[str, str, str | None, bool]] = [(title, "nats per token", loss, False)]
-    kinds += [(name, "bits per byte", name, False) for name in COMPARED_BPB if one_protocol(runs, name)]
-    kinds += [kind for kind in METRICS if kind[2] != loss]
-    points = min(POINTS, POINTS_OF_ALL // max(len(runs) * len(kinds), 1))
-    placed = [{axis: positions(data, axis) for axis in COMPARED_AXES} for data in runs]
-    most = max((at["flops"][1][-1] for at in placed if len(at["flops"][1])), default=1.0)
-    unit = int(math.log10(max(most, 1.0)) // 3 * 3)  # three by three, so that labels are short
-    for at in placed:
-        at["flops"] = at["flops"][0], at["flops"][1] / 10.0**unit
-    panels = []
-    for place, (title, measured, name, log) in enumerate(kinds):
-        curves, without = [], []
-        for n, (label, data) in enumerate(zip(legends(runs), runs, strict=True)):
-            steps, values = finite(data, name or data.loss_name())
-            if len(steps):
-                curves.append(_curve(label, *thin(steps, values, points), n, placed[n], name or "train/loss"))
-            else:
-                without.append(data.name)
-        if sum(len(curve.y) > 1 for curve in curves) < (2 if place else 1):
-            continue
-        log = log and all((curve.y > 0).all() for curve in curves)
-        panels.append(Panel(SECTION, title, measured, log, curves, note=_note(runs, name, without)))
-    return panels, COMPARED_AXES | ({"flops": f"{COMPARED_AXES['flops']}, in 10^{unit}"} if unit else {})
-
-
-def _curve(label: str, steps: np.ndarray, values: np.ndarray, place: int, placed: Places, name: str) -> Curve:
-    """Return the curve. Between two steps that have a place on the axis a point is interpolated, outside of them it
-    has none."""
-    x = {}
-    for axis, (at, places) in placed.items():
-        if len(at):
-            x[axis] = np.interp(steps, at, places, left=np.nan, right=np.nan)
-    known = {axis: places for axis, places in x.items() if np.isfinite(places).any()}
-    return Curve(label, known, values, place, style_of(name, len(steps)))
-
-
-def _note(runs: Sequence[RunData], name: str | None, without: list[str]) -> str:
-    """Return whose number has another definition by that name, and which run has none."""
-    sentences = []
-    for data in runs:
-        own = name or data.loss_name()
-        if name is None:
-            sentences.append(f"{data.name}: {own}.")
-        if meaning := data.meaning_of(own):
-            sentences.append(f"{data.name}: {meaning}.")
-    if without:
-        sentences.append(f"Not recorded by {', '.join(without)}.")
-    return " ".join(sentences)
+    return lines_of(lines)

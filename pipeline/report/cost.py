@@ -5,11 +5,12 @@ from collections import Counter
 from typing import Any
 
 from pipeline.metrics import GIB
-from pipeline.monitor.energy import energy_of, kwh
+from pipeline.monitor.energy import energy_of, kwh, total_j
 from pipeline.monitor.gpus import is_throttled
-from pipeline.monitor.samples_file import GpuSeries, read_gpus
+from pipeline.monitor.samples_file import NUMBERS, GpuSeries, read_gpus
 from pipeline.process.storage import folder_bytes
-from pipeline.report.run_data import RunData, facts_table, filled_table, joined, number, percent, table
+from pipeline.report.markdown import facts_table, filled_table, joined, number, percent, table
+from pipeline.report.run_data import RunData
 from pipeline.run_dir.columns import mean_step_s
 
 
@@ -26,12 +27,11 @@ def cost_text(data: RunData) -> str:
 
 def spent(data: RunData) -> list[list[Any]]:
     """Return (name, value) of time, device hours, cost and energy; None for what is not known."""
-    running_s, devices = wall_s(data), data.fact("world_size")
-    hours = devices * running_s / 3600 if devices and running_s else None
+    hours = device_hours(data)
     return [
-        ["time running, all attempts", _hours(running_s)],
+        ["time running, all attempts", _hours(wall_s(data))],
         ["time in steps that count", _hours(data.last("perf/total_s"))],
-        ["processes", None if hours is None else number(devices)],
+        ["processes", number(data.fact("world_size")) if hours else None],
         ["device hours (time running x processes)", number(hours)],
         ["cost (device hours x run.gpu_hour_cost)", number(paid(data))],
         ["energy of the GPUs, kWh", number(data.last("perf/energy_kwh"))],
@@ -43,10 +43,15 @@ def wall_s(data: RunData) -> float | None:
     return sum(last - began for _, began, last in data.running) or None
 
 
+def device_hours(data: RunData) -> float | None:
+    devices, running_s = data.fact("world_size"), wall_s(data)
+    return devices * running_s / 3600 if devices and running_s else None
+
+
 def paid(data: RunData) -> float | None:
     """Return run.gpu_hour_cost times the device hours of all attempts; None where either is not known."""
-    price, devices, running_s = data.setting("run.gpu_hour_cost"), data.fact("world_size"), wall_s(data)
-    return price * devices * running_s / 3600 if price and devices and running_s else None
+    price, hours = data.setting("run.gpu_hour_cost"), device_hours(data)
+    return price * hours if price and hours else None
 
 
 def _hours(seconds: float | None) -> str | None:
@@ -58,8 +63,10 @@ def _hours(seconds: float | None) -> str | None:
 def energy_text(data: RunData) -> str:
     """Return what gpu-<host>.csv says of load, heat, throttling and energy; "" where nobody sampled."""
     rows: list[list[Any]] = []
+    joules: list[float | None] = []
     for path in data.run.all_gpu_samples():
         found = read_gpus(path)
+        joules += [energy_of(gpu).best_j() for gpu in found]
         for index in sorted({gpu.index for gpu in found}):
             attempts = [gpu for gpu in found if gpu.index == index]
             rows.append([path.stem.removeprefix("gpu-"), index, *_of_gpu(attempts)])
@@ -67,44 +74,27 @@ def energy_text(data: RunData) -> str:
         return ""
     head = ["host", "GPU", "name", "power, W", "of its limit, %", "deg C", "busy, %", "memory, GiB", "SM clock, MHz"]
     head += ["throttled samples", "why"]
-    energy = total_kwh(data)
-    tokens = data.tokens()
-    facts = [
-        ["energy of the GPUs, all attempts", None if energy is None else f"{energy:.4g} kWh"],
-        ["energy per token, start and evaluations included", _joules(energy, tokens)],
-    ]
+    facts = []
+    energy_j, tokens = total_j(joules), data.tokens()
+    if energy_j is not None:
+        facts.append(["energy of the GPUs, all attempts", f"{kwh(energy_j):.4g} kWh"])
+        per_token = f"{number(energy_j / tokens)} J" if tokens else None
+        facts.append(["energy per token, start and evaluations included", per_token])
     return joined(filled_table(head, rows), facts_table("energy", facts))
-
-
-def _joules(energy_kwh: float | None, tokens: int) -> str | None:
-    return f"{number(energy_kwh * 3.6e6 / tokens)} J" if energy_kwh is not None and tokens else None
-
-
-def total_kwh(data: RunData) -> float | None:
-    """Return the energy of all GPUs, hosts and attempts; None where nobody sampled, or one of them has none."""
-    joules = [energy_of(gpu).best_j() for path in data.run.all_gpu_samples() for gpu in read_gpus(path)]
-    known = [value for value in joules if value is not None]
-    return kwh(sum(known)) if known and len(known) == len(joules) else None
 
 
 def _of_gpu(attempts: list[GpuSeries]) -> list[Any]:
     """Return the means over all attempts of a GPU, of temperature and memory the highest."""
-    values = {name: [v for gpu in attempts for v in gpu.values(name)] for name in attempts[0].numbers}
-    means = {name: f"{statistics.fmean(of):,.1f}" if of else None for name, of in values.items()}
+    # A GPU that does not tell a number has no value of it, in any sample.
+    values = {name: [v for gpu in attempts for v in gpu.values(name)] for name in NUMBERS}
+    means = {name: f"{statistics.fmean(of):,.1f}" for name, of in values.items() if of}
+    highest = {name: number(max(of)) for name, of in values.items() if of}
     reasons = sum((gpu.reasons for gpu in attempts), Counter[str]())
     throttled = Counter({words: count for words, count in reasons.items() if is_throttled(words)})
     share = percent(throttled.total() / reasons.total()) if reasons else None
-    return [
-        attempts[-1].name,
-        means["power_w"],
-        means["power_pct"],
-        number(max(values["temp_c"], default=None)),
-        means["util_pct"],
-        number(max(values["mem_used_gib"], default=None)),
-        means["sm_clock_mhz"],
-        share,
-        ", ".join(throttled) or None,
-    ]
+    row = [attempts[-1].name, means.get("power_w"), means.get("power_pct"), highest.get("temp_c")]
+    row += [means.get("util_pct"), highest.get("mem_used_gib"), means.get("sm_clock_mhz")]
+    return [*row, share, ", ".join(throttled) or None]
 
 
 def plan_vs_actual_text(data: RunData) -> str:
@@ -112,21 +102,26 @@ def plan_vs_actual_text(data: RunData) -> str:
     plan = data.manifest.get("plan") or {}
     if not plan:
         return ""
-    rows = [
-        [name, _cell(planned, unit), _cell(actual, unit), _ratio(planned, actual)]
-        for name, unit, planned, actual in _compared(data, plan)
-        if planned is not None or actual is not None
-    ]
-    sentences = [f"Hours were planned {plan['duration_source']}."] if "duration_source" in plan else []
+    rows = []
+    for name, unit, planned, actual in _compared(data, plan):
+        if planned is not None or actual is not None:
+            rows.append([name, _cell(planned, unit), _cell(actual, unit), _ratio(planned, actual)])
+    sentences = []
+    if "duration_source" in plan:
+        sentences.append(f"Hours were planned {plan['duration_source']}.")
     if data.step() < (plan.get("steps") or 0):
         sentences.append("The run is not at its end: time and totals are those so far.")
-    head = " ".join(sentences) + "\n" if sentences else ""
-    return joined(head, table(["", "planned", "found", "found / planned"], rows))
+    head = " ".join(sentences)
+    return joined(f"{head}\n" if head else "", table(["", "planned", "found", "found / planned"], rows))
 
 
 def _compared(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]]:
     """Return (name, unit, planned, actual); None where a side is not known."""
+    # The plan counts a step without compilation, so the outcome leaves out each attempt's first interval.
     step_s, flops, tokens = mean_step_s(data.columns), data.fact("model.flops_per_token"), data.tokens()
+    made_flops = flops * tokens if flops and tokens else None
+    steps_s = None if step_s is None else step_s * data.step()
+    memory = plan.get("process_bytes") or data.fact("plan.memory_bytes.total")
     whole = [size for _, size, sealed in data.checkpoints if sealed]
     disk = sum(size for _, size, _ in data.checkpoints)
     if data.run.model.is_dir():
@@ -135,11 +130,11 @@ def _compared(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, 
         ("parameters", "", plan.get("parameters"), data.fact("model.parameters")),
         ("steps", "", plan.get("steps"), data.step() or None),
         ("tokens (row positions)", "", plan.get("tokens"), tokens or None),
-        ("FLOPs, nanochat's formula", "", plan.get("flops"), flops * tokens if flops and tokens else None),
+        ("FLOPs, nanochat's formula", "", plan.get("flops"), made_flops),
         ("a step", "s", data.fact("plan.probe.step_s"), step_s),
-        ("time in steps", "s", plan.get("training_s"), None if step_s is None else step_s * data.step()),
+        ("time in steps", "s", plan.get("training_s"), steps_s),
         ("wall time of all attempts", "s", data.fact("plan.duration_s.total.value"), wall_s(data)),
-        ("memory of a process", "GiB", plan.get("process_bytes") or data.fact("plan.memory_bytes.total"), _peak(data)),
+        ("memory of a process", "GiB", memory, _peak(data)),
         ("a checkpoint", "GiB", plan.get("checkpoint_bytes"), max(whole, default=None)),
         ("disk of checkpoints and model", "GiB", plan.get("run_disk_bytes"), disk or None),
         ("cost", "", plan.get("cost"), paid(data)),

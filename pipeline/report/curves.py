@@ -1,13 +1,13 @@
 """Curves of runs, thinned for drawing and on a common axis."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
-from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, is_evaluation, metric_of
-from pipeline.report.run_data import MEANS, RunData, joined, number, table
+from pipeline.metrics import METRICS, is_evaluation, metric_of
+from pipeline.report.run_data import RunData
+from pipeline.report.scores import MEANS
 
 # How curves are distinguished: one colour and dash for each place in a legend, the same in every plot, picture and
 # page.
@@ -16,11 +16,6 @@ from pipeline.report.run_data import MEANS, RunData, joined, number, table
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 DASHES = ("solid", "dashed", "dotted")  # as Bokeh, matplotlib and CSS call them
 LOOKS = len(COLOURS) * len(DASHES)  # of more curves two would look the same
-
-
-def look(place: int) -> tuple[str, str]:
-    """Return (colour, dash): the first curves are solid, which reads best, and differ by colour alone."""
-    return COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
 
 
 POINTS = 800  # of a curve; its lowest and highest value in each of half as many stretches
@@ -73,6 +68,17 @@ class Curve:
     place: int
     style: str = "line"  # line, light (a raw number behind its mean), points, level
 
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.place % len(COLOURS)]
+
+    @property
+    def dash(self) -> str:
+        """Return solid for the first curves, which reads best: they differ by colour alone."""
+        if self.style == "level":
+            return "dashed"
+        return DASHES[self.place // len(COLOURS) % len(DASHES)]
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -92,28 +98,34 @@ AXES = {"step": "optimizer step", "tokens": "tokens (row positions)", "hours": "
 
 def panels_of(data: RunData) -> list[Panel]:
     """Return the panels for which the run has at least one curve of two points."""
-    found = [(kind, [name for name in _names(data, kind) if len(finite(data, name)[0])]) for kind in KINDS]
-    found = [(kind, names) for kind, names in found if any(len(finite(data, name)[0]) > 1 for name in names)]
-    count = sum(len(names) for _, names in found)
-    points = min(POINTS, POINTS_OF_ALL // max(count, 1))
+    found = []
+    for kind in KINDS:
+        lengths = {name: len(finite(data, name)[0]) for name in _names(data, kind)}
+        if max(lengths.values(), default=0) > 1:
+            found.append((kind, [name for name, length in lengths.items() if length]))
+    # The more curves there are, the fewer points each may have: the page is at most 2 MB.
+    curves = sum(len(names) for _, names in found)
+    points = min(POINTS, POINTS_OF_ALL // max(curves, 1))
     axes = _Axes(data)
     marks = {kind: axes.of(steps) for kind, steps in _marks(data).items()}
-    return [
-        Panel(kind.section, kind.title, kind.unit, *_drawn(data, kind, names, axes, points), marks)
-        for kind, names in found
-    ]
+    panels = []
+    for kind, names in found:
+        log, curves = _drawn(data, kind, names, axes, points)
+        panels.append(Panel(kind.section, kind.title, kind.unit, log, curves, marks))
+    return panels
 
 
 def _names(data: RunData, kind: Kind) -> list[str]:
     """Return what the run has of the kind's metrics, in the registry's order."""
     places = list(METRICS)
-    drawn = {
-        name: metric.name
-        for name in data.columns.names()
-        if (metric := metric_of(name)) and metric.panel == kind.title
-    }
+    drawn: dict[str, str] = {}  # name -> its metric, which may be a family's
+    for name in data.columns.names():
+        metric = metric_of(name)
+        if metric is not None and metric.panel == kind.title:
+            drawn[name] = metric.name
     found = sorted(drawn, key=lambda name: places.index(drawn[name]))
-    return ([name for name in found if drawn[name] in kind.rather] or found)[:CURVES_OF_A_PANEL]
+    preferred = [name for name in found if drawn[name] in kind.rather]
+    return (preferred or found)[:CURVES_OF_A_PANEL]
 
 
 def finite(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -131,6 +143,7 @@ def _drawn(data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: i
         if name == "train/loss" and "train/loss_ema" in names:
             style = "light"
         curves.append(Curve(name, axes.of(steps), values, place, style))
+    # The limit as a level in its panel, from the first point to the last: what is above it was clipped.
     limit = data.setting("train.max_grad_norm")
     if kind.title == "Gradient norm before clipping" and isinstance(limit, (int, float)) and limit > 0:
         ends = {axis: x[[0, -1]] for axis, x in curves[0].x.items()}
@@ -154,20 +167,23 @@ def thin(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarr
     if len(x) <= count:
         return x, y
     edges = np.linspace(0, len(x), max((count - 2) // 2, 1) + 1).astype(int)
-    stretches = pairwise(edges)
-    kept = {place for a, b in stretches for place in (a + y[a:b].argmin(), a + y[a:b].argmax())}
-    places = np.array(sorted(kept | {0, len(x) - 1}))
+    kept = [0, len(x) - 1]
+    for start, end in pairwise(edges):
+        kept += [start + y[start:end].argmin(), start + y[start:end].argmax()]
+    places = np.unique(kept)
     return x[places], y[places]
 
 
 def _marks(data: RunData) -> dict[str, np.ndarray]:
     """Return steps of the run's restarts, spikes and steps that were not finite."""
-    found = {
-        "restart": [row["step"] for row in data.events("attempt") if row.get("step")],
-        "spike": [row["step"] for row in data.events("spike") if "step" in row],
-        "not finite": [row["step"] for row in data.events("nonfinite") if "step" in row],
-    }
-    return {name: thin(np.array(steps), np.array(steps), 100)[0] for name, steps in found.items() if steps}
+    found = {}
+    for mark, event in (("restart", "attempt"), ("spike", "spike"), ("not finite", "nonfinite")):
+        steps = np.array([row["step"] for row in data.events(event)], int)
+        if event == "attempt":
+            steps = steps[steps > 0]
+        if len(steps):
+            found[mark], _ = thin(steps, steps, 100)
+    return found
 
 
 class _Axes:
@@ -177,11 +193,8 @@ class _Axes:
         self.known = {"tokens": data.curve("tokens"), "hours": _hours(data)}
 
     def of(self, steps: np.ndarray) -> dict[str, np.ndarray]:
-        found = {"step": steps}
-        for name, (at, values) in self.known.items():
-            if len(at):
-                found[name] = np.interp(steps, at, values)
-        return found
+        found = {name: np.interp(steps, at, values) for name, (at, values) in self.known.items() if len(at)}
+        return {"step": steps} | found
 
 
 def _hours(data: RunData) -> tuple[np.ndarray, np.ndarray]:
@@ -191,124 +204,14 @@ def _hours(data: RunData) -> tuple[np.ndarray, np.ndarray]:
     attempts = data.curve("attempt")
     if not len(steps) or not data.running:
         return np.empty(0), np.empty(0)
-    of = np.interp(steps, *attempts).round() if len(attempts[0]) else np.zeros(len(steps))
+    of = np.zeros(len(steps))  # the attempt of each row
+    if len(attempts[0]):
+        of = np.interp(steps, *attempts).round()
+    # An attempt begins where the one before gave its last sign of life. What it made again comes later in time at
+    # steps that came before, so the sum is held to its highest value so far.
     hours, before = np.zeros(len(steps)), 0.0
     for attempt, began, last in data.running:
         own = of == attempt
         hours[own] = before + (times[own] - began) / 3600
         before += (last - began) / 3600
     return steps, np.maximum.accumulate(hours)
-
-
-TABLE_POINTS = 8  # rows of a table
-COMPARED_BPB = (VAL_BPB_DOCUMENTS, VAL_BPB, SFT_BPB)
-COMPARED_AXES = {
-    "step": "optimizer step",
-    "tokens": "tokens (row positions)",
-    "time": "minutes in steps",
-    "flops": "training FLOPs",
-}
-
-
-def curve_over(data: RunData, x: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (places, values) of the metric over one of COMPARED_AXES, ascending; empty for a run that cannot tell
-    both."""
-    at, places = positions(data, x)
-    steps, values = data.curve(name)
-    _, placed, measured = np.intersect1d(at, steps, return_indices=True)
-    order = np.argsort(places[placed], kind="stable")
-    return places[placed][order], values[measured][order]
-
-
-def positions(data: RunData, x: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (steps, where each is on the axis); both empty where the run does not tell it."""
-    if x == "step":
-        steps, _ = data.curve("step")
-        return steps, steps.astype(float)
-    if x == "time":  # without evaluations and saves; a row of an evaluation alone is where its step ended
-        steps, seconds = data.curve("perf/total_s")
-        start = [0] if len(steps) and steps[0] > 0 else []
-        return np.concatenate([start, steps]).astype(int), np.concatenate([start, seconds / 60])
-    steps, tokens = data.curve("tokens")
-    if x == "tokens":
-        return steps, tokens.astype(float)
-    flops = flops_per_token(data)
-    return (steps, tokens * float(flops)) if flops else (np.empty(0, int), np.empty(0))
-
-
-def flops_per_token(data: RunData) -> float | None:
-    """Return a run's by our formula (exact matmuls, causal attention once); an imported log's as the log gives it."""
-    if data.meaning_of("perf/tflops_per_gpu") is None:
-        (at, rates), (steps, tflops) = data.curve("perf/tok_per_s_per_gpu"), data.curve("perf/tflops_per_gpu")
-        _, rated, measured = np.intersect1d(at[rates != 0], steps, return_indices=True)
-        if len(measured):
-            return float(tflops[measured[0]] * 1e12 / rates[rates != 0][rated[0]])
-    flops, tokens = data.fact("plan.flops"), data.fact("plan.tokens")
-    if isinstance(flops, (int, float)) and tokens:
-        return flops / tokens
-    return data.fact("imported.flops_per_token")
-
-
-def legends(runs: Sequence[RunData]) -> list[str]:
-    """Return name, dtype and hardware of each run: curves were taken for another run's by their colour alone."""
-    return [f"{data.name} ({trained})" if (trained := trained_on(data)) else data.name for data in runs]
-
-
-def trained_on(data: RunData) -> str | None:
-    """Return dtype and hardware, as far as they are known."""
-    count, device = data.fact("shape.processes"), data.fact("shape.device")
-    facts = [data.fact("shape.dtype"), f"{count} x {device}" if device and count else device]
-    return ", ".join(str(fact) for fact in facts if fact) or None
-
-
-def aligned_text(runs: Sequence[RunData]) -> str:
-    """Return tables of the losses at common points of each axis, interpolated linearly, with differences from the
-    first run."""
-    parts = [table_of(runs, x, name) for name in _losses(runs) for x in COMPARED_AXES]
-    parts += [table_of(runs, "tokens", name) for name in COMPARED_BPB if one_protocol(runs, name)]
-    tokenizers = {data.fact("inputs.tokenizer.identity") for data in runs}
-    if len(tokenizers - {None}) > 1:
-        parts.append(
-            "The tokenizers differ: a loss per token is not the same measure in these runs; bits per byte of whole "
-            "documents are.\n"
-        )
-    return joined(*parts)
-
-
-def one_protocol(runs: Sequence[RunData], name: str) -> bool:
-    """Return whether all runs that have the metric were scored on the same, and say so."""
-    protocols = {data.protocol(name) for data in runs if data.last(name) is not None}
-    return len(protocols) == 1 and None not in protocols
-
-
-def table_of(runs: Sequence[RunData], x: str, name: str) -> str:
-    """Return the table; "" when fewer than two of the runs have the metric on a common stretch of the axis."""
-    curves = {data.name: curve_over(data, x, name) for data in runs}
-    curves = {run: curve for run, curve in curves.items() if len(curve[0]) > 1}
-    if len(curves) < 2:
-        return ""
-    start, end = max(xs[0] for xs, _ in curves.values()), min(xs[-1] for xs, _ in curves.values())
-    if start >= end:
-        return ""
-    places = np.linspace(start, end, TABLE_POINTS)
-    if x == "step":
-        places = np.unique(np.round(places))
-    values = [np.interp(places, xs, ys) for xs, ys in curves.values()]
-    rows = [
-        [_place(place), *(f"{v[i]:.4f}" for v in values), *(f"{v[i] - values[0][i]:+.4f}" for v in values[1:])]
-        for i, place in enumerate(places.tolist())
-    ]
-    names = list(curves)
-    head = [COMPARED_AXES[x], *names, *(f"{name} - {names[0]}" for name in names[1:])]
-    return f"### {name} by {COMPARED_AXES[x]}\n\n" + table(head, rows)
-
-
-def _losses(runs: Sequence[RunData]) -> list[str]:
-    """Return the losses to put side by side: that of the steps, and the smoothed one where a run has only that."""
-    names = [data.loss_name() for data in runs]
-    several = [name for name in dict.fromkeys(names) if sum(data.last(name) is not None for data in runs) > 1]
-    return sorted(several)
-
-
-def _place(value: float) -> str | None:
-    return f"{value:.3e}" if value >= 1e10 else number(round(value) if value >= 100 else round(value, 2))

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from pipeline.report.diagnosis_rules import RULES, Result, Rule, diagnose
-from pipeline.report.run_data import RunData, cell, joined, table
+from pipeline.report.markdown import cell, joined, table, titled
+from pipeline.report.run_data import RunData
 
 HEAD = """# Diagnosis
 
@@ -40,14 +41,14 @@ def diagnosis_text(data: RunData) -> str:
         by_level[results[rule.name].level].append(rule)
     if len(by_level["unknown"]) == len(RULES):
         return ""
-    healthy = [results[rule.name] for rule in by_level["healthy"]]
-    signs = table(["sign", "evidence"], [[result.title, result.evidence] for result in healthy])
+    healthy = [[results[rule.name].title, results[rule.name].evidence] for rule in by_level["healthy"]]
+    signs = table(["sign", "evidence"], healthy)
     unknown = "; ".join(f"{rule.name} ({rule.needs})" for rule in by_level["unknown"])
     return joined(
         verdict(results) + "\n",
         _listed("Trouble", by_level["trouble"], results),
         _listed("Notes", by_level["note"], results),
-        f"### Healthy\n\n{signs}" if signs else "",
+        titled("Healthy", signs),
         f"Unknown, for want of numbers: {unknown}.\n" if unknown else "",
     )
 
@@ -55,9 +56,9 @@ def diagnosis_text(data: RunData) -> str:
 def verdict(results: dict[str, Result]) -> str:
     """Return the whole diagnosis in a sentence."""
     levels = [result.level for result in results.values()]
-    troubles = [result.title for result in results.values() if result.level == "trouble"]
     judged = f"{len(levels) - levels.count('unknown')} of {len(levels)} signs could be judged"
     notes = f", {levels.count('note')} worth knowing" if "note" in levels else ""
+    troubles = [result.title for result in results.values() if result.level == "trouble"]
     if not troubles:
         return f"**Healthy**: {judged}, none of them is one of trouble{notes}."
     signs = "1 sign" if len(troubles) == 1 else f"{len(troubles)} signs"
@@ -71,7 +72,7 @@ def _listed(title: str, rules: list[Rule], results: dict[str, Result]) -> str:
         lines.append(f"- **{cell(result.title)}**: {cell(result.evidence)}\n")
         lines.append(f"  - What to try: {cell(rule.advice)}\n")
         lines.append(f"  - Healthy is: {cell(f'{rule.name}: {rule.threshold}')}\n")
-    return f"### {title}\n\n{''.join(lines)}" if lines else ""
+    return titled(title, "".join(lines))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,6 @@ from pipeline.report.curves import (
     Curve,
     Panel,
     drawable,
-    look,
 )
 
 if TYPE_CHECKING:
@@ -80,17 +80,20 @@ def bokeh_script() -> str:
 
 
 def _axes(panels: list[Panel], labels: dict[str, str]) -> list[dict]:
-    curves = [curve for panel in panels for curve in panel.curves]
-    names = dict.fromkeys(curve.name for curve in curves)
+    curves = curves_of(panels)
     found = []
     for axis, label in labels.items():
         having = [curve for curve in curves if axis in curve.x]
-        if having:
-            low, high = min(np.nanmin(c.x[axis]) for c in having), max(np.nanmax(c.x[axis]) for c in having)
-            margin = 0.01 * (high - low) or 1.0
-            absent = [name for name in names if name not in {curve.name for curve in having}]
-            span = [float(low - margin), float(high + margin)]
-            found.append({"name": axis, "label": label, "range": span, "absent": absent})
+        if not having:
+            continue
+        places = np.concatenate([curve.x[axis] for curve in having])
+        low, high = np.nanmin(places), np.nanmax(places)
+        margin = 0.01 * (high - low) or 1.0
+        drawn = {curve.name for curve in having}
+        absent = [name for name in dict.fromkeys(curve.name for curve in curves) if name not in drawn]
+        found.append(
+            {"name": axis, "label": label, "range": [float(low - margin), float(high + margin)], "absent": absent}
+        )
     return found
 
 
@@ -119,26 +122,27 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
         axis.major_label_text_color = axis.axis_label_text_color = INK
         axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = INK
         axis.axis_label_text_font_style = "normal"
-    plot.grid.grid_line_color, plot.grid.grid_line_alpha = INK, 0.25
+    plot.grid.grid_line_color = INK
+    plot.grid.grid_line_alpha = 0.25
     plot.xaxis.formatter = NumeralTickFormatter(format="0.[00]a")  # 1.5m, 20b
     for kind, x in panel.marks.items():
         if len(x["step"]):
-            source = ColumnDataSource({name: _compact(x[name]) for name in (a["name"] for a in axes)})
+            source = ColumnDataSource({axis["name"]: _compact(x[axis["name"]]) for axis in axes})
             plot.vspan(x=axes[0]["name"], source=source, line_color=MARKS[kind], line_alpha=0.5, line_dash="dashed")
     for curve in panel.curves:
-        colour, dash = look(curve.place)
+        # All axes are in the page: its script changes which of them is x.
         source = ColumnDataSource({name: _compact(x) for name, x in curve.x.items()} | {"y": _compact(curve.y)})
         how = {"x": axes[0]["name"], "y": "y", "source": source, "name": curve.name}
         line = plot.line(
-            line_color=colour,
+            line_color=curve.colour,
             line_width=1.5,
             line_alpha=0.55 if curve.style == "light" else 1,
-            line_dash="dashed" if curve.style == "level" else dash,
+            line_dash=curve.dash,
             **how,
         )
         line.tags = [curve.style]
         if curve.style == "points":
-            plot.scatter(size=6, fill_color=colour, line_color=colour, **how)
+            plot.scatter(size=6, fill_color=curve.colour, line_color=curve.colour, **how)
     plot.add_tools(CrosshairTool(overlay=cursor, dimensions="height", visible=False))
     return plot
 
@@ -158,6 +162,7 @@ def picture(
     """Return a PNG of the panels, each over its axis. labels: of the x axes. one_legend: a name means the same curve
     in all."""
     rows = -(-len(panels) // COLUMNS)
+    # Names of runs may hold dollar signs and backslashes: no TeX.
     with matplotlib.rc_context({"text.usetex": False, "font.size": 8}):
         names = {curve.name for _, panel in panels for curve in panel.curves}
         listed = 0.2 * len(names) if one_legend else 0.0
@@ -194,14 +199,13 @@ def _draw(panel: Panel, axes: Any, x: str, *, smooth: bool) -> dict[str, Any]:
             axes.axvline(place, color=MARKS[kind], alpha=0.4, linestyle=":", linewidth=0.8)
     lines = {}
     for curve in panel.curves:
-        colour, dash = look(curve.place)
         name = plain(curve.name).removeprefix("_")  # matplotlib hides what begins with one
         (lines[name],) = axes.plot(
             curve.x.get(x, np.full(len(curve.y), np.nan)),
             drawable(curve.y),
-            color=colour,
+            color=curve.colour,
             alpha=0.4 if curve.style == "light" else 1,
-            linestyle="dashed" if curve.style == "level" else dash,
+            linestyle=curve.dash,
             marker="o" if curve.style == "points" else None,
             markersize=3,
             linewidth=1.1,
@@ -218,7 +222,6 @@ def _draw(panel: Panel, axes: Any, x: str, *, smooth: bool) -> dict[str, Any]:
 
 
 SECTION_CHARS = 100_000
-MOST_PARTS = 8  # of a folded section, named beside its title
 RELOAD_S = 5  # that a served page stands at least
 
 
@@ -243,9 +246,6 @@ def page(
     one_legend: a name means the same curve in every panel, and is shown or hidden in all at once. version: of a page
     that is served (serve.py).
     """
-    plots = plots_of(panels, axes) if panels else None
-    titles = [*sections, *(title for title in dict.fromkeys(p.section for p in panels) if title not in sections)]
-    titles = [title for title in titles if title != FIRST_SCREEN]
     shown: dict[str, Any] = {
         "name": name,
         "kind": kind,
@@ -253,37 +253,47 @@ def page(
         "head": Markup(html_of(head)),
         "unfolded": unfolded,
         "panels": [_panel(panel, place) for place, panel in enumerate(panels)],
-        "legend": _legend([curve for panel in panels for curve in panel.curves]) if one_legend else [],
-        "marks": {kind: colour for kind, colour in MARKS.items() if any(kind in panel.marks for panel in panels)},
-        "plots": plots,
-        "document": Markup((plots.document if plots else "null").replace("<", "\\u003c")),
-        "bokeh": bokeh_script() if plots else "",
-        "picture": base64.b64encode(picture).decode() if picture else "",
+        "legend": [],
+        "plots": None,
+        "document": "null",
+        "bokeh": "",
+        "picture": base64.b64encode(picture or b"").decode(),
         "version": version,
         "RELOAD_S": RELOAD_S,
     }
+    marks = set(chain.from_iterable(panel.marks for panel in panels))
+    shown["marks"] = {mark: colour for mark, colour in MARKS.items() if mark in marks}
+    if one_legend:
+        shown["legend"] = _legend(curves_of(panels))
+    if panels:
+        plots = plots_of(panels, axes)
+        document = plots.document.replace("<", "\\u003c")  # no text in it can end the script
+        shown |= {"plots": plots, "document": Markup(document), "bokeh": bokeh_script()}
+    # Panels may be of a section that has no text; those of the first screen are above all sections.
+    without_text = {panel.section: "" for panel in panels if panel.section not in (*sections, FIRST_SCREEN)}
     listed = []
-    for title in titles:
-        text = sections.get(title, "")
-        parts = [*(p.title for p in panels if p.section == title), *re.findall(r"^### (.+)$", text, re.MULTILINE)]
-        listed.append(_section(title, html_of(_cut(text, rest=f"{kind}.md")), parts[:MOST_PARTS]))
+    for title, text in (sections | without_text).items():
+        listed.append(_section(title, html_of(_cut(text, rest=f"{kind}.md"))))
     return _environment().get_template("page.html.jinja").render(shown, sections=listed)
 
 
+def curves_of(panels: Sequence[Panel]) -> list[Curve]:
+    return [curve for panel in panels for curve in panel.curves]
+
+
 def _panel(panel: Panel, place: int) -> dict[str, Any]:
-    listed = "; ".join(
-        f"{curve.name} from {curve.y[0]:.4g} to {curve.y[-1]:.4g}, lowest {curve.y.min():.4g}, highest "
-        f"{curve.y.max():.4g}"
-        for curve in panel.curves
-        if curve.style != "level"
-    )
+    listed = []  # the curves in words, for who cannot see them
+    for curve in panel.curves:
+        if curve.style != "level":
+            ends = f"from {curve.y[0]:.4g} to {curve.y[-1]:.4g}"
+            listed.append(f"{curve.name} {ends}, lowest {curve.y.min():.4g}, highest {curve.y.max():.4g}")
     return {
         "section": panel.section,
         "title": panel.title,
         "place": place,
         "note": panel.note,
         "curves": _legend(panel.curves),
-        "summary": listed,
+        "summary": "; ".join(listed),
     }
 
 
@@ -291,16 +301,14 @@ def _legend(curves: list[Curve]) -> list[dict[str, str]]:
     """Return each name once, in the order of the places."""
     found: dict[str, dict[str, str]] = {}
     for curve in sorted(curves, key=lambda curve: curve.place):
-        colour, dash = look(curve.place)
-        dash = "dashed" if curve.style == "level" else dash
-        found.setdefault(curve.name, {"name": curve.name, "colour": colour, "dash": dash, "style": curve.style})
+        shown = {"name": curve.name, "colour": curve.colour, "dash": curve.dash, "style": curve.style}
+        found.setdefault(curve.name, shown)
     return list(found.values())
 
 
-def _section(title: str, html: str, parts: Iterable[str] = ()) -> dict[str, Any]:
-    """Return a section for the template. parts: what is shown beside the title while the section is folded."""
+def _section(title: str, html: str) -> dict[str, Any]:
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    return {"title": title, "id": name, "html": Markup(html), "hint": ", ".join(dict.fromkeys(parts))}
+    return {"title": title, "id": name, "html": Markup(html)}
 
 
 def _cut(text: str, *, rest: str) -> str:
@@ -309,8 +317,9 @@ def _cut(text: str, *, rest: str) -> str:
         return text
     lines = text[:SECTION_CHARS].splitlines()[:-1]
     fences = [line for line in lines if line.startswith("```")]
-    end = f"\n{fences[-1].rstrip('abcdefghijklmnopqrstuvwxyz')}\n" if len(fences) % 2 else "\n"
-    return "\n".join(lines) + f"{end}\nThe rest is left out here for its length; {rest} has it whole.\n"
+    if len(fences) % 2:  # cut within a block, which is closed by a fence as long as the one that opens it
+        lines.append(fences[-1].rstrip("abcdefghijklmnopqrstuvwxyz"))
+    return "\n".join(lines) + f"\n\nThe rest is left out here for its length; {rest} has it whole.\n"
 
 
 def html_of(markdown: str) -> str:

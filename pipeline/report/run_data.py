@@ -1,9 +1,8 @@
 """Everything the report shows, read from a run directory once. Any file but one may be missing: a crash leaves what it
 leaves."""
 
-import datetime
-import re
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,103 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.metrics import SECTIONS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS, Protocol
+from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS, Protocol
 from pipeline.process.errors import InputMissingError, TandemError
 from pipeline.process.storage import folder_bytes, read_json
 from pipeline.recipe.located_yaml import load_mapping
+from pipeline.report.scores import Benchmark, Key, Score, benchmarks_of, is_benchmark, score_of
 from pipeline.run_dir.checkpoints import SEAL, by_step, step_of
 from pipeline.run_dir.columns import Columns, attempt_spans, read_columns
 from pipeline.run_dir.parents import base_run
-from pipeline.run_dir.rows import counts_beside, read_rows
+from pipeline.run_dir.rows import counts, counts_beside, read_rows
 from pipeline.run_dir.run_directory import RunDirectory, find_run
-
-# Control characters but tab and newline, and Unicode's marks of direction.
-HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a Markdown table, "" without rows. None becomes a dash; no text inside a cell can break it."""
-    lines = [head, ["---"] * len(head), *rows] if rows else []
-    return "".join("| " + " | ".join(cell(value) for value in line) + " |\n" for line in lines)
-
-
-def filled_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return the table without the columns that are None in every row; "" without rows."""
-    kept = [n for n in range(len(head)) if any(row[n] is not None for row in rows)]
-    return table([head[n] for n in kept], [[row[n] for n in kept] for row in rows])
-
-
-def facts_table(what: str, facts: Sequence[Sequence[Any]]) -> str:
-    """Return the table of (name, value), without those that are not known; "" when none is."""
-    return table([what, "value"], [fact for fact in facts if fact[1] is not None])
-
-
-def joined(*parts: str) -> str:
-    """Return the parts that say something, a blank line between them."""
-    return "\n".join(part for part in parts if part)
-
-
-def cell(value: Any) -> str:
-    """Return the value as text that means itself: neither Markdown nor HTML in it is taken for such."""
-    if value is None:
-        return "-"
-    text = (
-        str(value)
-        .replace("\\", "\\\\")
-        .replace("&", "&amp;")
-        .replace("<", "&lt;")
-        .replace("|", "\\|")
-        .replace("](", "]\\(")
-        .replace("\r", " ")
-        .replace("\n", "<br>")
-    )
-    text = re.sub(r"[*`~]|(?<![A-Za-z0-9_])_", r"\\\g<0>", text)
-    return visible(text, backslash="\\\\")
-
-
-def visible(text: str, *, backslash: str = "\\") -> str:
-    """Return the text with characters that are not seen shown by their code.
-
-    An untrained byte-level model writes control characters, and marks of direction turn around what follows them.
-    """
-    return HIDDEN.sub(
-        lambda match: backslash + (f"x{code:02x}" if (code := ord(match[0])) < 256 else f"u{code:04x}"), text
-    )
-
-
-def code(text: str, language: str = "") -> str:
-    """Return a fenced block whose fence is longer than any in the text."""
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}{language}\n{text.rstrip()}\n{fence}\n"
-
-
-def number(value: float | int | None, digits: int = 4) -> str | None:
-    """Return an integer with thousands marked, another number to `digits` significant digits; None stays None."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, int) or float(value).is_integer():
-        return f"{int(value):,}"
-    return f"{value:,.{digits}g}" if abs(value) < 1e4 else f"{value:,.0f}"
-
-
-def percent(share: float | None) -> str | None:
-    return None if share is None else f"{100 * share:.2f} %"
-
-
-def date(value: Any) -> Any:
-    """Return seconds since 1970 as an ISO date in UTC; anything else as it is."""
-    if not isinstance(value, (int, float)):
-        return value
-    return datetime.datetime.fromtimestamp(value, datetime.UTC).isoformat(timespec="seconds")
-
-
-def spread(items: Sequence[Any], count: int) -> list[Any]:
-    """Return at most `count` of the items, evenly spaced, the first and the last among them."""
-    if len(items) <= count:
-        return list(items)
-    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
 def read_json_or_none(path: Path) -> dict[str, Any] | None:
@@ -128,159 +40,16 @@ def read_recipe(run: RunDirectory) -> dict[str, Any]:
     return {name: value for name, value in recipe.items() if isinstance(value, dict)}
 
 
-def read_samples(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return texts that the model wrote while training, of the attempts that count."""
-    return [
-        row
-        for row in read_rows(run.samples)
-        if all(counts_beside(row, a) for a in attempts if a.get("attempt", 0) > row.get("attempt", 0))
-    ]
-
-
 def read_evals(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the entries of evals.json, without those of a model that a later attempt went back behind."""
     found = []
     for entry in (read_json_or_none(run.evals) or {}).get("entries") or []:
-        later = [a for a in attempts if a.get("time", 0) > entry.get("time", float("inf"))]
-        if entry.get("step") is None or all(counts_beside(entry, a) for a in later):
+        # An entry has no attempt, but a time. One without a step is of the finished model, which nothing undoes.
+        later = [attempt for attempt in attempts if attempt.get("time", 0) > entry.get("time", math.inf)]
+        if entry.get("step") is None or all(counts_beside(entry, attempt) for attempt in later):
             entry.setdefault("results", [])
             found.append(entry)
     return found
-
-
-SUITES = {"core": "core", "core_partial": "core", "chat": "chat", "lm_eval": "lm_eval"}
-MEANS = tuple(m.name for m in SECTIONS["Benchmarks"] if m.unit == "-")  # of tasks, whose scores are shares
-
-
-def suite_of(name: str) -> str | None:
-    """Return core, chat or lm_eval by the name of a result; None for any other."""
-    return SUITES.get(name.partition("/")[0])
-
-
-def is_benchmark(row: dict[str, Any]) -> bool:
-    """Return whether it is a benchmark's. A user's function may choose such a name too; it has no protocol."""
-    return suite_of(row["name"]) is not None and row.get("protocol") is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Benchmark:
-    """One suite of an entry of evals.json: means over tasks, and tasks (of lm_eval: task and metric)."""
-
-    suite: str
-    entry: dict[str, Any]
-    means: list[dict[str, Any]]
-    tasks: list[dict[str, Any]]
-
-    @property
-    def subject(self) -> str | None:
-        return self.entry.get("subject")
-
-    @property
-    def step(self) -> int | None:
-        return self.entry.get("step")
-
-    @property
-    def age(self) -> tuple[float, float]:
-        """Return what orders benchmarks: of a later step, then of a later time. A model/ without a step is the run's
-        last."""
-        return (float("inf") if self.step is None else self.step, self.entry.get("time") or 0)
-
-    def protocols(self) -> list[str]:
-        return list(dict.fromkeys(row["protocol"] for row in [*self.means, *self.tasks]))
-
-    def protocols_text(self) -> str:
-        """Return what the protocol of each task is made of; that of a mean is made of theirs. "" where none is
-        known."""
-        made_of = {row["protocol"]: Protocol.of(row) for row in self.tasks}
-        return "".join(f"- protocol {cell(id_)}: {cell(str(made))}\n" for id_, made in made_of.items() if made)
-
-    @property
-    def first_items(self) -> int | None:
-        """Return the most items of a task that were to be scored, as protocols say it; None: all."""
-        found = self.part("items")
-        return found if isinstance(found, int) else None
-
-    def part(self, name: str) -> Any:
-        """Return the part of the first protocol that has it, None where none has."""
-        return next((parts[name] for parts in map(_parts, [*self.means, *self.tasks]) if name in parts), None)
-
-    def measured(self) -> tuple:
-        """Return the same for entries that may be in one series: the tasks and under which protocols."""
-        return self.suite, tuple(sorted((row["name"], row["protocol"]) for row in self.tasks))
-
-    def tasks_of(self, mean: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the tasks that the mean is over: those it names, else all."""
-        named = mean.get("tasks")
-        if not isinstance(named, list):
-            return self.tasks
-        return [task for task in self.tasks if task["name"] in named or task_name(task) in named]
-
-    def whole_tasks(self) -> list[dict[str, Any]]:
-        """Return the tasks without the subjects that they are split by."""
-        names = {row["name"] for row in self.tasks}
-        return [row for row in self.tasks if row["name"].rpartition("/")[0] not in names]
-
-    def items_of(self, row: dict[str, Any]) -> tuple[tuple[str, int | None], ...]:
-        """Return name and items of each task of a mean, or of a task: under one protocol too a part of the tasks may
-        have been scored."""
-        tasks = self.tasks_of(row) if row in self.means else [row]
-        return tuple(sorted((task_name(task), task.get("items")) for task in tasks))
-
-
-def _parts(row: dict[str, Any]) -> Mapping[str, Any]:
-    """Return the parts of a row's protocol; {} for a row of an earlier version, which recorded its id alone."""
-    protocol = Protocol.of(row)
-    return protocol.parts if protocol else {}
-
-
-def task_name(row: dict[str, Any]) -> str:
-    return row["name"].partition("/")[2]
-
-
-def benchmarks_of(entries: list[dict[str, Any]]) -> list[Benchmark]:
-    """Return every suite of every entry, oldest first."""
-    found = []
-    for entry in entries:
-        rows = [row for row in entry["results"] if is_benchmark(row)]
-        for suite in dict.fromkeys(SUITES.values()):
-            own = [row for row in rows if suite_of(row["name"]) == suite]
-            means = [row for row in own if row["name"] in MEANS]
-            if own:
-                tasks = [row for row in own if row["name"] not in MEANS]
-                found.append(Benchmark(suite=suite, entry=entry, means=means, tasks=tasks))
-    return sorted(found, key=lambda benchmark: benchmark.age)
-
-
-def series_of(benchmarks: list[Benchmark]) -> list[list[Benchmark]]:
-    """Return those that measured the same together, oldest first; of a subject scored twice the newest."""
-    groups: dict[tuple, dict[tuple, Benchmark]] = {}
-    for benchmark in benchmarks:
-        of_group = groups.setdefault(benchmark.measured(), {})
-        of_group.pop((benchmark.subject, benchmark.step), None)
-        of_group[benchmark.subject, benchmark.step] = benchmark
-    order = list(dict.fromkeys(SUITES.values()))
-    return [list(g.values()) for key, g in sorted(groups.items(), key=lambda pair: order.index(pair[0][0]))]
-
-
-Key = tuple[str, str | None, tuple[tuple[str, int | None], ...]]  # name, protocol, items of a benchmark
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """One bits-per-byte figure, or the mean of a benchmark.
-
-    protocol, items: what was scored, of a benchmark by task; two figures compare only when both are equal and the
-    first is known. parts: what the protocol is made of; None where an earlier version recorded its id alone.
-    """
-
-    name: str
-    step: int | None
-    value: float
-    protocol: str | None
-    bytes: int | None = None
-    of: str | None = None
-    items: tuple[tuple[str, int | None], ...] = ()
-    parts: Protocol | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,6 +98,14 @@ class RunData:
     @property
     def stage(self) -> str | None:
         return self.manifest.get("stage") or self.recipe.get("stage")
+
+    @property
+    def trained_on(self) -> str | None:
+        """Return dtype and hardware, as far as they are known."""
+        count, device = self.fact("shape.processes"), self.fact("shape.device")
+        if count and device:
+            device = f"{count} x {device}"
+        return ", ".join(str(fact) for fact in (self.fact("shape.dtype"), device) if fact) or None
 
     @cached_property
     def columns(self) -> Columns:
@@ -395,11 +172,15 @@ class RunData:
         """Return the run as it was when it had made that step: what it measured later says nothing about its model
         then."""
         rows = self.columns.where(self.columns.beside("step", slice(None), missing=0) <= step)
+        # Rows that a later attempt made void have steps too, so all rows are cut by time.
         written = Columns.of(self.all_rows)
         last = rows.column("time")[1].max(initial=0.0)
+        manifest = dict(self.manifest)
+        for key in ("ended", "finished"):
+            manifest.pop(key, None)
         return replace(
             self,
-            manifest={key: value for key, value in self.manifest.items() if key not in ("ended", "finished")},
+            manifest=manifest,
             rows=rows,
             all_rows=written.where(written.beside("time", slice(None), missing=0.0) <= last),
             samples=[row for row in self.samples if row.get("step", 0) <= step],
@@ -415,9 +196,8 @@ class RunData:
             )
         if self.manifest.get("status") == "finished":
             return "finished"
-        return f"not finished: last recorded step {self.step()}" + (
-            f" of {self.max_steps()}" if self.max_steps() else ""
-        )
+        of = f" of {self.max_steps()}" if self.max_steps() else ""
+        return f"not finished: last recorded step {self.step()}{of}"
 
     def max_steps(self) -> int | None:
         return self.fact("inputs.max_steps") or self.setting("train.max_steps")
@@ -435,27 +215,23 @@ class RunData:
 
     def scores(self) -> list[Score]:
         """Return BPB figures: those of the training itself by step, then those of `python -m pipeline.evals`."""
-        own = [
-            Score(name=name, step=step, value=value, protocol=protocol, parts=parts)
-            for name in (VAL_BPB, VAL_BPB_DOCUMENTS, SFT_BPB)
-            for protocol, parts in [(self.protocol(name), self.protocol_parts(name))]
-            for step, value in self.series(name)
-        ]
-        later = [
-            Score(
-                name=result["name"],
-                step=entry.get("step"),
-                value=result["value"],
-                protocol=result.get("protocol"),
-                bytes=result.get("bytes"),
-                of=entry.get("subject"),
-                parts=Protocol.of(result),
-            )
-            for entry in self.evals
-            for result in entry["results"]
-            if "bpb" in result["name"] and not is_benchmark(result)
-        ]
-        return own + later
+        # 1. What the run measured while it trained: one protocol for all steps, recorded in the manifest.
+        found = []
+        for name in (VAL_BPB, VAL_BPB_DOCUMENTS, SFT_BPB):
+            protocol, parts = self.protocol(name), self.protocol_parts(name)
+            for step, value in self.series(name):
+                found.append(Score(name=name, step=step, value=value, protocol=protocol, parts=parts))
+        # 2. What was scored by command: each result has its own protocol.
+        for entry, result in self._by_command():
+            if "bpb" in result["name"]:
+                score = score_of(result, step=entry.get("step"), of=entry.get("subject"))
+                found.append(replace(score, bytes=result.get("bytes")))
+        return found
+
+    def _by_command(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Return (entry, result) of what `python -m pipeline.evals` measured, without benchmarks."""
+        pairs = [(entry, result) for entry in self.evals for result in entry["results"]]
+        return [(entry, result) for entry, result in pairs if not is_benchmark(result)]
 
     def benchmarks(self) -> list[Benchmark]:
         """Return CORE, chat tasks and lm_eval, oldest first."""
@@ -464,19 +240,12 @@ class RunData:
     def means(self) -> list[Score]:
         """Return means of benchmarks, oldest first; of one without a mean its tasks. Tasks and items are part of what
         was measured."""
-        return [
-            Score(
-                name=row["name"],
-                step=benchmark.step,
-                value=row["value"],
-                protocol=row["protocol"],
-                of=benchmark.subject,
-                items=benchmark.items_of(row),
-                parts=Protocol.of(row),
-            )
-            for benchmark in self.benchmarks()
-            for row in benchmark.means or benchmark.whole_tasks()
-        ]
+        found = []
+        for benchmark in self.benchmarks():
+            for row in benchmark.means or benchmark.whole_tasks():
+                items = benchmark.items_of(row)
+                found.append(score_of(row, step=benchmark.step, of=benchmark.subject, items=items))
+        return found
 
     @cached_property
     def newest_scores(self) -> dict[Key, Score]:
@@ -488,9 +257,8 @@ class RunData:
         benchmarks."""
         return [
             (result["name"], entry.get("step"), result["value"], entry.get("subject"))
-            for entry in self.evals
-            for result in entry["results"]
-            if "bpb" not in result["name"] and not is_benchmark(result)
+            for entry, result in self._by_command()
+            if "bpb" not in result["name"]
         ]
 
 
@@ -501,18 +269,19 @@ def _at(tree: Any, path: str, default: Any) -> Any:
 
 
 # Entries of the manifest that a report looks into.
-MANIFEST_OBJECTS = ("inputs", "shares", "plan", "versions", "results", "peak_memory_bytes", "shape", "git", "host")
+MANIFEST_OBJECTS = {"inputs", "shares", "plan", "versions", "results", "peak_memory_bytes", "shape", "git", "host"}
 
 
 def read_manifest(run: RunDirectory) -> dict[str, Any]:
     """Return the manifest; it may be somebody else's, so an entry of another kind is left out."""
     manifest = read_json_or_none(run.manifest) or {}
-    manifest = {
-        key: value for key, value in manifest.items() if key not in MANIFEST_OBJECTS or isinstance(value, dict)
-    }
-    for role in {"sources", "validation"} & manifest.get("inputs", {}).keys():
-        given = manifest["inputs"][role]
-        manifest["inputs"][role] = [s for s in given if isinstance(s, dict)] if isinstance(given, list) else []
+    for key in MANIFEST_OBJECTS & manifest.keys():
+        if not isinstance(manifest[key], dict):
+            del manifest[key]
+    inputs = manifest.get("inputs", {})
+    for role in {"sources", "validation"} & inputs.keys():
+        given = inputs[role] if isinstance(inputs[role], list) else []
+        inputs[role] = [source for source in given if isinstance(source, dict)]
     return manifest
 
 
@@ -526,19 +295,19 @@ def read_run(name: str) -> RunData:
         )
     rows = read_columns(run.metrics)
     attempts = [row for _, row in rows.events("attempt")]
+    checkpoints = []
+    for folder in by_step(run.checkpoints):
+        checkpoints.append((step_of(folder) or 0, folder_bytes(folder), (folder / SEAL).exists()))
     return RunData(
         run=run,
         recipe=read_recipe(run),
         manifest=read_manifest(run),
         rows=rows.that_count(),
         all_rows=rows,
-        samples=read_samples(run, attempts),
+        samples=[row for row in read_rows(run.samples) if counts(row, attempts)],
         evals=read_evals(run, attempts),
         failure=read_json_or_none(run.failure),
-        checkpoints=[
-            (step_of(folder) or 0, folder_bytes(folder), (folder / SEAL).exists())
-            for folder in by_step(run.checkpoints)
-        ],
+        checkpoints=checkpoints,
     )
 
 
@@ -553,6 +322,7 @@ def read_runs(names: Sequence[str]) -> list[RunData]:
         runs = read_logs(names)
     else:
         runs = [read_run(name) for name in names]
+    # Tables have a column for each name.
     taken: list[str] = []
     for data in runs:
         count = taken.count(data.name) + 1

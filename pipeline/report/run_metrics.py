@@ -7,7 +7,6 @@ import numpy as np
 
 from pipeline.recipe.schema import Schedule
 from pipeline.report.run_data import RunData
-from pipeline.run_dir.columns import Columns
 
 SD_OF_MAD = 1.4826  # standard deviation of a normal distribution / its median absolute deviation
 SE_OF_MEDIAN = 1.2533  # standard error of a median / that of a mean, of normal values
@@ -24,6 +23,7 @@ def noise(values: np.ndarray) -> float:
     differences = np.diff(values)
     if not differences.size:
         return 0.0
+    # The trend is the median difference; a difference of two values has twice the variance of one.
     return SD_OF_MAD * median(np.abs(differences - np.median(differences))) / np.sqrt(2)
 
 
@@ -45,9 +45,9 @@ class Series:
     values: np.ndarray
 
     def intervals(self) -> np.ndarray:
-        """Return how many steps each value covers. A log may lack its first steps: the first interval is at most as
-        long as the others usually are."""
+        """Return how many steps each value covers."""
         since = np.diff(self.steps)
+        # A log may lack its first steps: the first interval is at most as long as the others usually are.
         usual = np.median(since) if since.size else np.inf
         return np.append(np.minimum(self.steps[:1], usual), since)
 
@@ -87,12 +87,9 @@ class RunMetrics:
         share, limit = self.series("optim/clip_frac"), self.recipe("train.max_grad_norm")
         if len(share) or not limit:
             return share
+        # Other programs log the norm alone, of one step of each interval.
         norm = self.series("optim/grad_norm")
         return Series(norm.steps, norm.values > limit)
-
-    def by_step(self, series: Series) -> np.ndarray:
-        """Return which logged values cover steps that were all measured, as in rows with a median norm."""
-        return np.isin(series.steps, self.series("optim/grad_norm_median").steps)
 
     def rate(self) -> Series:
         """Return the learning rate, else its multiplier."""
@@ -131,32 +128,18 @@ class RunMetrics:
         values = self.series(name).values
         return float(values[-1]) if values.size else None
 
-    def restarts(self) -> tuple[int, int]:
-        """Return (restarts, optimizer steps that were made again after them)."""
-        written = Columns.of(self.data.all_rows)
-        rows, _ = written.column(self.data.loss_name())
-        steps, attempts = written.beside("step", rows, missing=0), written.column("attempt")[1]
-        lost, began = 0, 0
-        for row, attempt in written.events("attempt"):
-            before = steps[(rows >= began) & (rows < row)]
-            lost += max(int(before.max(initial=0)) - attempt["step"], 0)
-            began = row
-        return max(int(attempts.max(initial=1)) - 1, 0), lost
-
     def starts_trained(self) -> bool:
         """Return whether the weights were trained before the first step."""
         return bool(self.recipe("model.start_from") or self.recipe("run.fork_from"))
 
     def schedule(self) -> Schedule | None:
-        """Return the recipe's schedule of groups, None when it does not say.
-
-        recipe.yaml is written before a horizon in epochs is known in steps, which shortens the default warm-up
-        (run/inputs.py).
-        """
+        """Return the recipe's schedule of groups, None when it does not say."""
         settings, steps = self.recipe("optimizer.schedule"), self.data.max_steps()
         if not settings or self.recipe("optimizer.type", "trainer") == "trainer":
             return None
         schedule = Schedule(**{key: value for key, value in settings.items() if key in Schedule.__annotations__})
+        # recipe.yaml is written before a horizon in epochs is known in steps, which shortens the default warm-up
+        # (run/inputs.py).
         in_epochs = self.recipe("train.num_train_epochs") and not self.recipe("train.max_steps")
         if in_epochs and steps and schedule.warmup_steps == Schedule().warmup_steps:
             schedule.warmup_steps = min(schedule.warmup_steps, steps // 5)
@@ -167,8 +150,7 @@ class RunMetrics:
         if self.recipe("optimizer.type", "trainer") != "trainer":
             schedule = self.schedule()
             return schedule.warmup_steps if schedule and "warmup_steps" in self.recipe("optimizer.schedule") else None
-        warmup = self.recipe("train.warmup_steps")
-        if warmup is None or warmup >= 1:
-            return None if warmup is None else int(warmup)
-        steps = self.data.max_steps()
-        return None if steps is None else math.ceil(warmup * steps)
+        warmup, steps = self.recipe("train.warmup_steps"), self.data.max_steps()
+        if warmup is not None and warmup < 1:  # a share of the run
+            return None if steps is None else math.ceil(warmup * steps)
+        return None if warmup is None else int(warmup)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from pipeline.report.run_data import RunData, filled_table, joined, number, table
+from pipeline.report.markdown import filled_table, joined, number, table
+from pipeline.report.run_data import RunData
 
 SHOWN_CHARS = 2000  # of a text; samples.jsonl has the whole
 
@@ -16,16 +17,14 @@ def samples_text(data: RunData) -> str:
 def _while_training(data: RunData) -> str:
     if not data.samples:
         return ""
-    first, last = data.samples[0]["step"], data.samples[-1]["step"]
-    texts = texts_of(data.samples)
-    steps = [first] if first == last else [first, last]
-    parent = data.parent
-    before = {} if parent is None else last_texts(parent)
-    head = f"{parent.name}, before this run" if parent else "before"
-    rows = [
-        [prompt, _shown(before.get(prompt)), *(_shown(by_step.get(step)) for step in steps)]
-        for prompt, by_step in texts.items()
-    ]
+    # The first texts and the last: what training changed.
+    steps = list(dict.fromkeys([data.samples[0]["step"], data.samples[-1]["step"]]))
+    head, before = "before", dict[str, str]()
+    if parent := data.parent:
+        head, before = f"{parent.name}, before this run", last_texts(parent)
+    rows = []
+    for prompt, by_step in texts_of(data.samples).items():
+        rows.append([prompt, *map(_shown, [before.get(prompt), *map(by_step.get, steps)])])
     return filled_table(["prompt", head, *(f"step {step}" for step in steps)], rows)
 
 
@@ -39,17 +38,21 @@ def texts_of(samples: list[dict[str, Any]]) -> dict[str, dict[int, str]]:
 
 def last_texts(data: RunData) -> dict[str, str]:
     """Return the newest text of each prompt, while training or by command."""
-    by_command = [row for entry in data.evals for row in entry.get("samples") or []]
-    return {row["prompt"]: row["text"] for row in [*data.samples, *by_command] if "prompt" in row and "text" in row}
+    rows = [*data.samples]
+    for entry in data.evals:
+        rows += entry.get("samples") or []
+    return {row["prompt"]: row["text"] for row in rows if "prompt" in row and "text" in row}
 
 
 def _by_command(entries: list[dict[str, Any]]) -> list[str]:
     newest = {entry.get("subject"): entry for entry in entries if entry.get("samples")}
     parts = []
     for subject, entry in newest.items():
-        step = "" if entry.get("step") is None else f", step {number(entry['step'])}"
+        whose = str(subject)
+        if entry.get("step") is not None:
+            whose = f"{subject}, step {number(entry['step'])}"
         rows = [[row.get("prompt"), _how(row), _shown(row.get("text"))] for row in entry["samples"]]
-        parts.append(f"By command, {subject}{step}:\n\n" + table(["prompt", "chosen", "text"], rows))
+        parts.append(f"By command, {whose}:\n\n" + table(["prompt", "chosen", "text"], rows))
     return parts
 
 

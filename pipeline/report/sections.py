@@ -10,20 +10,20 @@ import yaml
 from pipeline.metrics import VALIDATION, is_of_machine
 from pipeline.process.storage import folder_bytes
 from pipeline.report.benchmarks import protocols_text
-from pipeline.report.run_data import (
-    RunData,
-    Score,
+from pipeline.report.markdown import (
     code,
     date,
     facts_table,
     filled_table,
+    fixed,
     joined,
     number,
     percent,
     spread,
-    suite_of,
     table,
 )
+from pipeline.report.run_data import RunData
+from pipeline.report.scores import Score
 from pipeline.run_dir.columns import Columns
 
 # Manifest entries that other sections show, or that only a machine reads.
@@ -54,10 +54,12 @@ def flat(value: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return every entry that has a value, as (dotted name, value)."""
     found: list[tuple[str, Any]] = []
     for name, entry in leaves(value):
-        if entry in (None, [], ""):
-            continue
-        text = " ".join(map(str, entry)) if isinstance(entry, list) else entry
-        found.append((name, date(text) if name.endswith(("ended", "time")) else text))
+        if isinstance(entry, list):
+            entry = " ".join(map(str, entry))
+        if name.endswith(("ended", "time")):
+            entry = date(entry)
+        if entry not in (None, ""):
+            found.append((name, entry))
     return found
 
 
@@ -65,7 +67,10 @@ def leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Return dotted names and values of nested dicts."""
     found: list[tuple[str, Any]] = []
     for name, entry in value.items():
-        found += leaves(entry, f"{prefix}{name}.") if isinstance(entry, dict) else [(prefix + name, entry)]
+        if isinstance(entry, dict):
+            found += leaves(entry, f"{prefix}{name}.")
+        else:
+            found.append((prefix + name, entry))
     return found
 
 
@@ -87,13 +92,6 @@ def recipe_text(data: RunData) -> str:
 
 def versions_text(data: RunData) -> str:
     return table(["package", "version"], list((data.manifest.get("versions") or {}).items()))
-
-
-def results_text(data: RunData) -> str:
-    """Return the final numbers, but for the benchmarks, which have a section of their own."""
-    results = flat(data.manifest.get("results") or {})
-    rows = [[name, number(value)] for name, value in results if suite_of(name) is None or not data.benchmarks()]
-    return table(["final number", "value"], rows)
 
 
 def other_results_text(data: RunData) -> str:
@@ -125,16 +123,20 @@ def _sources(data: RunData) -> list[tuple[str, dict[str, Any]]]:
 
 def data_shares_text(data: RunData) -> str:
     """Return how much each source gives, and what of it is padded or lost."""
-    shares, rows = data.manifest.get("shares") or {}, []
+    shares = data.manifest.get("shares") or {}
+    rows: list[list[Any]] = []
     for use, source in _sources(data):
-        share = (shares.get(source.get("name")) or {}) if use == "training" else {}
-        counts = [number(share.get(name)) for name in ("rows", "tokens", "epochs")]
-        lost = ", ".join(f"{name} {percent(part)}" for name, part in (share.get("lost") or {}).items())
-        files = number(len(source.get("files", [])))
-        rows.append([source.get("name"), use, files, percent(share.get("share")), *counts, lost or None])
+        name = source.get("name")
+        share = (shares.get(name) or {}) if use == "training" else {}
+        lost = ", ".join(f"{what} {percent(part)}" for what, part in (share.get("lost") or {}).items())
+        row = [name, use, number(len(source.get("files", []))), percent(share.get("share"))]
+        row += [number(share.get(count)) for count in ("rows", "tokens", "epochs")]
+        rows.append([*row, lost or None])
     head = ["source", "use", "files", "share of rows", "rows", "tokens", "epochs", "padded or lost"]
-    names = [name for name in data.columns.names() if name.startswith("data/source/")]
-    consumed = [[name.split("/", 2)[2], number(data.last(name))] for name in names]
+    consumed = []
+    for name in data.columns.names():
+        if name.startswith("data/source/"):
+            consumed.append([name.removeprefix("data/source/"), number(data.last(name))])
     batch = data.fact("inputs.batch_tokens")
     step = f"A step takes {number(batch)} row positions.\n" if batch else ""
     return joined(filled_table(head, rows), step, table(["consumed so far", "number"], consumed))
@@ -155,9 +157,11 @@ def losses_text(data: RunData) -> str:
     steps, losses = data.curve("train/loss")
     if not len(steps):
         return "No step was logged.\n"
-    of = f" of {number(data.max_steps())}" if data.max_steps() else ""
+    made = number(data.step())
+    if planned := data.max_steps():
+        made = f"{made} of {number(planned)}"
     facts: list[list[Any]] = [
-        ["steps", f"{number(data.step())}{of}"],
+        ["steps", made],
         ["tokens (row positions)", number(data.tokens())],
         ["train/loss, first and last logged", f"{losses[0]:.4f}, {losses[-1]:.4f}"],
     ]
@@ -172,10 +176,12 @@ def losses_text(data: RunData) -> str:
 def _history(data: RunData) -> str:
     """Return some of the logged steps, evenly spaced."""
     names = ("tokens", "train/loss", "train/loss_ema", "optim/lr", "optim/grad_norm", "perf/tok_per_s", "perf/mfu_pct")
-    series = [dict(data.series(name)) for name in names]
     steps = spread(data.curve("train/loss")[0].tolist(), ROWS_OF_A_TABLE)
-    rows = [[step, *(number(values.get(step), 5) for values in series)] for step in steps]
-    return filled_table(["step", *names], rows)
+    columns = [steps]
+    for name in names:
+        values = dict(data.series(name))
+        columns.append([number(values.get(step), 5) for step in steps])
+    return filled_table(["step", *names], list(zip(*columns, strict=True)))
 
 
 def bpb_text(data: RunData) -> str:
@@ -186,11 +192,11 @@ def bpb_text(data: RunData) -> str:
     by_name: dict[tuple[str, str | None], list[Score]] = {}
     for score in scores:
         by_name.setdefault((score.name, score.of), []).append(score)
-    rows = [
-        [score.name, score.step, f"{score.value:.6f}", score.protocol, number(score.bytes), score.of]
-        for group in by_name.values()
-        for score in spread(group, ROWS_OF_A_TABLE)
-    ]
+    rows: list[list[Any]] = []
+    for group in by_name.values():
+        for score in spread(group, ROWS_OF_A_TABLE):
+            value = fixed(score.value, 6)
+            rows.append([score.name, score.step, value, score.protocol, number(score.bytes), score.of])
     note = "Two figures compare only when their protocol is the same: it names what was scored and how.\n"
     shown = filled_table(["metric", "step", "value", "protocol", "bytes", "of"], rows)
     return joined(note, shown, protocols_text(scores))
@@ -199,7 +205,7 @@ def bpb_text(data: RunData) -> str:
 def system_text(data: RunData) -> str:
     """Return median, lowest and highest of each number of the machine; of rates without the first logged interval,
     which compiles."""
-    rows = []
+    rows: list[list[Any]] = []
     for name in data.columns.names():
         values = data.curve(name)[1]
         if not len(values) or not (is_of_machine(name) or name.startswith("data/wait_")):
@@ -209,37 +215,37 @@ def system_text(data: RunData) -> str:
             rows.append([name, None, None, None, last])
             continue
         if name.startswith("perf/") and len(values) > 1:
-            values = values[1:]
-        shown = (float(np.median(values)), values.min().item(), values.max().item())
-        rows.append([name, *map(number, shown), last])
+            values = values[1:]  # the first interval holds compilation
+        shown = [np.median(values), values.min(), values.max()]
+        rows.append([name, *(number(value.item()) for value in shown), last])
     return table(["number", "median", "lowest", "highest", "last"], rows)
 
 
 def checkpoints_text(data: RunData) -> str:
-    rows = [
-        [f"checkpoint-{step}", f"{size / 2**20:,.1f} MiB", "yes" if sealed else "no"]
-        for step, size, sealed in data.checkpoints
-    ]
+    rows = []
+    for step, size, sealed in data.checkpoints:
+        rows.append([f"checkpoint-{step}", _mebibytes(size), "yes" if sealed else "no"])
     if data.run.model.is_dir():
-        rows.append(["model/", f"{folder_bytes(data.run.model) / 2**20:,.1f} MiB", "finished model"])
+        rows.append(["model/", _mebibytes(folder_bytes(data.run.model)), "finished model"])
     return table(["folder", "size", "whole"], rows)
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
 
 
 def attempts_text(data: RunData) -> str:
     """Return each attempt: from which step, how far, how long, and how many of its steps the next one made again."""
     written = Columns.of(data.all_rows)
     starts = {row.get("attempt"): row.get("step") for _, row in written.events("attempt")}
-    at, _ = written.column("train/loss")
-    attempts = written.beside("attempt", at, missing=0)
-    steps = written.beside("step", at, missing=0)
-    numbers = [attempt for attempt, _, _ in data.running]
+    logged, _ = written.column("train/loss")
+    attempts = written.beside("attempt", logged, missing=0)
+    steps = written.beside("step", logged, missing=0)
     rows: list[list[Any]] = []
-    for (attempt, began, last), following in zip(data.running, [*numbers[1:], None], strict=False):
-        own = steps[attempts == attempt]
-        reached = own.max().item() if len(own) else None
-        lost = None
-        if reached is not None and starts.get(following) is not None:
-            lost = max(reached - starts[following], 0)
-        ran = f"{(last - began) / 60:.1f} min"
-        rows.append([attempt, date(began), starts.get(attempt), reached, ran, number(lost)])
+    for attempt, began, last in data.running:
+        start = starts.get(attempt)
+        if rows and start is not None and rows[-1][3] is not None:  # what the attempt before had reached
+            rows[-1][5] = number(max(rows[-1][3] - start, 0))
+        reached = max(steps[attempts == attempt].tolist(), default=None)
+        rows.append([attempt, date(began), start, reached, f"{(last - began) / 60:.1f} min", None])
     return filled_table(["attempt", "began", "from step", "last logged step", "ran", "steps lost"], rows)

@@ -11,9 +11,7 @@ from threading import Lock
 
 from pipeline.process.errors import ServiceError
 from pipeline.process.network import LOOPBACK, host_of
-from pipeline.report.run_data import (
-    read_run,
-)
+from pipeline.report.run_data import read_run
 from pipeline.report.single import html_page
 from pipeline.run_dir.run_directory import RunDirectory
 

@@ -10,10 +10,8 @@ from pipeline.report.benchmarks import benchmarks_text
 from pipeline.report.cost import cost_text, energy_text, plan_vs_actual_text
 from pipeline.report.curves import AXES, panels_of
 from pipeline.report.diagnosis import diagnosis_text
-from pipeline.report.run_data import (
-    RunData,
-    joined,
-)
+from pipeline.report.markdown import joined, titled
+from pipeline.report.run_data import RunData
 from pipeline.report.samples import samples_text
 from pipeline.report.sections import (
     attempts_text,
@@ -27,7 +25,6 @@ from pipeline.report.sections import (
     metadata_text,
     other_results_text,
     recipe_text,
-    results_text,
     system_text,
     tokenizer_text,
     versions_text,
@@ -45,7 +42,6 @@ SECTIONS: dict[str, list[tuple[str, Callable[[RunData], str]]]] = {
     "Data": [("", data_text), ("Shares", data_shares_text), ("Tokenizer", tokenizer_text)],
     "Time, cost and energy": [
         ("", cost_text),
-        ("Final numbers", results_text),
         ("Plan against outcome", plan_vs_actual_text),
         ("GPUs and energy", energy_text),
     ],
@@ -67,7 +63,9 @@ def write_report(data: RunData, folder: Path | None = None) -> Path:
     if folder is None:
         folder = data.run.report
     panels = panels_of(data)
-    drawn = picture([("step", panel) for panel in panels], AXES, title=data.name) if panels else None
+    drawn = None
+    if panels:
+        drawn = picture([("step", panel) for panel in panels], AXES, title=data.name)
     try:
         place_picture(drawn, folder / "curves.png")
         write_text(folder / "report.md", markdown(data, picture=drawn is not None))
@@ -114,13 +112,12 @@ def report(data: RunData) -> str:
 
 def sections_of(data: RunData) -> dict[str, str]:
     """Return title and Markdown of the sections that have something to say."""
-    found = {title: _section(data, parts) for title, parts in SECTIONS.items()}
-    return {title: text for title, text in found.items() if text}
-
-
-def _section(data: RunData, parts: list[tuple[str, Callable[[RunData], str]]]) -> str:
-    texts = [(title, text(data)) for title, text in parts]
-    return joined(*(f"### {title}\n\n{text}" if title and text else text for title, text in texts))
+    found = {}
+    for title, parts in SECTIONS.items():
+        texts = [titled(part, text(data)) if part else text(data) for part, text in parts]
+        if any(texts):
+            found[title] = joined(*texts)
+    return found
 
 
 def markdown(data: RunData, *, picture: bool) -> str:

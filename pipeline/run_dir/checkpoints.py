@@ -142,11 +142,8 @@ def unexpected_files(folder: Path) -> list[str]:
 
 def unexpected_model_files(folder: Path) -> list[str]:
     """Return the unexpected files that from_pretrained might take for a part of the model."""
-    return [
-        name
-        for name in unexpected_files(folder)
-        if Path(name).suffix in LOADABLE_SUFFIXES and not Path(name).name.startswith(".")
-    ]
+    paths = map(Path, unexpected_files(folder))
+    return [str(path) for path in paths if path.suffix in LOADABLE_SUFFIXES and not path.name.startswith(".")]
 
 
 def has_whole_model(folder: Path) -> bool:
@@ -173,9 +170,8 @@ def by_step(checkpoints: Path) -> list[Path]:
     """Return the checkpoint folders in the order of their steps; numbers decide, never file times."""
     if not checkpoints.is_dir():
         return []
-    return sorted(
-        (p for p in checkpoints.iterdir() if p.is_dir() and step_of(p) is not None), key=lambda p: step_of(p) or 0
-    )
+    folders = [path for path in checkpoints.iterdir() if path.is_dir() and step_of(path) is not None]
+    return sorted(folders, key=lambda folder: step_of(folder) or 0)
 
 
 def newest_whole(checkpoints: Path, quarantine: Path) -> tuple[Path | None, list[str]]:
@@ -219,10 +215,15 @@ def rotate(
     if keep is None:
         return
     folders = {step_of(folder) or 0: folder for folder in by_step(checkpoints)}
-    scored = {step: score for step, score in (scores or {}).items() if step in folders and math.isfinite(score)}
-    kept = set(list(folders)[-max(keep, 1) :]) | {step for step in folders if every and step % every == 0}
+    steps = list(folders)
+    kept = set(steps[-max(keep, 1) :])
+    if every:
+        kept.update(step for step in steps if step % every == 0)
+    # The lowest score, of equal ones that of the later step.
+    scored = [(score, -step) for step, score in (scores or {}).items() if step in folders and math.isfinite(score)]
     if scored:
-        kept.add(min(scored, key=lambda step: (scored[step], -step)))
+        _, step = min(scored)
+        kept.add(-step)
     for step, folder in folders.items():
         if step not in kept:
             remove_folder(folder)

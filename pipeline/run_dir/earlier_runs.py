@@ -1,6 +1,5 @@
 """Earlier runs, as a recipe is read: what its run began with, and the folders that model.start_from names."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ from pipeline.run_dir.checkpoints import by_step
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 
-@dataclass(frozen=True)
 class EarlierRuns:
     """What read_recipe is given to look runs up. directory, name: of the recipe's own run; start: model.start_from."""
 
@@ -26,8 +24,12 @@ class EarlierRuns:
     def config_folder(self, start: str, directory: str, name: str | None) -> Path | None:
         """Return a folder of the run with config and tokenizer, if it has one; no weights are looked at."""
         run = self._run(start, directory, name)
-        folders = [] if run is None else [run.model, *reversed(by_step(run.checkpoints))]
-        return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+        if run is None:
+            return None
+        for folder in (run.model, *reversed(by_step(run.checkpoints))):
+            if (folder / "config.json").is_file():
+                return folder
+        return None
 
     def weights_folder(self, start: str, directory: str, name: str | None) -> Path | None:
         """Return the folder of the run that the recipe's run began from, else its model/, else its newest whole
@@ -41,6 +43,7 @@ class EarlierRuns:
         return run.model if run.model.is_dir() else run.whole_checkpoint()
 
     def _run(self, start: str, directory: str, name: str | None) -> RunDirectory | None:
+        # `latest:` of an attempt that resumes is the run that the first attempt took, however many have ended since.
         begun = None
         if start.startswith("latest:"):
             begun = self.previous_attempt(directory, name).get("model.start_from")

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import pipeline
 from pipeline.process import commands
@@ -197,7 +197,9 @@ def has_reported_error(run: RunDirectory) -> bool:
 def _classify(error: BaseException) -> tuple[int, str]:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
-        return (64 if code == 2 else code), str(error.code or "")  # 2: argparse has printed the mistake
+        if code == 2:  # argparse has printed the mistake
+            code = 64
+        return code, str(error.code or "")
     converted = _as_tandem_error(error)
     if isinstance(converted, TandemError):
         return converted.status, str(converted)
@@ -235,11 +237,13 @@ def _as_tandem_error(error: BaseException) -> BaseException:
         name = signal.Signals(error.args[0]).name
         return Preempted(f"{name} ended it before it was done; what was written is whole. Run the same command again.")
     # safetensors and tokenizers have the system's error in their words only.
-    from_rust = type(error).__name__ == "SafetensorError" or type(error) is Exception
-    match = re.search(r"\(os error (\d+)\)", str(error)) if from_rust else None
-    number = int(match[1]) if match else error.errno if isinstance(error, OSError) else None
+    number = error.errno if isinstance(error, OSError) else None
+    if type(error).__name__ == "SafetensorError" or type(error) is Exception:
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(match[1]) if match else None
     where = getattr(error, "filename2", None) or getattr(error, "filename", None)
-    where = where or (_current_run.path if _current_run else "disk")
+    if not where:
+        where = _current_run.path if _current_run else "disk"
     if number in DISK_FULL:
         return DiskFullError(
             f"{where}: no space is left. Free some or move run.directory; then run the same command again."
@@ -308,21 +312,19 @@ def write_report(run: RunDirectory, *, limit_s: float | None = None) -> str | No
 
 def _write_failure(error: BaseException, status: int, message: str) -> None:
     assert _current_run is not None
+    record = {
+        "status": status,
+        "class": type(error).__name__,
+        "message": redacted(message),
+        "facts": getattr(error, "facts", None),
+        "time": time.time(),
+        "rank": int(os.environ.get("RANK", 0)),
+        "traceback": None,
+    }
+    if not isinstance(error, TandemError):
+        record["traceback"] = [*map(redacted, traceback.format_exception(error))]
     try:
-        write_json(
-            _current_run.failure,
-            {
-                "status": status,
-                "class": type(error).__name__,
-                "message": redacted(message),
-                "facts": getattr(error, "facts", None),
-                "time": time.time(),
-                "rank": int(os.environ.get("RANK", 0)),
-                "traceback": None
-                if isinstance(error, TandemError)
-                else [redacted(line) for line in traceback.format_exception(error)],
-            },
-        )
+        write_json(_current_run.failure, record)
     except CannotWriteError:
         return  # the run directory is gone, which is what is reported
     except OSError as second:
@@ -477,6 +479,44 @@ class Signals:
         except RuntimeError:
             return False
         return here >= ranks
+
+
+class KeyboardSignals:
+    """Stands for `Signals` where a training is a call of another program, such as a notebook.
+
+    Ctrl-C in training is in `received`, and the training saves and stops; a second one, and one outside of training,
+    is a KeyboardInterrupt. SIGTERM and SIGHUP stay that program's.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.training = self.stopping = self.compiling = False
+
+    def __enter__(self) -> Self:
+        self._before = None
+        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+            self._before = signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _hear(self, number: int, frame: Any) -> None:
+        if self.received or not self.training:
+            raise KeyboardInterrupt
+        self.received = number
+
+    def connect(self, store: Any) -> None:
+        """There is one rank."""
+
+    def raise_if_stopped(self, *, step: int, first: Callable[[], None] | None = None) -> None:
+        """Raise Interrupted when Ctrl-C has ended the training, after `first`."""
+        self.training = False
+        if self.stopping:
+            if first:
+                first()
+            raise Interrupted(f"Ctrl-C at step {step}; checkpoint-{step} is whole. Call the same again to go on.")
 
 
 def _leave_it_to_the_thread(number: int, frame: Any) -> None:

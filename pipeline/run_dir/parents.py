@@ -9,8 +9,12 @@ from pipeline.run_dir.run_directory import RunDirectory
 
 def name_of_model(folder: Path) -> str:
     """Return the run's name for <run>/model and <run>/checkpoints/checkpoint-<step>, for another folder its own."""
-    steps = 2 if folder.parent.name == "checkpoints" else 1 if folder.name == "model" else 0
-    return folder.parts[-1 - steps] if len(folder.parts) > steps else str(folder)
+    run = folder
+    if folder.parent.name == "checkpoints":
+        run = folder.parent.parent
+    elif folder.name == "model":
+        run = folder.parent
+    return run.name or str(folder)
 
 
 def base_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
@@ -21,9 +25,12 @@ def base_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
         return None
     model = Path(begun_with["from"])
     here = run.resolve().parent
-    # As it was named, or in this run's folder: of <name>/model or <name>/checkpoints/checkpoint-<step> the run.
+    # As it was named, or in this run's folder: <name>/model or <name>/checkpoints/checkpoint-<step>.
     for candidate in (model, here / Path(*model.parts[-2:]), here / Path(*model.parts[-3:])):
-        base = RunDirectory(candidate.parent.parent if candidate.parent.name == "checkpoints" else candidate.parent)
+        folder = candidate.parent
+        if folder.name == "checkpoints":
+            folder = folder.parent
+        base = RunDirectory(folder)
         if _has_weights(candidate, weights) and base.manifest.exists():
             return base
     return None
@@ -31,10 +38,13 @@ def base_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
 
 def forked_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
     """Return the run that this one forks (run.fork_from), where it is still here: as named, or in this run's folder."""
-    if not (name := (manifest.get("forked_from") or {}).get("run")):
+    name = (manifest.get("forked_from") or {}).get("run")
+    if not name:
         return None
-    paths = (Path(name), run.resolve().parent / Path(name).name)
-    return next((RunDirectory(path) for path in paths if RunDirectory(path).manifest.exists()), None)
+    for path in (Path(name), run.resolve().parent / Path(name).name):
+        if RunDirectory(path).manifest.exists():
+            return RunDirectory(path)
+    return None
 
 
 def parents_of(run: RunDirectory) -> tuple[list[RunDirectory], list[str]]:
@@ -44,13 +54,18 @@ def parents_of(run: RunDirectory) -> tuple[list[RunDirectory], list[str]]:
     found, absent = [], []
     if start := begun_with.get("from"):
         base = base_run(run.path, manifest)
-        found += [base] if base else []
-        # Of a folder the weights' hashes are recorded, of a Hub id the commit.
-        absent += [] if base else [name_of_model(Path(start)) if _hashes(begun_with) else start]
+        if base:
+            found.append(base)
+        elif _hashes(begun_with):  # of a folder the weights' hashes are recorded, of a Hub id the commit
+            absent.append(name_of_model(Path(start)))
+        else:
+            absent.append(start)
     if fork:
         parent = forked_run(run.path, manifest)
-        found += [parent] if parent else []
-        absent += [] if parent else [Path(fork).name]
+        if parent:
+            found.append(parent)
+        else:
+            absent.append(Path(fork).name)
     return found, absent
 
 

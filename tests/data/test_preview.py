@@ -21,7 +21,6 @@ from pipeline.data.preview import is_recipe
 from pipeline.data.rows import TrainingRows
 from pipeline.process.errors import DataError
 from pipeline.recipe import read_recipe
-from pipeline.recipe.batch import step_rows
 from pipeline.recipe.schema import Recipe
 from pipeline.sources.open import open_sources
 from tests.families import FAMILIES, tokenizer_of
@@ -234,7 +233,7 @@ def test_the_steps_of_epochs_are_estimated_within_ten_percent_before_packing(
         recipe.tokenizer.path = str(bench.folder / "tokenizer")
         bench.tokenizer.save_pretrained(recipe.tokenizer.path)
     tokens, held_out = tokens_of(recipe)
-    steps = step_rows(recipe).steps(int(tokens / recipe.data.row_tokens))
+    steps = recipe.step_rows.steps(int(tokens / recipe.data.row_tokens))
     assert steps == pytest.approx(TrainingRows.open(preparation=bench.prepared(recipe)).total_steps(), rel=0.1)
     assert held_out == pytest.approx(Path(recipe.data.validation[0].files).stat().st_size, rel=0.05)
 

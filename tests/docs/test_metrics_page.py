@@ -21,7 +21,7 @@ from pipeline.metrics import (
     metric_of,
 )
 from pipeline.report.curves import KINDS
-from pipeline.report.run_data import MEANS
+from pipeline.report.scores import MEANS
 from pipeline.training.log_row import data_numbers
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,8 @@ from pipeline.hub.card import model_card
 from pipeline.hub.content import collect
 from pipeline.process.storage import read_json, write_json, write_text
 from pipeline.report.cost import spent
-from pipeline.report.run_data import read_run, visible
+from pipeline.report.markdown import visible
+from pipeline.report.run_data import read_run
 from pipeline.run_dir.checkpoints import whole_folder
 from pipeline.run_dir.rows import append_row
 from tests.hub.card_walk import body_of, problems_of, walk

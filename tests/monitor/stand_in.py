@@ -1,12 +1,11 @@
 """The stand-in for NVIDIA's library, compiled where there is a compiler, and what its GPU 0 draws."""
 
+import csv
 import math
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-
-from pipeline.monitor.samples_file import whole_rows
 
 SOURCE = Path(__file__).with_name("stand_in_nvml.c")
 OMEGA = math.pi
@@ -29,7 +28,6 @@ def joules(start: float, end: float) -> float:
 
 def read_samples(path: Path) -> Iterator[dict[str, str]]:
     """Yield the rows that are whole, by column, what was not measured left out."""
-    lines = whole_rows(path)
-    columns = next(lines, [])
-    for cells in lines:
-        yield {name: cell for name, cell in zip(columns, cells, strict=True) if cell}
+    with open(path, newline="") as file:
+        for row in csv.DictReader(line for line in file if line.endswith("\n")):
+            yield {name: cell for name, cell in row.items() if cell}

@@ -4,7 +4,6 @@ import math
 import random
 import subprocess
 import sys
-from array import array
 from pathlib import Path
 
 import pytest
@@ -46,11 +45,8 @@ def test_a_gap_is_not_bridged_and_is_reported():
 
 
 def series(watts, counter):
-    gpu = GpuSeries(attempt=1, index=0, name="a")
-    gpu.times = array("d", range(len(watts)))
-    gpu.numbers |= {name: array("d", [math.nan] * len(watts)) for name in NUMBERS}
-    gpu.numbers |= {"power_w": array("d", watts), "energy_j": array("d", counter)}
-    return gpu
+    numbers = dict.fromkeys(NUMBERS, [math.nan] * len(watts)) | {"power_w": watts, "energy_j": counter}
+    return GpuSeries(attempt=1, index=0, name="a", times=range(len(watts)), numbers=numbers)
 
 
 def test_a_gpus_own_counter_goes_before_the_integral_and_may_begin_again():

@@ -55,7 +55,7 @@ def test_a_killed_and_restarted_run_has_all_samples_energy_and_profiled_steps(ru
     assert any("mm" in name for name in names)
     text = report(read_run(str(directory)))
     assert "## GPUs and energy" in text
-    assert "cost at run.gpu_hour_cost" in text
+    assert "cost (device hours x run.gpu_hour_cost)" in text
 
 
 def test_a_run_on_a_cpu_has_no_gpu_numbers_and_no_complaint(runner):

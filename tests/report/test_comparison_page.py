@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.report.comparison import comparison_panels, write_comparison
-from pipeline.report.curves import LOOKS, curve_over, legends, look
+from pipeline.report.compared_curves import comparison_panels, curve_over, legends
+from pipeline.report.comparison import write_comparison
+from pipeline.report.curves import LOOKS
 from pipeline.report.run_data import read_runs
 from pipeline.run_dir.columns import Columns
 from tests.contrib.test_imported_logs import NANOCHAT_HEAD, base_line
@@ -88,7 +89,7 @@ def test_a_run_looks_the_same_everywhere_and_no_two_look_alike():
     panels, _ = comparison_panels(runs)
     places = {(curve.name, curve.place) for panel in panels for curve in panel.curves}
     assert places == {(legend, place) for place, legend in enumerate(legends(runs)[:LOOKS])}
-    assert len({look(place) for place in range(LOOKS)}) == LOOKS
+    assert len({(curve.colour, curve.dash) for curve in panels[0].curves}) == LOOKS
     assert len(panels[0].curves) == len(panels[1].curves) + 1 == LOOKS
     assert panels[1].note == "Not recorded by run1."
 
