@@ -357,6 +357,7 @@ class Protocol:
         return ", ".join(f"{_words(name)} {_value(value)}" for name, value in self.parts.items() if name != "score")
 
 
+Numbers = dict[str, float]  # by metric name
 Results = list[dict[str, Any]]  # rows for evals.json: name, value, its protocol and what else is known of it
 
 

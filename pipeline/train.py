@@ -5,6 +5,7 @@ from functools import partial
 
 from transformers import TrainerCallback
 
+from pipeline.callbacks.samples import held_out_prompts
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.plan.plan import plan_of_run
@@ -24,7 +25,7 @@ from pipeline.run_dir.failures import KeyboardSignals, Signals
 from pipeline.sources.open import open_sources, with_recorded_inputs
 from pipeline.tokenizer import load_or_train
 from pipeline.training.build import build_from_recipe, build_trainer, resolve_rows
-from pipeline.training.distributed import store_of_ranks
+from pipeline.training.distributed import on_rank_0, store_of_ranks
 
 
 def train(recipe: Recipe, signals: Signals | KeyboardSignals, *, callbacks: Sequence[TrainerCallback] = ()) -> int:
@@ -58,6 +59,9 @@ def train(recipe: Recipe, signals: Signals | KeyboardSignals, *, callbacks: Sequ
         begun = run.directory.read_manifest().get("inputs", {})
         recipe = with_values(recipe, {"data": with_recorded_inputs(recipe.data, begun)})
     sources, held_out = open_sources(recipe.source_settings())
+    if recipe.samples.held_out:
+        more = on_rank_0(lambda: held_out_prompts(held_out, recipe.samples.held_out))
+        recipe = with_values(recipe, {"samples.prompts": [*recipe.samples.prompts, *more]})
     tokenizer = load_or_train(recipe.tokenizer_settings(), sources, validation=held_out)
     model = build_from_recipe(recipe, tokenizer)
     if not isinstance(model, TandemForCausalLM):  # held by tests/contracts: a row may hold several texts

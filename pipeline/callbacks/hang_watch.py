@@ -199,7 +199,7 @@ class HangWatch(TrainerCallback):
     def _verdict(self, *, silent_s: float, gone: list[int]) -> HangError:
         """Share where every rank is, and return who is behind."""
         here = self._place()
-        about = {"rank": self.ranks.own, "host": socket.gethostname(), "process": os.getpid()}
+        about: Place = {"rank": self.ranks.own, "host": socket.gethostname(), "process": os.getpid()}
         about |= {"step": self.state.global_step, **here, "silent_s": round(silent_s, 1), "gone": gone}
         with suppress(OSError):  # a disk that is full or away may be why it hangs
             self.file.write(place_text(about) + "\n\n")

@@ -62,6 +62,7 @@ class Terminal:
                 continue
             if text in ("/quit", "/exit") and not quoted:
                 return
+            # An answer can be stopped, and what a message does wrong does not end the conversation.
             try:
                 if text.startswith("/") and not quoted:
                     self.command(text)
@@ -109,11 +110,7 @@ class Terminal:
         elif name in ("/undo", "/retry"):
             asked = self.conversation.undo()
             if asked is None:
-                note(
-                    "(there is no message to take back)"
-                    if name == "/undo"
-                    else ("(there is no message to answer again)")
-                )
+                note(f"(there is no message to {'take back' if name == '/undo' else 'answer again'})")
             elif name == "/retry":
                 self.answer(asked)
             else:

@@ -207,6 +207,7 @@ class Conversation:
 
         chat_model = self.chat_model
         signs = dict(zip(tool_marks(chat_model.tokenizer) or (), TOOL_SIGNS, strict=False))
+        # The same question asked again is drawn anew, and a whole conversation is repeated by its seed.
         settings = asdict(sampling) | {"seed": sampling.seed + self.answers}
         ids = self._ids(text, sampling.max_new_tokens)
         tokens = stream(chat_model.model, chat_model.tokenizer, ids, calculator=chat_model.chats, **settings)
@@ -218,6 +219,7 @@ class Conversation:
                 yield signs.get(token, "") + shown.push(token)
             yield shown.rest()
         finally:
+            # Also where the reader stopped it: what was written so far is what the model said.
             if chat_model.chats:
                 self.messages += answer_messages(chat_model.tokenizer, shown.ids)
 
@@ -241,12 +243,14 @@ class Conversation:
         answer."""
         from pipeline.generation.texts import document_ids, positions
 
+        # An answer has at least a quarter of the positions, however long the conversation is.
         limit = positions(self.chat_model.model) or sys.maxsize
         room = limit - min(max_new_tokens, limit // 4)
         chat_model = self.chat_model
         ids = self._prompt(text, room) if chat_model.chats else document_ids(chat_model.tokenizer, text)
         if len(ids) > room:
             self.notify(f"only the last {room} of {len(ids)} tokens are read: the model takes {limit}")
+            # The first token is BOS, by which the model knows a text's beginning.
             ids = ids[:1] + ids[len(ids) - room + 1 :]
         return ids
 

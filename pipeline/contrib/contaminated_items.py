@@ -55,7 +55,7 @@ def save_watchlist(benchmarks: list[Any], *, cache: Path) -> Path:
 
 
 def _texts_of(benchmarks: list[Any]) -> Texts:
-    texts = {}
+    texts: Texts = {}
     for benchmark in benchmarks:
         texts |= benchmark.watched_texts()
     return texts

@@ -36,6 +36,7 @@ def fit_conversation(messages: list[dict], rendered: Rendered, render: Render, *
         return ids, trained, "whole"
     if overflow == "drop":
         return None, None, "too_long"
+    # Cut behind the last answer that fits; each attempt renders the conversation up to there, once.
     ends = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
     up_to = cache(lambda end: render(messages[:end]))
     fitting = bisect(ends, capacity, key=lambda end: len(up_to(end)[0]))  # lengths grow with the turns
@@ -79,6 +80,7 @@ def count_conversation(counts: dict[str, Any], *, length: int, kept: int, outcom
     # Counts that an earlier version began have no lengths: those of a part would be taken for those of the whole.
     if outcome != "no_target" and "longer" in counts:
         counts[f"{outcome}_tokens"] += length - kept
+        # The row_tokens that would hold it, rounded up to a step: a row stores one id more. Text, as keys of JSON are.
         row = str(-(-(length - 1) // LENGTH_STEP) * LENGTH_STEP)
         counts["longer"][row] = counts["longer"].get(row, 0) + 1
 
@@ -135,6 +137,7 @@ def conversation_facts(counts: dict[str, Any], *, row_tokens: int) -> dict[str, 
 
 
 def _row_tokens_for(counts: dict[str, Any], *, shortest: int) -> int:
+    # From the longest on: the first length that more than 1 - HELD of them need.
     num_longer = 0
     for row, number in sorted(counts["longer"].items(), key=lambda item: -int(item[0])):
         num_longer += number
@@ -200,7 +203,7 @@ def first_conversations(source: Any, most: int = SAMPLE) -> list[Any]:
     numbers = [0]  # the first one is fetched
     if here:
         numbers = here[:: -(-len(here) // SAMPLED_FILES)]
-    talks: list[Any] = []
+    talks: list[Any] = []  # as many of each file
     for number in numbers:
         items = (item for block in source.read_file(number) for item in block.items)
         talks += islice(items, -(-most // len(numbers)))

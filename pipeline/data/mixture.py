@@ -48,7 +48,7 @@ class MixturePhase:
         self.order = interleave(counts)
         self.slots = [np.flatnonzero(self.order == s) for s in range(len(counts))]
         self.rank = np.empty(len(self.order), np.int64)
-        for slots in self.slots:
+        for slots in self.slots:  # rank: of each slot, how many of its source come before it in the pattern
             self.rank[slots] = np.arange(len(slots))
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -59,6 +59,7 @@ class MixturePhase:
 
     def used(self, row: int) -> list[int]:
         """Return rows of each source among the global rows before `row`."""
+        # Whole repetitions of the pattern, and the slots of one that is begun.
         block, slot = divmod(row - self.start, len(self.order))
         in_block = [np.searchsorted(slots, slot) for slots in self.slots]
         return (self.bases + block * self.counts + in_block).tolist()
@@ -122,6 +123,7 @@ class Mixture:
         phase = self._phase(0, [0] * len(self.weights), fixed, alive, total)
         while phase is not None:
             self.phases.append(phase)
+            # The first of the sources that would be used up before the run ends; of equals the first listed.
             cut, gone = total, None
             for s in alive:
                 end, part = self.ends[s], self.weights[s]
@@ -168,6 +170,7 @@ class Mixture:
 
     def locate(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (count,) sources and (count,) row numbers k of the global rows first ... first + count - 1."""
+        # A range of rows may reach over the end of a phase; most lie in one.
         rows = np.arange(first, first + count, dtype=np.int64)
         sources, ks = np.empty(count, np.int64), np.empty(count, np.int64)
         starts = [phase.start for phase in self.phases] + [first + count]

@@ -218,6 +218,7 @@ class CutAndFit(Packer):
     def finish(self):
         if not self.ids:
             return []
+        # Pieces of row_tokens: with its BOS, one that a document is cut at fills a row.
         pieces, origins = [], []
         for ids, origin in zip(self.ids, self.origins, strict=True):
             if len(ids) > self.row_tokens:
@@ -378,6 +379,7 @@ class Concat(Packer):
     def finish(self):
         if len(self.rest) < 2:
             return []
+        # One token alone is no target of anything.
         row = np.full((1, self.row_tokens + 1), self.pad, dtype=self.dtype)
         row[0, : len(self.rest)] = self.rest
         used = np.array([len(self.rest)], np.int32)

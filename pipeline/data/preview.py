@@ -90,6 +90,7 @@ def preview(
     settings: keys of a source, as split=test. with_recipe: whether the lines end with a recipe. Raises what a recipe
     with that source would raise: InputMissingError, RecipeError, DataError, ServiceError.
     """
+    # 1. The rows as they are, and which stages could read them.
     spec = source_of(target, settings)
     kinds = _kinds(spec)
     # No validation: nothing is held out, all of it is read.
@@ -108,12 +109,14 @@ def preview(
         yield from _columns(sample, None)
         raise DataError(f"{planned.files[0].path or planned.files[0].label} {_refusal(found)}")
 
+    # 2. The source as a training would open it, with everything that is wrong with its files.
     kind = usable[0] if usable else kinds[0]
     source = open_sources(replace(opened_with, kind=kind))[0][0].once
     source.files.sort(key=lambda file: file.label)
     items = list(islice(chain.from_iterable(block.items for block in source.read()), COUNTED))
     if not items:
         raise DataError(f"{target}: no row of it can be trained on. Look at its rows, or name other files.")
+    # 3. What is shown of it.
     seen = found.get(kind)
     reading = seen.name if seen else f"read as {source.format.identity()}"
     yield f"{target}: {reading}"
@@ -145,7 +148,8 @@ def source_of(target: str, settings: list[str]) -> Source:
             "a recipe ends in .yaml."
         )
     problems = Problems()
-    items = {"files" if path.exists() or not is_id else "id": Item(target, "command line")}
+    key = "id" if is_id and not path.exists() else "files"
+    items = {key: Item(target, "command line")}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:

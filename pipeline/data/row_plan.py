@@ -42,6 +42,7 @@ def plan_rows(
     data, bpb, rows = settings.data, settings.bpb, settings.step_rows
     chat = settings.kind == "chat"
     bos, pad = special_ids(tokenizer)
+    dtype = "uint16" if max(tokenizer.get_vocab().values()) < 1 << 16 else "uint32"
     end = None
     if settings.start_from is not None and not chat:
         end = document_end_of(tokenizer, run=settings.run, start_folder=settings.start_folder)
@@ -53,7 +54,7 @@ def plan_rows(
         "tokenizer": identity(tokenizer),
         "bos": bos,
         "pad": pad,
-        "dtype": "uint16" if max(tokenizer.get_vocab().values()) < 1 << 16 else "uint32",
+        "dtype": dtype,
         "row_tokens": data.row_tokens,
         "packing_documents": data.packing_documents,
         "shard_rows": data.shard_rows,
@@ -63,10 +64,10 @@ def plan_rows(
         common["rendering"] = RENDERING_VERSION
     # 2. How rows are packed: those of training as the recipe says, validation by a protocol of its own, so that its
     #    figures compare across recipes.
+    train_packing: dict[str, str] = {"packing": data.packing}
+    held_packing = {"packing": "best_fit_crop"}
     if chat:
         train_packing, held_packing = {"max_row_overflow": data.max_row_overflow}, {"max_row_overflow": "cut"}
-    else:
-        train_packing, held_packing = {"packing": data.packing}, {"packing": "best_fit_crop"}
     one_text = {"packing": ONE_TEXT} if data.one_text_rows else {}
     alone = one_text if chat or data.isolate_documents else {}
     # 3. Training.
@@ -207,7 +208,8 @@ def open_stream(plan: dict, role: str) -> MixedDataset:
         keys.append(sequence["key"])
     weights = [SourceWeight(**part) for part in about["parts"]]
     mixture = Mixture(weights, total_rows=about["total_rows"], epochs=about["epochs"])
-    return MixedDataset(datasets, mixture, keys=keys, seed=plan["seed"] if role == "train" else None)
+    seed = plan["seed"] if role == "train" else None  # validation is read in the order in which it is packed
+    return MixedDataset(datasets, mixture, keys=keys, seed=seed)
 
 
 def streams_of(plan: dict) -> dict[str, MixedDataset]:

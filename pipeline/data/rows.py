@@ -42,6 +42,7 @@ class RowReader:
         starts_BT = np.zeros((len(rows), T), bool) if self.isolated else None
         has_bytes = any(place is not None and place[0].target_bytes is not None for place in rows)
         bytes_BT = np.full((len(rows), T), -1, np.int64) if has_bytes else None
+        # 1. The rows of each shard in one copy.
         for shard, at, numbers in _by_shard(rows):
             if shard is None:
                 input_ids_BT[at], labels_BT[at] = self.pad, IGNORED
@@ -50,6 +51,7 @@ class RowReader:
             input_ids_BT[at], labels_BT[at] = ids[:, :-1], ids[:, 1:]
             if bytes_BT is not None and shard.target_bytes is not None:
                 bytes_BT[at] = shard.target_bytes[numbers][:, 1:]
+            # 2. Of conversations a bit of each position says whether it is trained, and where one begins.
             if shard.trained is not None and shard.starts is not None:
                 labels_BT[at] = np.where(bits(shard.trained[numbers], T + 1)[:, 1:], ids[:, 1:], np.int64(IGNORED))
                 if starts_BT is not None:
@@ -58,6 +60,7 @@ class RowReader:
             if starts_BT is not None:
                 # Text holds no control token, so a BOS is always the start of a piece.
                 starts_BT[at] = ids[:, :-1] == self.bos
+            # 3. Of text everything is trained but the padding, which few rows have.
             used = shard.used[numbers]
             for n in np.flatnonzero(used <= T):
                 i, end = at[n], int(used[n])
@@ -65,6 +68,7 @@ class RowReader:
                 if starts_BT is not None:
                     starts_BT[i, end:] = False
                     starts_BT[i, end : end + 1] = True  # the padding is a segment too
+        # Shifted already, and one tensor: losses of transformers shift `labels` where they get no shift_labels.
         labels = torch.from_numpy(labels_BT)
         batch = {"input_ids": torch.from_numpy(input_ids_BT), "labels": labels, "shift_labels": labels}
         if bytes_BT is not None:
@@ -140,7 +144,10 @@ class ConsumedCounter:
         if row:
             sums = sums + self._running_sums(source, epoch, number)[row - 1]
         tokens, padded, documents = sums.tolist()
-        shards_read = len(dataset.seals) if epoch else number + (row > 0)
+        # Bad rows are counted once: after the first epoch, those of all shards.
+        shards_read = len(dataset.seals)
+        if epoch == 0:
+            shards_read = number + 1 if row else number
         return Consumed(
             samples=k,
             tokens=tokens,
@@ -312,10 +319,12 @@ class TrainingRows:
         """Return the pass over its files, from 0, that row k of a source is of: in a shard, whose rows are mixed, in
         proportion."""
         dataset, about = self.stream.datasets[source], self.plan["train"]["sequences"][source]
+        # An epoch of the mixture is one of the source, which may read its files several times (`passes`).
         epoch, row = (0, k) if dataset.end is None else divmod(k, max(1, dataset.rows))
         if "passes" not in about or not row:
             return epoch * about.get("passes", 1)
-        # By the files that were read up to the shards' ends: a source's length may not be known yet.
+        # By the files that were read up to the shards' ends: a source's length may not be known yet. Of the shard's
+        # own files, as many are taken as the row is far in it.
         number, row = divmod(row, dataset.shard_rows)
         begin = _files_read(dataset.seals[number - 1]) if number else 0
         end = _files_read(dataset.seals[number])
@@ -354,7 +363,8 @@ class TrainingRows:
     def raise_if_too_bad(self) -> None:
         """Raise DataError when more rows proved unreadable, in the shards this run reads, than data.max_bad_rows."""
         self.stream.refresh()
-        bad: dict[str, list[str]] = {}  # by shards: two sources may read the same ones
+        # Of two sources of the same shards, the rows of the one that needs more of these.
+        bad: dict[str, list[str]] = {}  # by cache key
         for source, (about, dataset) in enumerate(self._sources()):
             found = [f"{about['name']}/{line}" for line in dataset.bad_rows(self.stream.shards_needed(source))]
             bad[about["key"]] = max(bad.get(about["key"], []), found, key=len)

@@ -136,6 +136,8 @@ class ShardWriter:
             if self.number == self.wanted:  # the shards before it are only passed through
                 self._make_again(rows)
         else:
+            # The state, the rows, then the seal: a process that is killed in between leaves no seal, and what it wrote
+            # is written again.
             write_bytes(state_path(self.folder, self.number), save(shard.before.state()))
             documents = documents_begun(rows.input_ids, rows.used, rows.starts, bos=self.settings["bos"])
             counts = {**write_rows(self.folder, self.number, rows), "documents": int(documents.sum())}
@@ -244,6 +246,7 @@ class ShardWriter:
 
     def _restore(self) -> dict:
         """Return the cursor to continue at; the packer and the counts are set to what they were there."""
+        # The nearest state before: the shards from there on are packed again, and those that are sealed passed over.
         while self.number > 0 and not state_path(self.folder, self.number - 1).exists():
             self.number -= 1
         if self.number == 0:
@@ -257,10 +260,13 @@ class ShardWriter:
     def _pack(self, block: EncodedBlock) -> list[PackedRows]:
         """Return the rows that the block finishes."""
         self.read["empty_rows"] += block.empty_rows
-        return self._pack_conversations(block) if self.settings["kind"] == "chat" else self._pack_documents(block)
+        if self.settings["kind"] == "chat":
+            return self._pack_conversations(block)
+        return self._pack_documents(block)
 
     def _pack_documents(self, block: EncodedBlock) -> list[PackedRows]:
         assert block.text_bytes is not None
+        # Up to the document that reaches the limit, where the settings have one (of val/bpb_documents).
         sizes, limit = block.text_bytes.cumsum(), self.settings.get("limit_bytes")
         taken = len(sizes)
         if limit is not None:
@@ -271,7 +277,9 @@ class ShardWriter:
         if len(sizes):
             self.read["text_bytes"] += int(sizes[-1])
         self.read["empty_rows"] += int((lengths == 0).sum())
-        flat = [block.ids] if block.target_bytes is None else [block.ids, block.target_bytes]
+        flat = [block.ids]
+        if block.target_bytes is not None:
+            flat.append(block.target_bytes)
         arrays = zip(*map(block.each, flat), strict=True)
         documents = islice(zip(block.places(), arrays, strict=True), taken)
         return self.packer.add([(ids, origin, *more) for origin, (ids, *more) in documents if len(ids)])

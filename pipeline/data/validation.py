@@ -39,7 +39,9 @@ class ValidationRows:
         self.sources: list[str] = []
         if len(named) > 1:
             for number, name in enumerate(named):
-                self.sources.append(name if named.count(name) == 1 else f"{name}-{number}")
+                if named.count(name) > 1:
+                    name = f"{name}-{number}"
+                self.sources.append(name)
 
     @property
     def keeps_text(self) -> bool:
@@ -173,6 +175,7 @@ def first_texts(source: Any, *, num_bytes: int, role: str | None = None) -> Iter
 
 def _bytes_of(shard: Shard, rows: int, lengths_V: np.ndarray | None) -> int:
     """Return bytes of the text that the targets of a shard's first rows stand for."""
+    # Some rows at a time: their lengths are a copy, of wider numbers than the ids.
     total, width = 0, shard.input_ids.shape[1]
     for first in range(0, min(rows, len(shard.used)), ROWS_AT_ONCE):
         part = slice(first, min(first + ROWS_AT_ONCE, rows))
@@ -181,6 +184,7 @@ def _bytes_of(shard: Shard, rows: int, lengths_V: np.ndarray | None) -> int:
         else:
             assert lengths_V is not None
             lengths = lengths_V[shard.input_ids[part]]
+        # A row's first token is nobody's target.
         if shard.trained is not None:
             is_target = bits(shard.trained[part], width)
         else:

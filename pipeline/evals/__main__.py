@@ -21,6 +21,7 @@ from pipeline.process.storage import NOT_WRITABLE, cache_of_run, write_json
 from pipeline.process.user_code import allow_task_folder
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.failures import exit_with_status
+from pipeline.run_dir.rows import read_rows
 
 BUILT_IN = ("bpb", "core", "chat", "samples")
 EXAMPLES = {"core": "copa,piqa", "chat": "arc_easy,gsm8k", "lm_eval": "hellaswag,arc_easy"}
@@ -435,6 +436,8 @@ class EvalsCommand:
         from pipeline.evals.texts import sample_texts
 
         prompts = (self.recipe.get("samples") or {}).get("prompts")
+        if not prompts and self.subject.run is not None:  # its prompts may be those of held-out texts
+            prompts = list(dict.fromkeys(row["prompt"] for row in read_rows(self.subject.run.samples)))
         samples = sample_texts(model, tokenizer, chat=self._as_chat(), prompts=prompts)
         for row in samples:
             how = "greedy" if row["temperature"] == 0 else "sampled"

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from pipeline.metrics import BPB_OF_STAGE, VAL_BPB_DOCUMENTS, VAL_LOSS
+from pipeline.metrics import BPB_OF_STAGE, VAL_BPB_DOCUMENTS, VAL_LOSS, Numbers
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.progress import progress
 
@@ -133,7 +133,7 @@ def bits_per_byte(
     )
 
 
-def by_source(name: str, score: BpbResult, names: Sequence[str]) -> dict[str, float]:
+def by_source(name: str, score: BpbResult, names: Sequence[str]) -> Numbers:
     """Return the bpb of each source of a mixture as metrics `<name>/<source>`; nothing where there is one source."""
     numbers = {}
     for source, bpb in zip(names, score.of_sources or (), strict=True):
@@ -231,7 +231,7 @@ def score_validation(
     autocast_dtype: torch.dtype | None,
     watched: Watched = iter,
     nll: Callable[..., torch.Tensor] | None = None,
-) -> dict[str, float]:
+) -> Numbers:
     """Return val/bpb, val/loss and val/bpb_documents of a pretraining; sft/assistant_bpb and val/loss, on assistants'
     turns, of SFT. Of a mixture also the bits per byte of each source, as <name>/<source>.
 

@@ -224,6 +224,7 @@ def score_rows(
     error = None
     try:
         with evaluating(model):
+            # Rows that begin alike are forwarded once up to there, as far as their cache has room.
             position_bytes = _bytes_of_a_position(model)
             batches = batches_of(
                 groups_of(rows, share=position_bytes > 0),
@@ -277,6 +278,7 @@ def batches_of(groups: list[Group], *, batch_tokens: int, cached_tokens: int) ->
     """
     batches: list[list[Group]] = []
     for group in sorted(groups, key=lambda g: (g.shared, g.longest), reverse=True):
+        # With the group in it: prefixes take (groups x shared) positions, then the rows theirs behind the prefix.
         batch = [*batches[-1], group] if batches else [group]
         num_rows = sum(len(one.numbers) for one in batch)
         longest, kept = max(one.longest for one in batch), group.shared
@@ -433,6 +435,7 @@ def score_core(
     max_per_task: the first so many items of each task. report: called with each task's score as soon as it is there.
     Raises DataError for a tokenizer without BOS and EOS and for a model whose loss is no number.
     """
+    # 1. What a prompt begins with, and how long it may be.
     started = time.monotonic()
     bos = document_start(tokenizer)
     if bos is None:
@@ -442,6 +445,7 @@ def score_core(
         )
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     tokens = Tokens(tokenizer, bos, positions, long_prompts)
+    # 2. Each task's items as rows, scored by all ranks together.
     scores = []
     texts: list[str] = []
     for task in TASKS:
@@ -462,6 +466,7 @@ def score_core(
         scores.append(TaskScore(task, _correct(task, of_task, rows, found), shortened))
         if report is not None:
             report(scores[-1])
+    # 3. What the figures are of. A window changes them only where a prompt was longer.
     was_long = any(score.shortened for score in scores)
     protocol = core_protocol(
         bundle,
@@ -506,6 +511,7 @@ def _correct(task: CoreTask, items: list[dict], rows: list[Row], scores: Scores)
     least loss per token."""
     if task.kind == "language_modeling":
         return scores.greedy  # one row an item
+    # Nats per token of each option; the lowest is the model's answer.
     losses: list[list[float]] = [[] for _ in items]
     for row, nats in zip(rows, scores.nats.tolist(), strict=True):
         targets = len(row.ids) - row.start

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pipeline.evals.bpb import EvaluationInterrupted, Watched, evaluating
-from pipeline.metrics import Protocol, Results
+from pipeline.metrics import Numbers, Protocol, Results
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import RecipeError, TandemError
 from pipeline.process.storage import file_lock, read_json, write_json
@@ -57,7 +57,7 @@ def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None =
     return [found for _, _, found in everyones]
 
 
-Task = Callable[[Any, Any], dict[str, float]]
+Task = Callable[[Any, Any], Numbers]
 
 
 def load_tasks(names: list[str], *, folder: CodeFolder | str | None, where: str) -> dict[str, Task]:
@@ -76,14 +76,14 @@ def load_tasks(names: list[str], *, folder: CodeFolder | str | None, where: str)
     return tasks
 
 
-def score_tasks(tasks: dict[str, Task], model, tokenizer, *, watched: Watched = iter) -> dict[str, float]:
+def score_tasks(tasks: dict[str, Task], model, tokenizer, *, watched: Watched = iter) -> Numbers:
     """Return the numbers of all tasks by name, the same on every rank: those of rank 0.
 
     Every rank calls every task, as a sharded model needs; without gradients and in evaluation mode. Raises RecipeError
     when a task gives something else than finite or infinite numbers under names with a slash, which a tracker groups
     by. watched: what the tasks go through.
     """
-    numbers: dict[str, float] = {}
+    numbers: Numbers = {}
     with evaluating(model):
         for name, task in watched(tasks.items()):
             beat()
@@ -96,7 +96,7 @@ def score_tasks(tasks: dict[str, Task], model, tokenizer, *, watched: Watched = 
     return numbers
 
 
-def _checked(task: str, numbers: Any) -> dict[str, float]:
+def _checked(task: str, numbers: Any) -> Numbers:
     if not isinstance(numbers, dict):
         raise RecipeError(
             f"evals.tasks: {task} gave {type(numbers).__name__}, so there is nothing to record. Return a dict of "

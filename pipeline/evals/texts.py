@@ -67,9 +67,9 @@ def _items(
     files = local_files(patterns, where=option, folder=None)
     form = format_of(Source(files=patterns), kind=kind, where=option, folder=None)
     found = recognise(first_rows(files), kind=kind)
-    if found and not found.format:
-        raise DataError(f"{option}: {files[0].label} {found.refusal}")
     if found:
+        if not found.format:
+            raise DataError(f"{option}: {files[0].label} {found.refusal}")
         form = found.format
     read_row = form.reader()
     items: list[Any] = []

@@ -21,7 +21,6 @@ from pipeline.process.storage import read_json
 from pipeline.recipe.sizes import LLAMA_NAMES
 from pipeline.report.benchmarks import protocols_text, scores_text, suite_name
 from pipeline.report.cost import spent
-from pipeline.report.curves import trained_on
 from pipeline.report.markdown import cell, code, date, facts_table, filled_table, joined, number, visible
 from pipeline.report.run_data import RunData
 from pipeline.report.scores import Benchmark, Score, series_of, task_name
@@ -170,6 +169,7 @@ class Published:
 def bpb_of_model(card: Published) -> list[Score]:
     """Return the newest score of each metric and protocol, of the published files before others; none without a
     protocol, which nobody could compare."""
+    # A later score of the same metric and protocol takes the place of an earlier one.
     own: dict[tuple[str, str], Score] = {}
     for score in sorted(card.data.scores(), key=lambda score: score.of == "model/"):
         is_scored = card.is_scored(subject=score.of, step=score.step)
@@ -194,6 +194,7 @@ def bpb_text(card: Published) -> str:
 def benchmarks_of_model(card: Published) -> list[Benchmark]:
     """Return the newest of each series of equal measurements of this model; of the published files themselves where
     those were scored."""
+    # The Hub's index cannot hold NaN and infinities: such a row is left out, and a suite without another row.
     own = []
     for benchmark in card.data.benchmarks():
         finite = replace(benchmark, means=_finite(benchmark.means), tasks=_finite(benchmark.tasks))
@@ -233,6 +234,7 @@ def eval_results(card: Published) -> list[EvalResult]:
         found.append(_result(row, dataset="held-out text", kind="text", metric="bits_per_byte"))
     for benchmark in benchmarks_of_model(card):
         for row in benchmark.rows:
+            # lm_eval/<task>/<metric> names its metric itself.
             metric = "centred_accuracy" if row in benchmark.means else "accuracy"
             if benchmark.suite == "lm_eval":
                 metric = task_name(row).partition("/")[2] or metric
@@ -308,7 +310,7 @@ def training_text(card: Published) -> str:
         ["tokens (row positions)", number(data.tokens() or None)],
         ["tokens of a step", number(data.fact("inputs.batch_tokens"))],
         ["optimizer", card.recipe("optimizer").get("type")],
-        ["precision and hardware", trained_on(data)],
+        ["precision and hardware", data.trained_on],
         *spent(data),
         ["ended", date(manifest.get("ended")) if card.finished else None],
         ["training loss at the end, smoothed, nats per token", number(data.last("train/loss_ema"), 5)],

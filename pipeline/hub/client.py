@@ -37,8 +37,10 @@ def retried(action: Callable[[], T], *, what: str) -> T:
             status = getattr(response, "status_code", None)
             # Before it is cut: a secret cut short is not known.
             text = redacted(" ".join(str(failed).split()))[:200] or type(failed).__name__
+            # 408: the Hub waited too long for us; 429: too many requests. Other 4xx stay what they are.
             if status is not None and status < 500 and status not in (408, 429):
                 raise ServiceError(f"{what}: the Hub refuses ({status}: {text}). {_remedy(status)}") from None
+            # Seconds; a date, which the header may hold too, is not waited for.
             retry_after = getattr(response, "headers", {}).get("Retry-After", "").strip()
             asked_s = float(retry_after) if retry_after.isdigit() else 0.0
             if attempt == ATTEMPTS or asked_s > LONGEST_WAIT_S:

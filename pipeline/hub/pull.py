@@ -46,6 +46,7 @@ def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> Ru
                 f"{target}: the run exists, and pulling would mix two. Rename or remove it, or pull into another "
                 "folder with --runs."
             )
+        # The run appears under its name when all of it is there and verified.
         with new_folder(target) as restored:
             run = RunDirectory(restored)
             place_records(snapshot, run)
@@ -90,6 +91,7 @@ def download(repo_id: str, commit: str | None, folder: Path, *, only: list[str] 
 def run_name(snapshot: Path, repo_id: str, *, needs: tuple[str, ...] = ()) -> str:
     """Return the name of the run that was pushed. Raises DataError when it was none of ours, or cannot be a folder's
     name here."""
+    # A model of anybody has a config.json; a pushed run has its records and seal too.
     missing = [name for name in ("run_manifest.json", "recipe.yaml", *needs) if not (snapshot / name).exists()]
     if missing:
         raise DataError(
@@ -184,6 +186,7 @@ def restore_from_hub(hub: Hub, run: RunDirectory) -> None:
     commit = _commit_with_state(hub.id, (hub.revision or "main").replace("{run}", run.name))
     if commit is None:
         return
+    # Records and checkpoint without the model, which the next end of the run writes anew.
     with download_folder(run.path.parent) as snapshot:
         download(hub.id, commit, snapshot, only=[f"{STATE}/*", *(path.name for path in run.records())])
         theirs = run_name(snapshot, hub.id)

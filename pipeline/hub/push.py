@@ -63,6 +63,7 @@ class Upload:
         def commit() -> str:
             info = self.api.model_info(self.repo_id, revision=self.branch)
             there = {sibling.rfilename for sibling in info.siblings or []}
+            # What an earlier push left there, and nothing that a person added.
             left = {name for name in there - set(files) if self.is_new or name in replaces or is_of_a_run(name)}
             left -= {".gitattributes"}
             # Made anew for each attempt: an operation remembers what it has uploaded.
@@ -159,11 +160,13 @@ def publish(
     hub = data.recipe.get("hub") or {}
     branch = (hub.get("revision") or "main").replace("{run}", data.name)
     is_model = item.name == MODEL
+    # On the disk of the run: the files of a checkpoint are linked, not copied.
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=queue.path) as temporary:
         folder, model = Path(temporary), item.folder
         if not is_model:
             state, model = item.folder, folder / MODEL
             _model_of_checkpoint(item, model, run=data.run.name)
+        # 1. Every byte that would leave is read for secrets and code before anything is sent.
         files = collect(data, model=model, step=item.step, repo_id=repo_id, folder=folder, state=state)
         if lines := refusals(files):
             raise DataError(
@@ -171,6 +174,7 @@ def publish(
                 + "\n  ".join(lines)
                 + "\nRemove it, then push again."
             )
+        # 2. One commit, so that no reader ever sees half of it.
         upload = Upload(repo_id, branch=branch, private=hub.get("private", True) if private is None else private)
         upload.open()
         if upload.repo_id != repo_id:  # the Hub has put the namespace before it, which the card must name
@@ -179,9 +183,10 @@ def publish(
         message = f"Upload run {data.name}" + ("" if is_model else f" at step {item.step}")
         replaces = (queue.last_published(repo_id) or {}).get("files", [])
         commit = upload.commit(files, message=message, replaces=replaces)
-        # A checkpoint is too large to fetch again at every save.
-        by_hash = {name for name in sums if not is_model or name.startswith(f"{STATE}/")}
-        compare_sums({name: files[name] for name in by_hash}, repo_id=upload.repo_id, commit=commit)
+        # 3. What has arrived: a checkpoint by the Hub's hashes, since it is too large to fetch again at every save; a
+        # finished model downloaded, loaded and run.
+        by_hash = {name: path for name, path in files.items() if not is_model or name.startswith(f"{STATE}/")}
+        compare_sums(by_hash, repo_id=upload.repo_id, commit=commit)
         how = "the Hub's sums are equal"
         if is_model:
             fetched = {name: value for name, value in sums.items() if name not in by_hash}

@@ -42,8 +42,10 @@ def verify(
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=within) as folder:
         download(repo_id, commit, Path(folder), only=list(sums))
         there = {name: Path(folder, name) for name in sums}
+        # 1. The same bytes under the same names.
         wrong = [name for name, path in there.items() if not path.exists() or sha256_file(path) != sums[name]]
         _refuse(wrong, repo_id, commit)
+        # 2. The same ids and logits where nothing of this package is on the path.
         if not trust_code and (unknown := unknown_code(model)):
             return f"downloaded again and equal; not loaded, since {', '.join(unknown)} is not this program's code"
         _load_in_isolation(Path(folder), model=model, published=f"{repo_id}@{commit}")

@@ -17,6 +17,7 @@ def write_findings(hub: Hub, run: RunDirectory, *, where: str) -> tuple[list[Tan
     """Return (problems, notes): whether hub.id may be written, before step 1. where: of hub.id in the recipe."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return [], [f"{where}: HF_HUB_OFFLINE is set, so write access to {hub.id} was not checked."]
+    # A thread, since the client may wait for minutes, and a start must not: it is left behind and ends by itself.
     executor = ThreadPoolExecutor(1)
     try:
         outcome = executor.submit(_refusal, hub.id or "", hub.private, hub.license).result(PATIENCE_S)

@@ -18,9 +18,9 @@ LEAST_STEPS = 5  # between two of them: a scoring and a checkpoint cost more tha
 LEAST_CHAT_STEPS = 100  # 60 chats in 5 steps taught nothing, in 40 smaller ones the right answers (docs/log.md)
 MOST_PASSES = 10  # over few chats
 PROBE_S = 5.0  # of steps, after their compilation, which the training then finds in the cache
-SHARE_OF_STEPS = 0.8  # of the budget beside the start; the rest is for scoring, saving and what else the machine does
+SHARE_OF_STEPS = 0.75  # of the budget beside the start; the rest: scoring, saving, tokenizer, data
 SHARE_OF_SCORING = 0.1
-LEAST_SCORED = 2**14  # tokens: fewer and the score is noise
+LEAST_SCORED = 2**13  # tokens: fewer and the score is noise
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,16 @@ def schedule_of(words: list[str], *, stage: Stage, minutes: float | None) -> Sch
     if minutes is not None:
         planner.probe = probed(plan, planner.given(keys), seconds=PROBE_S).probe
         keys |= _within(planner.plan(keys), 60 * minutes)
-        plan = planner.plan(keys)
-
-    # 3. A short run is scored and saved more often than the shipped recipe says.
-    if plan.steps is not None and plan.steps < SCORINGS * plan.recipe.train["eval_steps"]:
-        every = max(LEAST_STEPS, plan.steps // SCORINGS)
-        keys |= {"train.eval_steps": every, "train.save_steps": every}
-        plan = planner.plan(keys)
+    plan = planner.plan(keys)
+    keys |= _cadences(plan)
+    plan = planner.plan(keys)
+    if minutes is not None and "train.max_steps" in keys and plan.duration is not None and plan.probe is not None:
+        # What the plan has beside the steps (saves, the least that is worth scoring) takes its time from them.
+        beyond = plan.duration.total - 60 * minutes
+        if beyond > 0:
+            keys["train.max_steps"] = max(LEAST_STEPS, int(keys["train.max_steps"] - beyond / plan.probe.step_s))
+            keys |= _cadences(planner.plan(keys))
+            plan = planner.plan(keys)
     return Schedule(
         keys,
         steps=plan.steps,
@@ -98,6 +101,14 @@ class _Planner:
         if passes not in self._tokens:
             self._tokens[passes] = about_tokens_of(recipe)
         return self._tokens[passes]
+
+
+def _cadences(plan: Plan) -> dict[str, Any]:
+    """Return how often a short run is scored and saved; nothing for one that the shipped recipe suits."""
+    if plan.steps is None or plan.steps >= SCORINGS * plan.recipe.train["eval_steps"]:
+        return {}
+    every = max(LEAST_STEPS, plan.steps // SCORINGS)
+    return {"train.eval_steps": every, "train.save_steps": every}
 
 
 def _within(plan: Plan, seconds: float) -> dict[str, Any]:

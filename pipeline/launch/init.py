@@ -26,16 +26,14 @@ TEXT = """
 # model: {depth: 6}               # larger learns more and takes longer: the plan says how long
 
 TRAIN
-samples:
-  prompts: ["The"]                # what the model continues after each evaluation
+# samples: {prompts: ["The"]}     # what the model continues after each evaluation, besides held-out beginnings
 """
 CHAT = """
 model:
   start_from: latest:pretrain     # what learns to chat: runs/NAME, latest:RECIPE_NAME, or a model of the Hub
 
 TRAIN
-samples:
-  prompts: ["Who are you?"]       # asked after each evaluation
+# samples: {prompts: ["Who are you?"]}   # asked after each evaluation, besides what held-out chats ask
 """
 FEW_STEPS = 10
 LEAST_MINUTES = 2  # imports, compilation and report take one

@@ -98,7 +98,7 @@ def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 def freeze_other_parts(model: PreTrainedModel) -> dict[str, int]:
     """Keep what does not read text from being trained; return how many parameters each such part has, by its name."""
     text = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
-    trained = set()
+    trained: set[int] = set()
     for module in text:
         if module is not None:
             trained.update(map(id, module.parameters()))

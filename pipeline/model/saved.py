@@ -201,7 +201,7 @@ def read_tensors(folder, name: str = "model.safetensors") -> dict[str, torch.Ten
     index = Path(folder) / f"{name}.index.json"
     if not index.exists():
         return load_file(Path(folder) / name)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(index):
         tensors |= load_file(file)
     return tensors

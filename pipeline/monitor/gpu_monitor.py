@@ -71,6 +71,7 @@ class GpuMonitor:
 
     def read(self) -> dict[str, float]:
         """Return Totals.numbers of the samples since the last reading."""
+        # The sampling thread adds to the new one from now on.
         with self._lock:
             totals, self._totals = self._totals, Totals()
         return totals.numbers()

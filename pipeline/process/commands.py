@@ -78,6 +78,7 @@ STAGES = ("pretrain", "sft")
 def command(name: str, *arguments: str | Path) -> str:
     """Return a command line of the console's command `name`: through `tandem` where that started this process, else
     `python -m pipeline. ...` or the script of a stage."""
+    # 1. As it was typed, `tandem`; 2. a stage by the script of a clone; 3. a module of the package.
     console = os.environ.get(CONSOLE)
     if console:
         words = [console, name]

@@ -127,6 +127,7 @@ def waiting(what: str, *, detail: Callable[[], str] = str, after_s: float = 0.0)
     def show() -> None:
         if over.wait(after_s):
             return
+        # On a terminal the line is drawn again and again; in a log each line stays, so they are few.
         terminal, next_line, more, detail_at = on_terminal(), FIRST_LINE_S, "", 0.0
         while True:
             elapsed = time.monotonic() - began

@@ -56,11 +56,13 @@ def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str =
     code = folder if isinstance(folder, CodeFolder) else CodeFolder(folder)
     at = f"{where}: {name}" if where else name
     module_name, _, attribute = name.partition(":")
+    # 1. May it run? A module of the code folder may; everything else only where the user trusts it.
     file = _file_of(module_name, code.path)
     if file is None and not code.trusted and not _is_entry_point(name):
         raise RecipeError(_refusal(at, module_name, code))
     if file is not None:
         _refuse_taken_name(at, module_name, file)
+    # 2. Said before it runs, since it may do anything when it is imported.
     _announce(name, file or _installed(module_name))
     with importing(at), _first_on_path(code.path if file else None):
         module = importlib.import_module(module_name)
@@ -101,6 +103,7 @@ def _add_imports(module_name: str, file: Path, folder: str, files: set[Path]) ->
                 start = package.split(".")[: 1 - node.level or None]
                 base = ".".join(filter(None, [*start, node.module]))
             names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    # `import a.b` runs a/__init__.py too.
     for name in names:
         parents = name.split(".")
         for end in range(1, len(parents) + 1):

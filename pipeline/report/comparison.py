@@ -12,23 +12,16 @@ import numpy as np
 from pipeline.evals.intervals import student_t
 from pipeline.process.storage import write_text
 from pipeline.report.benchmarks import score_rows
-from pipeline.report.cost import paid, wall_s
-from pipeline.report.curves import (
-    COMPARED_AXES,
+from pipeline.report.compared_curves import (
     COMPARED_BPB,
-    LOOKS,
-    POINTS,
-    Curve,
-    Panel,
+    SECTION,
     aligned_text,
-    finite,
-    legends,
+    comparison_panels,
+    loss_of_all,
     one_protocol,
-    positions,
-    style_of,
-    thin,
-    trained_on,
 )
+from pipeline.report.cost import paid, wall_s
+from pipeline.report.curves import LOOKS
 from pipeline.report.markdown import cell, filled_table, fixed, joined, lines_of, number, table, titled
 from pipeline.report.run_data import RunData
 from pipeline.report.samples import last_texts
@@ -37,7 +30,6 @@ from pipeline.report.sections import leaves
 from pipeline.report.single import place_picture
 from pipeline.report.summary import duration, share, shortened
 
-SECTION = "Curves"
 PICTURE = "curves.png"
 CHANCE = 0.05  # of calling seed noise a difference, in a whole table
 # Names of a run, and its seed: runs that differ in nothing else repeat each other.
@@ -97,6 +89,7 @@ def _title(runs: Sequence[RunData]) -> str:
 
 def sections_of(runs: Sequence[RunData]) -> dict[str, str]:
     """Return title and Markdown of the sections that have something to say, below the results."""
+    # Tables before pictures: the Markdown is read without them too.
     curves = aligned_text(runs) or "No loss of two runs has a common stretch on any axis.\n"
     if len(runs) > LOOKS:
         curves = f"Drawn are the first {LOOKS} of the {len(runs)} runs; the tables hold all.\n\n{curves}"
@@ -178,6 +171,7 @@ def figures_text(runs: Sequence[RunData]) -> str:
             names = ", ".join(names_of(group))
             rows.append([f"{name} ({protocol})", names, len(values), share(name, mean(values)), spread, *against])
     head = ["figure (protocol)", "runs", "n", "mean", "standard deviation", "difference [95 %]", "seed noise?"]
+    # What the reader is to do with these figures, or how to make them say more.
     if not judged:
         advice = "No run has a repeat, so whether a difference is seed noise is not known: train each recipe with "
         advice += f"three seeds ({SEED}=1, 2, 3) and name all of them here.\n"
@@ -245,7 +239,9 @@ def _side_by_side(runs: Sequence[RunData]) -> str:
 
 def settings_of(data: RunData) -> dict[str, Any]:
     """Return the recipe's keys, flat; without the run's names."""
-    found = {name: value for name, value in leaves(data.recipe) if name not in NAMES_OF_RUNS}
+    found = dict(leaves(data.recipe))
+    for name in NAMES_OF_RUNS:
+        found.pop(name, None)
     # Files and weights are compared by content (facts_of), not by the folder that they were in.
     for key in ("sources", "validation"):
         specs = found.get(f"data.{key}")
@@ -404,7 +400,7 @@ def _facts(data: RunData, names: Sequence[str]) -> dict[str, Any]:
         "note": data.manifest.get("note"),
         "status": data.status(),
         "steps": number(data.step()),
-        "trained on": trained_on(data),
+        "trained on": data.trained_on,
         "tokens (row positions)": number(data.tokens() or None),
     }
     return facts | {f"{name} (last)": number(data.last(name), 5) for name in names}
@@ -424,99 +420,10 @@ def _imports(runs: Sequence[RunData]) -> str:
         if log is None:
             continue
         lines.append(f"{cell(data.name)}: {log['program']}, {len(data.rows):,} rows, from {data.run.path}.")
-        lines += [f"- {name}: {meaning}." for name, meaning in log["meanings"].items() if data.last(name) is not None]
+        for name, meaning in log["meanings"].items():
+            if data.last(name) is not None:
+                lines.append(f"- {name}: {meaning}.")
         if data.lost_lines:
             first = data.lost_lines[0][0]
             lines.append(f"- {len(data.lost_lines)} lines could not be read, the first is line {first}.")
     return lines_of(lines)
-
-
-# ---- curves of several runs over each other: one panel a metric, one look a run ----
-
-POINTS_OF_ALL = 20_000  # of all curves together: half a megabyte, however many runs there are
-# Title, unit, name, logarithmic. The training loss is drawn before them, bits per byte under one protocol after it.
-METRICS = (
-    ("Smoothed training loss", "nats per token", "train/loss_ema", False),
-    ("Gradient norm before clipping", "L2 norm", "optim/grad_norm", True),
-    ("Learning rate of the first parameter group", "", "optim/lr", False),
-    ("Multiplier of all learning rates", "", "optim/lrm", False),
-    ("Throughput", "tokens/s", "perf/tok_per_s", False),
-)
-Places = dict[str, tuple[np.ndarray, np.ndarray]]  # by axis: steps, and where each is
-
-
-def loss_of_all(runs: Sequence[RunData]) -> str | None:
-    """Return the training loss that all runs have; None where they have not one of the same name."""
-    for name in ("train/loss", "train/loss_ema"):
-        if all(data.last(name) is not None for data in runs):
-            return name
-    return None
-
-
-def comparison_panels(runs: Sequence[RunData]) -> tuple[list[Panel], dict[str, str]]:
-    """Return the panels of what at least two runs have, or any run of the training loss; and the labels of their x
-    axes."""
-    runs = runs[:LOOKS]  # of more, curves could not be distinguished
-    loss = loss_of_all(runs)
-    title = METRICS[0][0] if loss == "train/loss_ema" else "Training loss"
-    kinds: list[tuple[str, str, str | None, bool]] = [(title, "nats per token", loss, False)]
-    kinds += [(name, "bits per byte", name, False) for name in COMPARED_BPB if one_protocol(runs, name)]
-    kinds += [kind for kind in METRICS if kind[2] != loss]
-    points = min(POINTS, POINTS_OF_ALL // max(len(runs) * len(kinds), 1))
-    placed, unit = _places(runs)
-    panels = []
-    for title, measured, name, log in kinds:
-        curves, without = [], []
-        for place, (label, data) in enumerate(zip(legends(runs), runs, strict=True)):
-            steps, values = finite(data, name or data.loss_name())
-            if len(steps):
-                thinned = thin(steps, values, points)
-                curves.append(_curve(label, *thinned, place, placed[place], name or "train/loss"))
-            else:
-                without.append(data.name)
-        # One curve compares nothing, but the training loss is drawn in any case.
-        needed = 1 if name == loss else 2
-        if sum(len(curve.y) > 1 for curve in curves) >= needed:
-            log = log and all((curve.y > 0).all() for curve in curves)
-            panels.append(Panel(SECTION, title, measured, log, curves, note=_note(runs, name, without)))
-    return panels, COMPARED_AXES | ({"flops": f"{COMPARED_AXES['flops']}, in 10^{unit}"} if unit else {})
-
-
-def _places(runs: Sequence[RunData]) -> tuple[list[Places], int]:
-    """Return each run's places on each axis, and the power of ten in which its FLOPs are given."""
-    placed, most = [], 1.0
-    for data in runs:
-        places = {axis: positions(data, axis) for axis in COMPARED_AXES}
-        most = places["flops"][1].max(initial=most)
-        placed.append(places)
-    unit = int(math.log10(most) // 3 * 3)  # three by three, so that labels are short
-    for places in placed:
-        steps, flops = places["flops"]
-        places["flops"] = steps, flops / 10.0**unit
-    return placed, unit
-
-
-def _curve(label: str, steps: np.ndarray, values: np.ndarray, place: int, placed: Places, name: str) -> Curve:
-    """Return the curve. Between two steps that have a place on the axis a point is interpolated, outside of them it
-    has none."""
-    x = {}
-    for axis, (at, places) in placed.items():
-        if len(at):
-            x[axis] = np.interp(steps, at, places, left=np.nan, right=np.nan)
-            if np.isnan(x[axis]).all():
-                del x[axis]
-    return Curve(label, x, values, place, style_of(name, len(steps)))
-
-
-def _note(runs: Sequence[RunData], name: str | None, without: list[str]) -> str:
-    """Return whose number has another definition by that name, and which run has none."""
-    sentences = []
-    for data in runs:
-        own = name or data.loss_name()
-        if name is None:
-            sentences.append(f"{data.name}: {own}.")
-        if meaning := data.meaning_of(own):
-            sentences.append(f"{data.name}: {meaning}.")
-    if without:
-        sentences.append(f"Not recorded by {', '.join(without)}.")
-    return " ".join(sentences)

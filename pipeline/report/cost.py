@@ -85,6 +85,7 @@ def energy_text(data: RunData) -> str:
 
 def _of_gpu(attempts: list[GpuSeries]) -> list[Any]:
     """Return the means over all attempts of a GPU, of temperature and memory the highest."""
+    # A GPU that does not tell a number has no value of it, in any sample.
     values = {name: [v for gpu in attempts for v in gpu.values(name)] for name in NUMBERS}
     means = {name: f"{statistics.fmean(of):,.1f}" for name, of in values.items() if of}
     highest = {name: number(max(of)) for name, of in values.items() if of}
@@ -116,6 +117,7 @@ def plan_vs_actual_text(data: RunData) -> str:
 
 def _compared(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]]:
     """Return (name, unit, planned, actual); None where a side is not known."""
+    # The plan counts a step without compilation, so the outcome leaves out each attempt's first interval.
     step_s, flops, tokens = mean_step_s(data.columns), data.fact("model.flops_per_token"), data.tokens()
     made_flops = flops * tokens if flops and tokens else None
     steps_s = None if step_s is None else step_s * data.step()

@@ -1,13 +1,11 @@
 """Curves of runs, thinned for drawing and on a common axis."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
-from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, is_evaluation, metric_of
-from pipeline.report.markdown import joined, number, table, titled
+from pipeline.metrics import METRICS, is_evaluation, metric_of
 from pipeline.report.run_data import RunData
 from pipeline.report.scores import MEANS
 
@@ -105,6 +103,7 @@ def panels_of(data: RunData) -> list[Panel]:
         lengths = {name: len(finite(data, name)[0]) for name in _names(data, kind)}
         if max(lengths.values(), default=0) > 1:
             found.append((kind, [name for name, length in lengths.items() if length]))
+    # The more curves there are, the fewer points each may have: the page is at most 2 MB.
     curves = sum(len(names) for _, names in found)
     points = min(POINTS, POINTS_OF_ALL // max(curves, 1))
     axes = _Axes(data)
@@ -144,6 +143,7 @@ def _drawn(data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: i
         if name == "train/loss" and "train/loss_ema" in names:
             style = "light"
         curves.append(Curve(name, axes.of(steps), values, place, style))
+    # The limit as a level in its panel, from the first point to the last: what is above it was clipped.
     limit = data.setting("train.max_grad_norm")
     if kind.title == "Gradient norm before clipping" and isinstance(limit, (int, float)) and limit > 0:
         ends = {axis: x[[0, -1]] for axis, x in curves[0].x.items()}
@@ -207,133 +207,11 @@ def _hours(data: RunData) -> tuple[np.ndarray, np.ndarray]:
     of = np.zeros(len(steps))  # the attempt of each row
     if len(attempts[0]):
         of = np.interp(steps, *attempts).round()
+    # An attempt begins where the one before gave its last sign of life. What it made again comes later in time at
+    # steps that came before, so the sum is held to its highest value so far.
     hours, before = np.zeros(len(steps)), 0.0
     for attempt, began, last in data.running:
         own = of == attempt
         hours[own] = before + (times[own] - began) / 3600
         before += (last - began) / 3600
     return steps, np.maximum.accumulate(hours)
-
-
-TABLE_POINTS = 8  # rows of a table
-COMPARED_BPB = (VAL_BPB_DOCUMENTS, VAL_BPB, SFT_BPB)
-COMPARED_AXES = {
-    "step": "optimizer step",
-    "tokens": "tokens (row positions)",
-    "time": "minutes in steps",
-    "flops": "training FLOPs",
-}
-
-
-def curve_over(data: RunData, x: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (places, values) of the metric over one of COMPARED_AXES, ascending; empty for a run that cannot tell
-    both."""
-    at, places = positions(data, x)
-    steps, values = data.curve(name)
-    _, placed, measured = np.intersect1d(at, steps, return_indices=True)
-    order = np.argsort(places[placed], kind="stable")
-    return places[placed][order], values[measured][order]
-
-
-def positions(data: RunData, x: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (steps, where each is on the axis); both empty where the run does not tell it."""
-    if x == "step":
-        steps, _ = data.curve("step")
-        return steps, steps.astype(float)
-    if x == "time":  # without evaluations and saves; a row of an evaluation alone is where its step ended
-        steps, seconds = data.curve("perf/total_s")
-        start = [0] if len(steps) and steps[0] > 0 else []
-        return np.concatenate([start, steps]).astype(int), np.concatenate([start, seconds / 60])
-    steps, tokens = data.curve("tokens")
-    if x == "tokens":
-        return steps, tokens.astype(float)
-    flops = flops_per_token(data)
-    return (steps, tokens * float(flops)) if flops else (np.empty(0, int), np.empty(0))
-
-
-def flops_per_token(data: RunData) -> float | None:
-    """Return a run's by our formula (exact matmuls, causal attention once); an imported log's as the log gives it."""
-    if data.meaning_of("perf/tflops_per_gpu") is None:
-        (at, rates), (steps, tflops) = data.curve("perf/tok_per_s_per_gpu"), data.curve("perf/tflops_per_gpu")
-        at, rates = at[rates != 0], rates[rates != 0]
-        _, rated, measured = np.intersect1d(at, steps, return_indices=True)
-        if len(measured):
-            return float(tflops[measured[0]] * 1e12 / rates[rated[0]])
-    flops, tokens = data.fact("plan.flops"), data.fact("plan.tokens")
-    if isinstance(flops, (int, float)) and tokens:
-        return flops / tokens
-    return data.fact("imported.flops_per_token")
-
-
-def legends(runs: Sequence[RunData]) -> list[str]:
-    """Return name, dtype and hardware of each run: curves were taken for another run's by their colour alone."""
-    found = []
-    for data in runs:
-        trained = trained_on(data)
-        found.append(f"{data.name} ({trained})" if trained else data.name)
-    return found
-
-
-def trained_on(data: RunData) -> str | None:
-    """Return dtype and hardware, as far as they are known."""
-    count, device = data.fact("shape.processes"), data.fact("shape.device")
-    if count and device:
-        device = f"{count} x {device}"
-    return ", ".join(str(fact) for fact in (data.fact("shape.dtype"), device) if fact) or None
-
-
-def aligned_text(runs: Sequence[RunData]) -> str:
-    """Return tables of the losses at common points of each axis, interpolated linearly, with differences from the
-    first run."""
-    parts = [table_of(runs, x, name) for name in _losses(runs) for x in COMPARED_AXES]
-    parts += [table_of(runs, "tokens", name) for name in COMPARED_BPB if one_protocol(runs, name)]
-    tokenizers = {data.fact("inputs.tokenizer.identity") for data in runs}
-    if len(tokenizers - {None}) > 1:
-        parts.append(
-            "The tokenizers differ: a loss per token is not the same measure in these runs; bits per byte of whole "
-            "documents are.\n"
-        )
-    return joined(*parts)
-
-
-def one_protocol(runs: Sequence[RunData], name: str) -> bool:
-    """Return whether all runs that have the metric were scored on the same, and say so."""
-    protocols = {data.protocol(name) for data in runs if data.last(name) is not None}
-    return len(protocols) == 1 and None not in protocols
-
-
-def table_of(runs: Sequence[RunData], x: str, name: str) -> str:
-    """Return the table; "" when fewer than two of the runs have the metric on a common stretch of the axis."""
-    curves = []
-    for data in runs:
-        places, values = curve_over(data, x, name)
-        if len(places) > 1:
-            curves.append((data.name, places, values))
-    if len(curves) < 2:
-        return ""
-    start, end = max(places[0] for _, places, _ in curves), min(places[-1] for _, places, _ in curves)
-    if start >= end:
-        return ""
-    common = np.linspace(start, end, TABLE_POINTS)
-    if x == "step":
-        common = np.unique(common.round())
-    first, *others = [np.interp(common, places, values) for _, places, values in curves]
-    columns = [[_place(place) for place in common.tolist()]]
-    columns += [[f"{value:.4f}" for value in values] for values in (first, *others)]
-    columns += [[f"{value:+.4f}" for value in values - first] for values in others]
-    names = [run for run, _, _ in curves]
-    head = [COMPARED_AXES[x], *names, *(f"{name} - {names[0]}" for name in names[1:])]
-    return titled(f"{name} by {COMPARED_AXES[x]}", table(head, list(zip(*columns, strict=True))))
-
-
-def _losses(runs: Sequence[RunData]) -> list[str]:
-    """Return the losses to put side by side: that of the steps, and the smoothed one where a run has only that."""
-    names = {data.loss_name() for data in runs}
-    having = [name for name in names for data in runs if data.last(name) is not None]
-    return sorted(name for name in names if having.count(name) > 1)
-
-
-def _place(value: float) -> str | None:
-    if value >= 1e10:
-        return f"{value:.3e}"
-    return number(round(value) if value >= 100 else round(value, 2))

@@ -88,6 +88,7 @@ def reached_its_end(run: RunMetrics) -> Result | None:
     data, step, planned = run.data, run.step(), run.data.max_steps()
     evidence = f"step {step:,}" + (f" of {planned:,} ({step / planned:.1%})" if planned else "")
     saved = [at for at, _, whole in data.checkpoints if whole]
+    # What a resumed run would start from.
     if saved:
         resume = f"newest whole checkpoint at step {max(saved):,}"
     elif data.run.model.is_dir():
@@ -163,6 +164,7 @@ def beyond_warmup(run: RunMetrics) -> Result | None:
         if warmup > LONG_WARMUP * steps:
             return Result("note", "the warm-up is long", f"{evidence}, {warmup / steps:.0%} of the run")
         return Result("healthy", "the warm-up is over", evidence)
+    # Without a recipe the logged rates tell: in a warm-up they rise to the end.
     rate = run.rate()
     if len(rate) < 10:
         return None
@@ -181,9 +183,11 @@ def loss_falls(run: RunMetrics) -> Result | None:
     loss = run.loss()
     if len(loss) < LOGGED or loss.steps[-1] - loss.steps[0] < STEPS - 1 or run.is_warming_up():
         return None
+    # Medians of a tenth of the values at either end: single losses wander by several percent.
     length = max(3, len(loss) // 10)
     early, late = median(loss.values[:length]), median(loss.values[-length:])
     evidence = f"{early:.4g} -> {late:.4g} (medians of the first and last {length} logged values)"
+    # Trained weights gain little: there any fall beyond chance counts.
     if run.starts_trained():
         if early - late >= 2 * error_of_difference(loss.values, length):
             return Result("healthy", "the loss falls", evidence)
@@ -303,6 +307,7 @@ def is_validated(run: RunMetrics) -> Result | None:
         measured.append(f"{later} later scores")
     if measured:
         return Result("healthy", "validation was measured", ", ".join(measured))
+    # None yet: is the first one still to come?
     first = max(run.recipe("train.eval_steps") or 0, run.recipe("train.eval_delay") or 0)
     if not first or run.recipe("train.eval_strategy") == "no":
         first = run.whole_steps()  # the last step is always evaluated
@@ -334,14 +339,17 @@ def no_leak(run: RunMetrics) -> Result | None:
         return None
     level: Level = "note"
     signs = []
+    # 1. The documents themselves, looked up in the training text before step 1.
     if looked and found:
         place = run.manifest("inputs.overlap.place")
         signs.append(f"{found:,} of the first {looked:,} validation documents are in the training text ({place})")
         if found >= OVERLAP_TROUBLE * looked:
             level = "trouble"
+    # 2. A score below what unseen prose allows, unless the training text was as easy when it was new.
     if scores.size and scores.min() < LOWEST_BPB and not is_predictable(run):
         signs.append(f"{VAL_BPB} reached {scores.min():.4g}")
         level = "trouble"
+    # 3. Validation below training at the last two evaluations, by more than a small sample's chance.
     if shares.size >= 2 and shares[-2:].min() > BELOW_TRAINING * chance_factor(run) and loss_is_sound(run):
         signs.append(f"{names[0]} is {shares[-2:].min():.0%} below {names[1]}")
         level = "trouble"

@@ -122,13 +122,15 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
         axis.major_label_text_color = axis.axis_label_text_color = INK
         axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = INK
         axis.axis_label_text_font_style = "normal"
-    plot.grid.grid_line_color, plot.grid.grid_line_alpha = INK, 0.25
+    plot.grid.grid_line_color = INK
+    plot.grid.grid_line_alpha = 0.25
     plot.xaxis.formatter = NumeralTickFormatter(format="0.[00]a")  # 1.5m, 20b
     for kind, x in panel.marks.items():
         if len(x["step"]):
             source = ColumnDataSource({axis["name"]: _compact(x[axis["name"]]) for axis in axes})
             plot.vspan(x=axes[0]["name"], source=source, line_color=MARKS[kind], line_alpha=0.5, line_dash="dashed")
     for curve in panel.curves:
+        # All axes are in the page: its script changes which of them is x.
         source = ColumnDataSource({name: _compact(x) for name, x in curve.x.items()} | {"y": _compact(curve.y)})
         how = {"x": axes[0]["name"], "y": "y", "source": source, "name": curve.name}
         line = plot.line(
@@ -160,6 +162,7 @@ def picture(
     """Return a PNG of the panels, each over its axis. labels: of the x axes. one_legend: a name means the same curve
     in all."""
     rows = -(-len(panels) // COLUMNS)
+    # Names of runs may hold dollar signs and backslashes: no TeX.
     with matplotlib.rc_context({"text.usetex": False, "font.size": 8}):
         names = {curve.name for _, panel in panels for curve in panel.curves}
         listed = 0.2 * len(names) if one_legend else 0.0

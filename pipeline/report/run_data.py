@@ -44,6 +44,7 @@ def read_evals(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[s
     """Return the entries of evals.json, without those of a model that a later attempt went back behind."""
     found = []
     for entry in (read_json_or_none(run.evals) or {}).get("entries") or []:
+        # An entry has no attempt, but a time. One without a step is of the finished model, which nothing undoes.
         later = [attempt for attempt in attempts if attempt.get("time", 0) > entry.get("time", math.inf)]
         if entry.get("step") is None or all(counts_beside(entry, attempt) for attempt in later):
             entry.setdefault("results", [])
@@ -97,6 +98,14 @@ class RunData:
     @property
     def stage(self) -> str | None:
         return self.manifest.get("stage") or self.recipe.get("stage")
+
+    @property
+    def trained_on(self) -> str | None:
+        """Return dtype and hardware, as far as they are known."""
+        count, device = self.fact("shape.processes"), self.fact("shape.device")
+        if count and device:
+            device = f"{count} x {device}"
+        return ", ".join(str(fact) for fact in (self.fact("shape.dtype"), device) if fact) or None
 
     @cached_property
     def columns(self) -> Columns:
@@ -163,6 +172,7 @@ class RunData:
         """Return the run as it was when it had made that step: what it measured later says nothing about its model
         then."""
         rows = self.columns.where(self.columns.beside("step", slice(None), missing=0) <= step)
+        # Rows that a later attempt made void have steps too, so all rows are cut by time.
         written = Columns.of(self.all_rows)
         last = rows.column("time")[1].max(initial=0.0)
         manifest = dict(self.manifest)
@@ -205,11 +215,13 @@ class RunData:
 
     def scores(self) -> list[Score]:
         """Return BPB figures: those of the training itself by step, then those of `python -m pipeline.evals`."""
+        # 1. What the run measured while it trained: one protocol for all steps, recorded in the manifest.
         found = []
         for name in (VAL_BPB, VAL_BPB_DOCUMENTS, SFT_BPB):
             protocol, parts = self.protocol(name), self.protocol_parts(name)
             for step, value in self.series(name):
                 found.append(Score(name=name, step=step, value=value, protocol=protocol, parts=parts))
+        # 2. What was scored by command: each result has its own protocol.
         for entry, result in self._by_command():
             if "bpb" in result["name"]:
                 score = score_of(result, step=entry.get("step"), of=entry.get("subject"))
@@ -310,6 +322,7 @@ def read_runs(names: Sequence[str]) -> list[RunData]:
         runs = read_logs(names)
     else:
         runs = [read_run(name) for name in names]
+    # Tables have a column for each name.
     taken: list[str] = []
     for data in runs:
         count = taken.count(data.name) + 1

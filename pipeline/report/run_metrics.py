@@ -23,6 +23,7 @@ def noise(values: np.ndarray) -> float:
     differences = np.diff(values)
     if not differences.size:
         return 0.0
+    # The trend is the median difference; a difference of two values has twice the variance of one.
     return SD_OF_MAD * median(np.abs(differences - np.median(differences))) / np.sqrt(2)
 
 
@@ -44,9 +45,9 @@ class Series:
     values: np.ndarray
 
     def intervals(self) -> np.ndarray:
-        """Return how many steps each value covers. A log may lack its first steps: the first interval is at most as
-        long as the others usually are."""
+        """Return how many steps each value covers."""
         since = np.diff(self.steps)
+        # A log may lack its first steps: the first interval is at most as long as the others usually are.
         usual = np.median(since) if since.size else np.inf
         return np.append(np.minimum(self.steps[:1], usual), since)
 
@@ -86,6 +87,7 @@ class RunMetrics:
         share, limit = self.series("optim/clip_frac"), self.recipe("train.max_grad_norm")
         if len(share) or not limit:
             return share
+        # Other programs log the norm alone, of one step of each interval.
         norm = self.series("optim/grad_norm")
         return Series(norm.steps, norm.values > limit)
 
@@ -131,15 +133,13 @@ class RunMetrics:
         return bool(self.recipe("model.start_from") or self.recipe("run.fork_from"))
 
     def schedule(self) -> Schedule | None:
-        """Return the recipe's schedule of groups, None when it does not say.
-
-        recipe.yaml is written before a horizon in epochs is known in steps, which shortens the default warm-up
-        (run/inputs.py).
-        """
+        """Return the recipe's schedule of groups, None when it does not say."""
         settings, steps = self.recipe("optimizer.schedule"), self.data.max_steps()
         if not settings or self.recipe("optimizer.type", "trainer") == "trainer":
             return None
         schedule = Schedule(**{key: value for key, value in settings.items() if key in Schedule.__annotations__})
+        # recipe.yaml is written before a horizon in epochs is known in steps, which shortens the default warm-up
+        # (run/inputs.py).
         in_epochs = self.recipe("train.num_train_epochs") and not self.recipe("train.max_steps")
         if in_epochs and steps and schedule.warmup_steps == Schedule().warmup_steps:
             schedule.warmup_steps = min(schedule.warmup_steps, steps // 5)

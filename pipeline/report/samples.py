@@ -17,6 +17,7 @@ def samples_text(data: RunData) -> str:
 def _while_training(data: RunData) -> str:
     if not data.samples:
         return ""
+    # The first texts and the last: what training changed.
     steps = list(dict.fromkeys([data.samples[0]["step"], data.samples[-1]["step"]]))
     head, before = "before", dict[str, str]()
     if parent := data.parent:

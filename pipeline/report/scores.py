@@ -12,6 +12,7 @@ def protocol_line(protocol: str | None, parts: Protocol) -> str:
     return f"- protocol {cell(protocol)}: {cell(str(parts))}\n"
 
 
+# What comes before the slash in a result's name -> the suite. A CORE of which a part is missing is called otherwise.
 SUITES = {"core": "core", "core_partial": "core", "chat": "chat", "lm_eval": "lm_eval"}
 MEANS = tuple(m.name for m in SECTIONS["Benchmarks"] if m.unit == "-")  # of tasks, whose scores are shares
 
@@ -85,6 +86,7 @@ class Benchmark:
 
     def whole_tasks(self) -> list[dict[str, Any]]:
         """Return the tasks without the subjects that they are split by."""
+        # mmlu/astronomy is a part of mmlu, where the whole was scored too.
         names = {row["name"] for row in self.tasks}
         return [row for row in self.tasks if row["name"].rpartition("/")[0] not in names]
 
@@ -103,6 +105,7 @@ def benchmarks_of(entries: list[dict[str, Any]]) -> list[Benchmark]:
     """Return every suite of every entry, oldest first."""
     found: list[Benchmark] = []
     for entry in entries:
+        # One command may score several suites into one entry.
         by_suite = {suite: Benchmark(suite=suite, entry=entry, means=[], tasks=[]) for suite in SUITES.values()}
         for row in filter(is_benchmark, entry["results"]):
             benchmark = by_suite[str(suite_of(row["name"]))]
@@ -114,6 +117,7 @@ def benchmarks_of(entries: list[dict[str, Any]]) -> list[Benchmark]:
 
 def series_of(benchmarks: list[Benchmark]) -> list[list[Benchmark]]:
     """Return those that measured the same together, oldest first; of a subject scored twice the newest."""
+    # By what was measured, then by the model: a second scoring of a model takes the place of the first, at the end.
     groups: dict[tuple, dict[tuple, Benchmark]] = {}
     for benchmark in benchmarks:
         of_group = groups.setdefault(benchmark.measured(), {})

@@ -215,7 +215,7 @@ def system_text(data: RunData) -> str:
             rows.append([name, None, None, None, last])
             continue
         if name.startswith("perf/") and len(values) > 1:
-            values = values[1:]
+            values = values[1:]  # the first interval holds compilation
         shown = [np.median(values), values.min(), values.max()]
         rows.append([name, *(number(value.item()) for value in shown), last])
     return table(["number", "median", "lowest", "highest", "last"], rows)

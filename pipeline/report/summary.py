@@ -10,7 +10,7 @@ from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS
 from pipeline.process.commands import command, program, stage_command
 from pipeline.process.progress import short_count
 from pipeline.report.cost import paid, wall_s
-from pipeline.report.curves import finite, trained_on
+from pipeline.report.curves import finite
 from pipeline.report.diagnosis import verdict
 from pipeline.report.diagnosis_rules import diagnose
 from pipeline.report.markdown import cell, code, filled_table, joined, number, table
@@ -96,7 +96,7 @@ def _about(data: RunData) -> str:
         kind = f"{kind} of {base}"
     size = f"{short_count(parameters)} parameters" if parameters else None
     created = str(data.manifest.get("created") or "")[:10]
-    facts = [kind, size, trained_on(data), created, data.manifest.get("note")]
+    facts = [kind, size, data.trained_on, created, data.manifest.get("note")]
     return " \u00b7 ".join(shortened(str(fact)) for fact in facts if fact)
 
 
@@ -142,6 +142,7 @@ def _state(data: RunData) -> Notice | None:
 def _benchmark(data: RunData) -> Figure | None:
     """Return the newest benchmark, of a chat model the chat tasks: its mean, or where it has none its first task."""
     first = "chat" if data.stage == "sft" else "core"
+    # Last is what the stage is trained for, then what was scored last.
     found = sorted(series_of(data.benchmarks()), key=lambda series: (series[-1].suite == first, series[-1].age))
     if not found:
         return None
@@ -153,6 +154,7 @@ def _benchmark(data: RunData) -> Figure | None:
     row = rows[0]
     name, against, of_base = row["name"], "", _of_base(data, row, newest)
     earlier = [other["value"] for other in oldest.rows if other["name"] == name]
+    # Against the run's own first model, else against the base model under the same protocol.
     if len(series) > 1 and earlier:
         against = f"{_model_at(data, oldest.step)} {share(name, earlier[0])}"
     elif of_base is not None:
@@ -249,6 +251,7 @@ def _speed(data: RunData) -> Figure | None:
 def duration(seconds: float) -> str:
     """Return the two largest units: 3 d 4 h, 2 h 5 min, 1 min 56 s, 12 s."""
     whole = round(seconds)
+    # The unit, its seconds, the next smaller unit and its seconds.
     for unit, size, smaller, of in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // of} {smaller}"
@@ -321,6 +324,7 @@ def _typed_path(data: RunData) -> str:
     """Return the run's directory as run.directory and its name have it: the report of a run's end is made in another
     folder."""
     path = data.run.path
+    # Given as runs/<name>, a relative path can be typed where the run was started.
     named = Path(str(data.setting("run.directory") or "runs")) / path.name
     if path.is_absolute() and not named.is_absolute() and path.parts[-len(named.parts) :] == named.parts:
         return str(named)

@@ -51,6 +51,7 @@ class Columns(Sequence[dict[str, Any]]):
             count += 1
         numbers = {}
         for name, (at, values) in read.items():
+            # Steps and counts are integers, in the file and in what is printed of them.
             column = np.array(values)
             if name not in fractional and abs(column).max() <= MOST_INTEGER:
                 column = column.astype(np.int64)
@@ -72,6 +73,7 @@ class Columns(Sequence[dict[str, Any]]):
         """Return (steps, values) of a metric in the order of the steps; a step measured twice keeps the last value."""
         rows, values = self.column(name)
         steps = self.beside("step", rows, missing=-1)
+        # Stable: of a step measured twice the later row stays last.
         order = np.argsort(steps, kind="stable")
         order = order[steps[order] >= 0]
         steps, values = steps[order], values[order]
@@ -91,6 +93,7 @@ class Columns(Sequence[dict[str, Any]]):
         """Return the run as it counts: rows.last_attempts, by columns."""
         steps = self.beside("step", slice(None), missing=0)
         is_event = np.isin(np.arange(self._count), [n for n, _ in self.events()])
+        # Each attempt makes void what was written before it and beyond the step that it went on from.
         kept = np.ones(self._count, bool)
         for n, attempt in self.events("attempt"):
             start = attempt["step"]
@@ -99,7 +102,7 @@ class Columns(Sequence[dict[str, Any]]):
 
     def where(self, kept: np.ndarray) -> "Columns":
         """Return the rows that are kept. kept: whether each of them is."""
-        places = np.cumsum(kept) - 1
+        places = np.cumsum(kept) - 1  # the number that a kept row gets
         numbers = {}
         for name, (rows, values) in self._numbers.items():
             is_kept = kept[rows]
@@ -175,6 +178,7 @@ def attempt_spans(written: Columns, manifest: dict[str, Any], *, failed: Any = N
         if row.get("attempt") in spans and "began" in row:
             first, last = spans[row["attempt"]]
             spans[row["attempt"]] = min(first, row["began"]), last
+    # After the last row an evaluation, a save or the report may have taken time.
     newest = manifest.get("attempts")
     if newest in spans:
         first, last = spans[newest]

@@ -1,6 +1,5 @@
 """Earlier runs, as a recipe is read: what its run began with, and the folders that model.start_from names."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ from pipeline.run_dir.checkpoints import by_step
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 
-@dataclass(frozen=True)
 class EarlierRuns:
     """What read_recipe is given to look runs up. directory, name: of the recipe's own run; start: model.start_from."""
 
@@ -45,6 +43,7 @@ class EarlierRuns:
         return run.model if run.model.is_dir() else run.whole_checkpoint()
 
     def _run(self, start: str, directory: str, name: str | None) -> RunDirectory | None:
+        # `latest:` of an attempt that resumes is the run that the first attempt took, however many have ended since.
         begun = None
         if start.startswith("latest:"):
             begun = self.previous_attempt(directory, name).get("model.start_from")

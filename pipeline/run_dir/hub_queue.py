@@ -72,14 +72,15 @@ class HubQueue:
         if not kept.exists():
             with new_folder(kept) as linked:
                 link_files(newest, linked, sealed_files(newest))
+        # Only now the older one: what waits is never nothing.
         for older in by_step(self.path):
             if older != kept:
                 remove_folder(older)
         return _item(kept, name=kept.name)
 
     def is_published(self, item: Item, repo_id: str) -> bool:
-        rows = [row for row in read_rows(self.published) if row.get("repo_id") == repo_id]
-        return any((row["item"], row["content"]) == (item.name, item.content) for row in rows)
+        done = [(row["item"], row["content"]) for row in self._rows_of(repo_id)]
+        return (item.name, item.content) in done
 
     def done(self, item: Item, **facts: Any) -> None:
         """Write down that an item was published, and remove what was linked for it."""
@@ -94,8 +95,10 @@ class HubQueue:
                 remove_folder(folder)
 
     def last_published(self, repo_id: str) -> dict[str, Any] | None:
-        rows = [row for row in read_rows(self.published) if row.get("repo_id") == repo_id]
-        return rows[-1] if rows else None
+        return next(reversed(self._rows_of(repo_id)), None)
+
+    def _rows_of(self, repo_id: str) -> list[dict[str, Any]]:
+        return [row for row in read_rows(self.published) if row.get("repo_id") == repo_id]
 
 
 def _item(folder: Path, *, name: str) -> Item:
@@ -161,6 +164,7 @@ class Publishing:
                 last = self.queue.last_published(str(self.hub.id)) or {}
                 print(f"{last['url']}: published, {len(last['files'])} files, downloaded again and equal", flush=True)
                 return
+            # A killed process (returncode below 0) had no time to say why.
             lines = self.queue.log.read_text(errors="replace").strip().splitlines()
             reason = lines[-1] if process.returncode > 0 and lines else "no time was left"
             print(f"unpublished: model of step {model.step} ({reason})\n{self._later()}", flush=True)

@@ -103,6 +103,7 @@ class RunDirectory:
     def newest_whole_model(self) -> Path | None:
         """Return model/ or the newest checkpoint, of quarantine/ too, whose model is undamaged: it can start another
         run."""
+        # A checkpoint with a damaged optimizer lies in quarantine and has a whole model.
         aside = [folder for folder in self.quarantine.glob("*") if (folder / SEAL).is_file()]
         folders = [self.model, *sorted([*by_step(self.checkpoints), *aside], key=_sealed_step, reverse=True)]
         return next((folder for folder in folders if has_whole_model(folder)), None)
@@ -125,6 +126,7 @@ class RunDirectory:
     def set_aside_after(self, step: int) -> list[str]:
         """Move checkpoints and a model beyond a step to quarantine, and give a line for each: a run that continues from there
         makes others."""
+        # Else a start that is killed before its first save would resume from what this one has left behind.
         later = [folder for folder in by_step(self.checkpoints) if (step_of(folder) or 0) > step]
         if (self.model / SEAL).is_file() and _sealed_step(self.model) > step:
             later.append(self.model)

@@ -62,8 +62,10 @@ def messages_of(value: Any, *, tools: list[dict] | None = None, invented: bool =
         raise ValueError(f"the messages are {_kind(value)}, not a list")
     messages: list[Any] = []
     for place, turn in enumerate(value):
+        # Texts in turns; what is no turn, which plain_messages names; a pair of input and output; else a message.
         if isinstance(turn, str):
-            messages.append({"role": "assistant" if place % 2 else "user", "content": turn})
+            role = "assistant" if place % 2 else "user"
+            messages.append({"role": role, "content": turn})
         elif not isinstance(turn, dict):
             messages.append(turn)
         elif not isinstance(turn.get("role"), str) and "input" in turn and "output" in turn:
@@ -130,6 +132,7 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
     for place, message in enumerate(value):
         if not isinstance(message, dict):
             raise ValueError(f"message {place} is {_kind(message)}, not a mapping of role and content")
+        # 1. The keys that templates read, and the content's text, with the reasoning and calls that are parts of it.
         plain = {key: message[key] for key in KEPT if message.get(key) is not None and message[key] != []}
         reasoning: dict[str, str] = {}
         if plain.get("role") == "tool" and _is_json(plain.get("content")):
@@ -141,6 +144,7 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
                 reasoning = {"reasoning_content": thought}
             if calls:
                 plain["tool_calls"] = [*plain.get("tool_calls", []), *calls]
+        # 2. An assistant's calls and reasoning in keys of their own, and whether the message is trained.
         if plain.get("role") == "assistant":
             call = message.get("function_call")  # OpenAI's, before there were tools
             if isinstance(call, dict) and call.get("name") and "tool_calls" not in plain:
@@ -154,12 +158,14 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
             plain |= reasoning
             if not _is_learnt(message, place):
                 plain["weight"] = 0
+        # 3. Whether it is a message at all; only then can its calls be read.
         reason = _form_problem(plain, place)
         if reason:
             raise ValueError(reason)
         if plain["role"] == "assistant" and "tool_calls" in plain:
             plain["tool_calls"] = [_plain_call(call, functions, invented) for call in plain["tool_calls"]]
         messages.append(plain)
+    # 4. Whether the messages in this order can be trained on.
     reason = problem(messages, calls_in_text=bool(tools))
     if reason:
         raise UntrainableConversation(reason)
@@ -190,6 +196,7 @@ def _parts_of(value: Any, what: str, place: int) -> tuple[str, str, list[dict]]:
             raise ValueError(f"{what} is a list with {_kind(part)} in it, not text")
         if not all(part[key] for key in LEARNT if part.get(key) is not None):
             raise ValueError(PARTS_ARE_MARKED.format(place))
+        # The part's text is under its own type, or a usual key; parquet gives a part the keys of all, as nulls.
         kind = str(part.get("type") or "text")
         names = [name for name in (kind, "text", "value", "content") if name in part]
         inside = next((part[name] for name in names if part[name]), "")
@@ -300,7 +307,7 @@ def tools_of(value: Any, *, invented: bool = False) -> list[dict] | None:
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError("the tools are no list of definitions, each with a name")
-        if function is tool:
+        if function is tool:  # without the outer mapping
             function = {key: item for key, item in tool.items() if key != "type"}
             tool = {"type": "function"}
         if "input_schema" in function:  # as Anthropic names it
@@ -332,6 +339,7 @@ def problem(messages: list[dict], *, calls_in_text: bool = False) -> str | None:
     Hermes has it."""
     if not messages:
         return "the conversation has no messages"
+    # Templates of chat models render a system message first, then user and assistant in turns, tools behind calls.
     previous, can_use_tool, answers, learnt = "start", False, 0, False
     for place, message in enumerate(messages):
         role = message["role"]
@@ -479,7 +487,7 @@ class Format:
         for name in columns:
             try:
                 tools = tools or tools_of(row.get(name), invented=_may_invent(row, name))
-            except ValueError as error:
+            except ValueError as error:  # under a usual name there may be something else
                 if "tools" in named:
                     raise ValueError(f"the column {name!r}: {error}") from None
         return messages_of(messages, tools=tools, invented=_may_invent(row, self.column or named.get("response")))
@@ -487,6 +495,7 @@ class Format:
     def _messages(self, row: Any) -> Messages:
         if isinstance(row, list):
             return messages_of(row)
+        # A system prompt in a column of its own, unless the messages begin with one.
         value = _column(row, self.column)
         system = self._texts(row, "system")
         if system and isinstance(value, list) and not _begins_with_system(value):
@@ -504,6 +513,7 @@ class Format:
             prompt = [{"role": "user", "content": prompt}]
         if not isinstance(response, list):
             response = [{"role": "assistant", "content": response}]
+        # System prompt, turns before, and the turn that the row is of.
         talk: list[dict] = []
         if not _begins_with_system(prompt):
             talk += [{"role": "system", "content": text} for text in self._texts(row, "system")[:1]]
@@ -551,6 +561,7 @@ NEWLY_READ = {*TOOLS, *LEARNT, *REASONING, "tool_calls", "function_call", "type"
 
 def is_newly_read(rows: list[Any], form: Format) -> bool:
     """Return whether the rows have something that versions before the reading 2 left out or wrote otherwise."""
+    # JSON in a table; tools in a column; or keys within messages.
     for row in rows:
         if isinstance(row, TableRow) and set(form.read_columns or row) & set(row.json):
             return True
@@ -584,7 +595,8 @@ def format_of(spec, *, kind: str, where: str, folder: CodeFolder | str | None) -
     """
     if spec.columns:
         return _format_of_columns(spec.columns, kind=kind, where=where)
-    name = spec.format or ("text" if kind == "text" else "messages")
+    usual = "text" if kind == "text" else "messages"
+    name = spec.format or usual
     if name in FORMATS:
         if FORMATS[name] != kind:
             raise _other_kind(f"{where}.format: {name}", kind)
@@ -638,8 +650,10 @@ def _may_invent(row: dict, column: str | None) -> bool:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        raise ValueError("the text is null, not text")
     if not isinstance(value, str):
-        raise ValueError(f"the text is {'null' if value is None else type(value).__name__}, not text")
+        raise ValueError(f"the text is {type(value).__name__}, not text")
     return value
 
 

@@ -56,6 +56,7 @@ def _refuse_no_id(name: str, where: str, bases: list[Path]) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
+    # A file, said before the Hub is asked for a dataset of that name.
     for base in bases:
         if (base / name).is_file():
             raise RecipeError(f"{where}.id: {name!r} is a file, and id names a dataset. Write files: {name}.")
@@ -81,6 +82,7 @@ def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFi
         key = repr((spec.id, revision, spec.config, spec.split, spec.files))
         return cache / "hub" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
+    # Another version of the library may find other files in the same commit.
     decided_by = f"datasets {version('datasets')}"
     try:
         info = _asked(spec, where)
@@ -132,6 +134,7 @@ def _remote_files(spec: Any, info: Any, where: str) -> list[dict[str, Any]]:
     paths = _chosen_paths(spec, info, where)
     cure = " Many datasets have a branch of parquet files: revision: refs/convert/parquet."
     refuse_unreadable(paths, of=f"{spec.id} has ", where=where, cure=cure)
+    # Sizes and hashes, many at a time: a repository may have thousands of files.
     found: list[dict[str, Any]] = []
     for start in range(0, len(paths), PATHS_A_REQUEST):
         some = paths[start : start + PATHS_A_REQUEST]
@@ -210,14 +213,16 @@ def _lay_names(root: Path, names: list[str]) -> None:
         if leads_outside(name) or path.name in IGNORED_CARDS:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(EMPTY_ZIP if path.suffix == ".zip" else b"")
+        content = EMPTY_ZIP if path.suffix == ".zip" else b""
+        path.write_bytes(content)
 
 
 def _configs(card: dict[str, Any], spec: Any, where: str) -> dict[str, Any]:
     """Return the part of the card that `datasets` needs to find the files, without what would lead it to this
     machine's."""
     configs = card.get("configs") or []
-    for config in configs if isinstance(configs, list) else []:
+    named = configs if isinstance(configs, list) else []
+    for config in named:
         if not isinstance(config, dict):
             continue
         for text in _texts([config.get("data_files"), config.get("data_dir")]):
@@ -253,6 +258,7 @@ def _source_file(
 ) -> SourceFile:
     from huggingface_hub import try_to_load_from_cache
 
+    # A path, None, or an object of the library that says that the Hub has no such file.
     cached = try_to_load_from_cache(repo, path, revision=revision, repo_type="dataset")
     return SourceFile(
         label=path,
@@ -287,10 +293,10 @@ def check_ends(repo: str, revision: str, path: str, failures: list[str]) -> str 
         head = read_range(f"0-{HEAD_BYTES - 1}")
         reason = check_magic_bytes(path, head)
         if reason is None and head.startswith(FOOTERS):
-            tail = read_range("-8")
+            tail = read_range("-8")  # more than 8 bytes come from a server that ignores ranges
             if len(tail) <= 8 and not tail.endswith(FOOTERS):
                 reason = "is truncated: it does not end with its footer. Upload it again, or name others in `files`."
-    except (HTTPError, OSError):
+    except (HTTPError, OSError):  # which says nothing of the file
         failures.append(path)
         return None
     return reason and f"{repo}/{path} {reason}"

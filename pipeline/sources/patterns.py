@@ -55,7 +55,7 @@ def local_files(
         paths, reason = _matches(pattern, bases, split, where)
         if reason:
             missing.append(reason)
-        found.update({path.resolve(): path for path in paths})
+        found.update({path.resolve(): path for path in paths})  # once, also by way of links
     if missing:
         raise InputMissingError("\n".join(f"{where}.files: {reason}" for reason in missing))
     refuse_unreadable([str(path) for path in found.values()], of="", where=f"{where}.files")
@@ -80,7 +80,9 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
     """Return files of one pattern, or a sentence that says why there are none."""
     expanded = os.path.expanduser(pattern)
     is_absolute = os.path.isabs(expanded)
-    for base in [Path("/")] if is_absolute else bases:
+    places = [Path("/")] if is_absolute else bases
+    for base in places:
+        # A folder: the files of a split, as `datasets` finds them, or all that can be read.
         candidate = base / expanded
         if candidate.is_dir():
             if split != "train" and not is_saved(candidate):
@@ -93,6 +95,7 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
             refuse_archives(visible(candidate), of=f"the folder {candidate} has ", where=where)
             nothing = f"the folder {candidate} has no readable file, so there is nothing to read."
             return [], f"{nothing} Readable are {READABLE}."
+        # A file, whose name may look like a glob, or a glob.
         matched = [candidate] if candidate.is_file() else _matched(candidate, where)
         if matched:
             if split != "train":
@@ -110,6 +113,7 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
 
 def _matched(pattern: Path, where: str) -> list[Path]:
     """Return the files of a glob, without those that describe a saved dataset."""
+    # The folder that the glob begins in, links followed: below / and /proc it would walk the whole machine.
     fixed = os.path.realpath(Path(*takewhile(lambda part: not glob.has_magic(part), pattern.parts)))
     if glob.has_magic(str(pattern)) and (fixed == "/" or re.match(r"/(proc|sys|dev(?!/shm/))(/|$)", fixed)):
         raise RecipeError(

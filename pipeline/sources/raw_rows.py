@@ -74,6 +74,7 @@ def check_content(head: bytes, *, expected: tuple[bytes, ...] = ()) -> str | Non
             "holds zero bytes where its content should be, as an unfinished copy or a crash leaves it. Download or "
             "write it again."
         )
+    # Pages and pointers may begin with a byte order mark or white space.
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(b"version https://git-lfs.github.com/spec/"):
         return "is a git-lfs pointer, not the file itself. Run `git lfs pull` in its repository, or download it again."
@@ -239,6 +240,7 @@ def read_blocks(path: Path, *, block: int = 0, columns: list[str] | None = None)
     index = block
     batch: list[RawRow] = []
     for row in rows:
+        # A block may have no rows, since blank lines are counted.
         while row[1] // BLOCK_ROWS > index:
             yield batch
             index, batch = index + 1, []
@@ -303,6 +305,7 @@ def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = 
             except (OSError, ValueError, pyarrow.ArrowException) as error:
                 if may_pass(error):
                     raise  # the disk's, not the file's
+                # What came before the damage is kept, and each row behind it in the group is named.
                 damage = DamagedRow(f"row group {group} is damaged ({_short(error)})")
                 for damaged in range(max(row, first_row), end):
                     yield group, damaged, damage
@@ -473,6 +476,7 @@ def csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES))  # by default less than a long document
     first = file.readline(LINE_BYTES)
     end = "\r\n" if first.endswith("\r\n") else "\n"
+    # Line by line, so that a record's first line is known and a file without line ends does not fill the memory.
     rest = iter(lambda: file.readline(LINE_BYTES), "")
     lines = (_without_returns(line, end) for line in chain([first], rest))
     reader = csv.reader(lines, delimiter=_csv_delimiter(name, first), strict=True)
@@ -523,9 +527,10 @@ def begins_array(text: str) -> bool:
     text = text.lstrip()
     if not text.startswith("["):
         return False
+    # One list in each line, as of messages, is jsonl.
     line, _, rest = text.partition("\n")
     if rest.lstrip().startswith("[") and line.rstrip().endswith("]"):
-        return False  # a list in each line
+        return False
     try:
         first, _ = json.JSONDecoder().raw_decode(text, WHITE.match(text, 1).end())  # type: ignore[union-attr]
     except (ValueError, RecursionError):
@@ -564,8 +569,9 @@ def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
                     raise _broken_array(path, text, bad_row, line, place, reason)
                 continue
             if row >= first_row:
-                is_utf8 = lone_surrogate(text[at:end]) is None
-                yield row // BLOCK_ROWS, row, value if is_utf8 else BadRow("is not UTF-8")
+                if lone_surrogate(text[at:end]) is not None:
+                    value = BadRow("is not UTF-8")
+                yield row // BLOCK_ROWS, row, value
             row, at = row + 1, place + 1
         text += file.read(CHUNK_CHARS)
         if not WHITE.fullmatch(text, at):
@@ -602,7 +608,7 @@ def jsonl_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
             row += 1
             if len(line) == LINE_BYTES and not line.endswith(b"\n"):
                 yield row // BLOCK_ROWS, row, BadRow(f"the line is longer than {LINE_BYTES // 2**20} MiB")
-                while line and not line.endswith(b"\n"):
+                while line and not line.endswith(b"\n"):  # to its end
                     line = file.readline(LINE_BYTES)
                 continue
             if row < first_row:
@@ -641,6 +647,8 @@ def txt_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None
             if line and not separator:
                 lines.append(line)
                 length += len(line)
+            # A piece ends at a separator, at the first blank line when it is long enough, or anywhere when it is twice
+            # as long.
             blank = length >= PIECE_CHARS and line.isspace()
             if lines and (not line or separator or blank or length >= 2 * PIECE_CHARS):
                 piece = "".join(lines).strip("\n")

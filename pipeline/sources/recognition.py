@@ -72,6 +72,7 @@ def recognise(rows: Iterable[Any], *, kind: str) -> Recognised | None:
 def column_types(rows: list[dict]) -> dict[str, str]:
     """Return what each column holds: text, number, boolean, mapping, null, a list by what is in it (messages, turns,
     exchanges, texts, list), tools, or `mixed`."""
+    # What all values of a column are: null fits with everything, an empty list with any list of turns.
     types: dict[str, str] = {}
     for row in rows:
         for name, value in row.items():
@@ -141,6 +142,7 @@ def _chat(types: dict[str, str]) -> Recognised | None:
                 "train TRL's KTOTrainer on the finished model (docs/build_on.md)."
             ),
         )
+    # A column of a usual name, or else any that holds lists of turns and is no prompt or response.
     named, others = [], []
     for name, kind in types.items():
         if name.lower() in CHAT_COLUMNS and kind in LISTS_OF_TURNS:
@@ -175,6 +177,7 @@ def _preferences(types: dict[str, str]) -> Recognised:
 
 def _exchange(types: dict[str, str]) -> Recognised | None:
     """Return a prompt and a response in columns of their own, in any case of letters."""
+    # Of names that differ in case alone, the first column counts.
     lower = {name.lower(): name for name in reversed(list(types))}
     usable = {small: name for small, name in lower.items() if types[name] in ("text", "messages")}
     prompts = [name for name in PROMPTS if name in usable]
@@ -227,6 +230,7 @@ def _text(chat: Recognised | None, types: dict[str, str], rows: list[dict]) -> R
             f"text (column {' or '.join(named)})",
             refusal=f"{found}. {' and '.join(named)} could each be the text. Set text_column: {named[0]}.",
         )
+    # A guess for the message: the column with the most text.
     longest = max(texts, key=lambda name: sum(len(row.get(name) or "") for row in rows), default="COLUMN")
     if chat is not None:
         stage = "Name"
@@ -267,7 +271,7 @@ def first_rows(files: list[SourceFile]) -> list[Any]:
     """Return values of the first rows of a source: of the first file that is here and can be read, else of the first
     one, which is fetched for it."""
     if files and kind_of(files[0].label) == "txt":
-        return [{"text": ""}]
+        return [{"text": ""}]  # it has no columns to look at
     here = [file for file in files if file.path is not None] or files[:1]
     for file in here[:LOOKED_AT_FILES]:
         try:

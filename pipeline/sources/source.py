@@ -76,9 +76,10 @@ class OpenSource:
             files.append({"label": file.label, "sha256": file.sha256, "bytes": file.bytes})
             if file.part != "all":
                 files[-1]["part"] = file.part
+        is_folder = not (self.revision or self.is_built_in)  # on this machine, whose path says nothing elsewhere
         return {
             "name": self.name,
-            "id": self.spec.id if self.revision or self.is_built_in else None,  # none of a folder on this machine
+            "id": None if is_folder else self.spec.id,
             "revision": self.revision,
             "format": self.format.identity(),
             "fingerprint": self.fingerprint,
@@ -112,7 +113,8 @@ class OpenSource:
         when a file is not the one that was verified.
         """
         for number in range(file, len(self.files)):
-            yield from self.read_file(number, block=block if number == file else 0)
+            yield from self.read_file(number, block=block)
+            block = 0  # the next file is read from its beginning
 
     def read_file(self, number: int, *, block: int = 0) -> Iterator[Block]:
         """Yield blocks of one file from that one on. Raises as `read`."""
@@ -142,6 +144,7 @@ class OpenSource:
     def _block(self, rows: list[RawRow], read_row: Callable, path: Path, number: int, index: int) -> Block:
         this, made = self.files[number], Block(file=number, index=index)
         for row_group, row, value in rows:
+            # Of a file that is split by rows, those of the other side.
             if this.part != "all" and is_held_out(this.offset + row, this.period) != (this.part == "validation"):
                 continue
             try:

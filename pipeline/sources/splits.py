@@ -36,6 +36,7 @@ def split_files(root: Path, *, config: str | None, split: str, name: str, where:
             f"{where}.split: {name} has no split {split!r}{of}; it has {', '.join(by_split)}. "
             f"{_write_split(by_split, split)}"
         )
+    # A card may name any path: on a machine with other data its files are not the dataset's.
     files = by_split[split]
     outside = [file for file in files if not Path(os.path.normpath(file)).is_relative_to(root)]
     if outside:
@@ -133,6 +134,7 @@ def saved_files(folder: Path, *, split: str, where: str) -> list[Path]:
     split that there is not, InputMissingError for a file that is gone, DataError for rows that are to be chosen by
     indices.
     """
+    # A DatasetDict has a folder for each split; a Dataset is a folder with a state of its own.
     if (folder / SPLITS).is_file():
         splits = _read(folder / SPLITS, where).get("splits") or []
         if split not in splits:

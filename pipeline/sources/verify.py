@@ -94,7 +94,7 @@ def grouped(lines: list[str]) -> list[str]:
 
     Reasons that differ in numbers alone are one: the place in a row says nothing where hundreds have the mistake.
     """
-    groups: dict[str, list[tuple[str, str]]] = {}
+    groups: dict[str, list[tuple[str, str]]] = {}  # place and reason, by the reason without its numbers
     for line in lines:
         found = re.match(r"(.*?(?::\d+| (?:row|piece) \d+)): (.*)", line, re.DOTALL)
         place, reason = found.groups() if found else ("", line)
@@ -102,12 +102,13 @@ def grouped(lines: list[str]) -> list[str]:
     found_lines = []
     for group in groups.values():
         place, reason = group[0]
-        if len(group) == 1:
-            found_lines.append(f"{place}: {reason}" if place else reason)
+        if len(group) > 1:
+            reason = f"{len(group):,} rows: {reason}"
+            if place:
+                reason += f" (first: {place})"
         elif place:
-            found_lines.append(f"{len(group):,} rows: {reason} (first: {place})")
-        else:
-            found_lines.append(f"{len(group):,} rows: {reason}")
+            reason = f"{place}: {reason}"
+        found_lines.append(reason)
     return found_lines
 
 
@@ -173,6 +174,7 @@ def verify_file(file: SourceFile, form: Format, file_facts: FileFacts, *, column
         facts = read_again(lambda: file_facts.of(path), path=path)
     except PermissionError:
         return Findings([f"{path} may not be read by this user. Change its permissions (chmod u+r)."])
+    # The Hub knows the sha256 of large files; small ones have the id of a git object, which is another hash.
     if file.sha256 and not file.sha256.startswith("git:") and file.sha256 != facts.sha256:
         problem = (
             f"{path} has the sha256 {facts.sha256[:12]}, and the Hub lists {file.sha256[:12]}: it is damaged. Delete "
@@ -185,6 +187,7 @@ def verify_file(file: SourceFile, form: Format, file_facts: FileFacts, *, column
     if identity in facts.checked:
         return Findings()
     findings = check_file(path, form, column_key=column_key)
+    # Kept of sound files alone: what is wrong with one is to be said at every start.
     if not findings.problems and not findings.bad_rows:
         facts.checked.append(identity)
         file_facts.keep(facts)
@@ -205,6 +208,7 @@ def _check(path: Path, form: Format, column_key: str, findings: Findings) -> str
         return reason
     if kind in ("parquet", "arrow"):
         return _check_table(path, form, column_key, findings)
+    # A line of jsonl with a zero byte in it is a bad row.
     with open_bytes(path) as file:
         if kind != "jsonl" and b"\0" in file.read(2**16):
             return NO_TEXT
@@ -258,6 +262,7 @@ def _check_table(path: Path, form: Format, column_key: str, findings: Findings) 
     first = islice(read_rows(path, columns=columns), SAMPLED_ROWS)
     last = read_rows(path, first_row=max(SAMPLED_ROWS, count - SAMPLED_ROWS), columns=columns)
     rows = [*first, *last]
+    # Each reason once: every row of a damaged group has the same.
     damaged = dict.fromkeys(value.reason for _, _, value in rows if isinstance(value, DamagedRow))
     if damaged:
         return f"is damaged: {', '.join(damaged)}. Download it again."
@@ -346,6 +351,7 @@ def _check_lines(path: Path, form: Format, column_key: str, findings: Findings) 
     reason = _mapping_problem(rows, form, column_key)
     if reason:
         return reason
+    # The last line, of which half is missing where a copy was cut off.
     last, item, problem = b"", None, None
     if len(rows) == SAMPLED_ROWS and path.suffix.lower() not in COMPRESSIONS:
         last = _last_line(path).strip(b"\r\n")
@@ -398,6 +404,7 @@ def column_problem(form: Format, found: list[str], column_key: str) -> str | Non
         return (
             f"{text} The files of a source are read alike, as its first one shows: give this file a source of its own."
         )
+    # What is meant: a column of almost this name, or else one of a usual name.
     near = get_close_matches(missing[0], found, n=1)
     if form.columns:
         return f"{text} Correct columns: did you mean {near[0]}?" if near else f"{text} Correct columns."

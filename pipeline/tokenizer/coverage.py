@@ -33,7 +33,7 @@ def span_byte_lengths(tokenizer, text: str) -> tuple[list[int], list[int]]:
     ends = np.cumsum([0, *(len(character.encode()) for character in text)])  # Bytes before each character.
     lengths, covered = [], 0
     for start, end in encoding.offsets:
-        start = max(start, covered)
+        start = max(start, covered)  # several ids may share a character
         lengths.append(int(ends[max(start, end)] - ends[start]))
         covered = max(covered, end)
     return encoding.ids, lengths

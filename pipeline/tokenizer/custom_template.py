@@ -155,7 +155,9 @@ class CustomChatTemplate:
         except Exception as error:  # a template raises whatever its expressions raise
             raise DataError(refusal_of(error)) from None
         (text,), spans = rendered
-        return text, spans[0] if spans else []
+        if not spans:
+            return text, []
+        return text, spans[0]
 
     def _turns(self, messages: list[dict], tools: Any, text: str) -> Spans:
         """Return where each of the assistant's turns is in the text, without the prompt that it answers.

@@ -44,6 +44,8 @@ def ready_tokenizer(settings: TokenizerSettings) -> tuple[Any, list[str]]:
     replaces the template alone. One without gets the built-in template, and behind its last id the control tokens that
     this writes: the model needs rows for them. Raises RecipeError when stage sft cannot train with the template.
     """
+    # 1. The tokenizer, and the template that the recipe gives it. A template of one's own that writes our control
+    #    tokens needs their ids as the built-in one does.
     section = settings.tokenizer
     assert section.path is not None
     tokenizer = open_tokenizer(
@@ -58,6 +60,7 @@ def ready_tokenizer(settings: TokenizerSettings) -> tuple[Any, list[str]]:
         if lines:
             lines[-1] += other_ids
         return tokenizer, lines
+    # 2. One with a template keeps its ids; for SFT the template must show what the assistant writes.
     problems = template_problems(tokenizer)
     whose = section.chat_template or f"the chat template of {section.path}"
     if problems and (given or settings.stage == "sft"):
@@ -124,9 +127,11 @@ def _template_lines(tokenizer: Any, section: Tokenizer, problems: list[str], *, 
 def _completed(tokenizer: Any, section: Tokenizer, *, template: str | None) -> list[str]:
     """Add bos, pad, a chat template and the control tokens that it writes; a line for each change."""
     ids_before, lines = len(tokenizer), []
-    added = _add_missing(tokenizer, [BOS] if tokenizer.bos_token is None else [])
-    if added:
-        tokenizer.bos_token = BOS
+    added: list[str] = []
+    if tokenizer.bos_token is None:
+        added = _add_missing(tokenizer, [BOS])
+        if added:
+            tokenizer.bos_token = BOS
     added += _add_missing(tokenizer, TEMPLATE_MARKS)
     if tokenizer.eos_token != END:
         lines.append(

@@ -203,12 +203,8 @@ def judge(tokenizer, *, train: list, validation: list, beside: str | None = None
                 row["other_tokens"] = _tokens(other, parts)
                 row["other_bytes_per_token"] = row["bytes"] / row["other_tokens"]
             rows[kind] = row
-    return {
-        "ids": len(tokenizer),
-        "other": name,
-        "other_ids": len(other) if other is not None else None,
-        "texts": rows,
-    }
+    other_ids = None if other is None else len(other)
+    return {"ids": len(tokenizer), "other": name, "other_ids": other_ids, "texts": rows}
 
 
 def table(judgement: dict[str, Any]) -> str:

@@ -79,7 +79,9 @@ def marked_texts(message: dict) -> Iterator[tuple[str, str]]:
         function = call.get("function", call)
         yield "calls", function["name"]
         for value in _values(function.get("arguments")):
-            yield "calls", value if isinstance(value, str) else json.dumps(value)
+            if not isinstance(value, str):
+                value = json.dumps(value)
+            yield "calls", value
 
 
 def _values(value: Any) -> Iterator[Any]:

@@ -56,7 +56,7 @@ class ModelFiles:
         return self.weights(model)
 
     def write_small(self, model: Any, folder: Path) -> None:
-        if not self.contents:
+        if not self.contents:  # transformers writes them once; afterwards they are copied
             self.form = saved_form(model, folder, padded=True)
             self.form.save_pretrained(folder, state_dict={})
             self.tokenizer.save_pretrained(folder)
@@ -75,6 +75,7 @@ class ModelFiles:
 
 def read_state(folder: Path) -> tuple[TrainerState, dict[str, Any]]:
     """Return trainer_state.json and position.json. Raises DataError where the checkpoint cannot be continued from."""
+    # Of a sharded model each rank has written a part, and the index names the parts.
     index = f"{OPTIMIZER}.index.json"
     optimizer = index if (folder / index).exists() else OPTIMIZER
     missing = [name for name in (STATE, optimizer, SCHEDULER, POSITION) if not (folder / name).exists()]
@@ -146,7 +147,7 @@ def read_rng(checkpoint: Path, rank: int) -> Tensors | None:
 def unlogged_losses(saved: dict[str, Any], *, step: int, rank: int, ranks: int) -> list[float | None]:
     """Return what a checkpoint of `step` keeps of a rank's losses since the last log; where it is of another number of
     ranks, their means."""
-    losses = saved["losses"]
+    losses = saved["losses"]  # by rank, then by step
     if "since" in saved:  # until November 2026 each rank's sum was kept
         num_steps = step - saved["since"]
         losses = [[loss / max(num_steps, 1)] * num_steps for loss in losses]
@@ -226,10 +227,12 @@ class CheckpointSaver:
         ranks: int = 1,
         **facts,
     ) -> None:
+        # 1. The copies, after which the training may change its tensors.
         target = self.run.checkpoint(step)
         with discarded_after_an_error(target, temporary):
             for name, (tensors, metadata) in large.items():
                 self._image(name, tensors, metadata).fill(tensors)
+        # 2. The process that writes them, hashes them, and gives the folder its name when it is whole.
         self.job = checkpoints.Job(
             temporary=str(temporary),
             target=str(target),

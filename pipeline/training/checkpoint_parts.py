@@ -31,6 +31,7 @@ def own_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def divided(tensors: Mapping[str, Tensor], parts: int) -> list[list[str]]:
     """Return the names in so many lists of about as many bytes, the largest tensors first; the same on every rank."""
+    # Each goes to the list that has the fewest bytes so far.
     lists: list[list[str]] = [[] for _ in range(parts)]
     filled = [0] * parts
     for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):

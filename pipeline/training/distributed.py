@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from pipeline.metrics import Numbers
 from pipeline.process.errors import TandemError
 
 Decision = TypeVar("Decision")
@@ -65,7 +66,7 @@ def from_every_rank(value: Any) -> list:
     return values
 
 
-def numbers_of_every_rank(numbers: dict[str, float], device: torch.device) -> list[dict[str, float]]:
+def numbers_of_every_rank(numbers: Numbers, device: torch.device) -> list[Numbers]:
     """Return the numbers of every rank, which all have the same names, by one gather on the device."""
     if num_ranks() == 1:
         return [numbers]
@@ -105,8 +106,9 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 def set_rng_state(state: dict[str, torch.Tensor]) -> None:
     """Put back what get_rng_state gave."""
     version, *python = state["python"].tolist()
-    gauss = state["python_gauss"].item()
-    random.setstate((version, tuple(python), None if math.isnan(gauss) else gauss))
+    second = state["python_gauss"].item()
+    gauss = None if math.isnan(second) else second
+    random.setstate((version, tuple(python), gauss))
     position, has_gauss = state["numpy_position"].tolist()
     keys = state["numpy"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", keys, position, has_gauss, state["numpy_gauss"].item()))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.metrics import AROUND, ENOUGH, HIGH_NORM, RecentValues
+from pipeline.metrics import AROUND, ENOUGH, HIGH_NORM, Numbers, RecentValues
 from pipeline.model.finite import first_nonfinite
 from pipeline.process.errors import DataError, DivergedError
 from pipeline.process.progress import write
@@ -116,6 +116,7 @@ class StepGuard:
     def _read(self, norm: Tensor | float, losses: list[Tensor]) -> list[float]:
         """Return the step's norm, and its loss where on_spike needs it: here, and nowhere else in a step, the host
         waits."""
+        # Where only a NaN ends or skips a step, the norm alone shows it: a NaN in the loss is one in the gradients.
         if self.monitor.on_spike != "skip":
             return [float(norm)]
         loss = torch.stack(losses).sum()
@@ -183,6 +184,7 @@ class StepGuard:
 
         last_step: the number of steps made; logged: values of the steps up to it, None of a skipped one.
         """
+        # 1. Each value against those before it. The first ones had none: they are looked at once there are enough.
         found: list[dict[str, Any]] = []
         for name, values in logged.items():
             for step, value in enumerate(values, last_step + 1 - len(values)):
@@ -193,6 +195,7 @@ class StepGuard:
                 if name == "train/loss" and len(self.recent[name]) == ENOUGH + AROUND:
                     for ago, early in self.recent[name].early_spikes():
                         self._record("spike", step=step - ago, name=name, **early)
+        # 2. In the order of steps: recorded, the end of the run where the recipe says so, or a line.
         found.sort(key=lambda spike: spike["step"])
         shown = []
         for spike in found:
@@ -215,6 +218,7 @@ class StepGuard:
         self, event: str, step: int, *, reason: str, advice: str, may_skip: bool, events: list[dict[str, Any]]
     ) -> None:
         """Record the step as skipped, or end the run where the recipe does not skip, or not that often."""
+        # 1. One skip more, unless that is one too many.
         if may_skip:
             self.skips = [s for s in self.skips if s > step - AMONG_STEPS] + [step]
             if len(self.skips) > self.monitor.max_skips:
@@ -223,8 +227,10 @@ class StepGuard:
                     f", after {len(self.skips) - 1} skipped steps of the last {AMONG_STEPS} (monitor.max_skips is "
                     f"{self.monitor.max_skips})"
                 )
+        # 2. Recorded either way; steps of metrics.jsonl are counted from 1.
+        action = "skip" if may_skip else "stop"
         for facts in events:
-            self._record(event, step=step + 1, action="skip" if may_skip else "stop", **facts)
+            self._record(event, step=step + 1, action=action, **facts)
         if not may_skip:
             error = DivergedError(
                 f"step {step}: {reason}; the update was not made, and the checkpoints before it are good. {advice}"
@@ -235,10 +241,10 @@ class StepGuard:
             print(f"{event}: step {step} is skipped: {reason}", flush=True)
         self.skipped_steps += 1
 
-    def read(self, *, max_norm: float) -> dict[str, float]:
+    def read(self, *, max_norm: float) -> Numbers:
         """Return, of the steps since the last reading, the largest and the median norm and the share of those above
         max_norm (inf: nothing is clipped), and the counts of the whole run."""
-        numbers: dict[str, float] = {
+        numbers: Numbers = {
             "optim/nonfinite_steps": self.nonfinite_steps,
             "optim/skipped_steps": self.skipped_steps,
         }

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.hardware.device import model_replicas
 from pipeline.hardware.processor import process_start
+from pipeline.metrics import Numbers
 from pipeline.monitor.heartbeat import beat
 from pipeline.recipe.sizes import Sizes
 from pipeline.training.norms import count_zeros, group_by_placement, local, norm_over_ranks
@@ -31,7 +32,7 @@ class DeviceMemory:
         self.device, self.cuda = device, cuda
         self.run_peak = self.start_peak = 0
 
-    def read(self) -> dict[str, float]:
+    def read(self) -> Numbers:
         """Return mem/* of this rank; the interval of peak_allocated begins again."""
         if self.device.type != "cuda":
             return {}
@@ -72,11 +73,12 @@ class UpdateNumbers:
         for of_one_placement in gradients:
             zeros.append(count_zeros([local(gradient) for gradient in of_one_placement]))
         self._zeros, self._norms = torch.stack(zeros), []
+        # The update's norm is measured while it is made, by our own optimizer.
         ours = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
         if isinstance(ours, MuonAdamW):
             ours.measure_next_update(self._norms)
 
-    def read(self, parameters: Sequence[Tensor]) -> dict[str, float]:
+    def read(self, parameters: Sequence[Tensor]) -> Numbers:
         """Return optim/param_norm, optim/num_zeros_in_grad and optim/update_ratio; nothing without `record`, and no
         ratio where the update was skipped or the optimizer is another's."""
         if self._zeros is None:
@@ -193,9 +195,9 @@ class RankStepTimer:
         return begun.elapsed_time(end) / 1000  # from ms
 
 
-def slowest(seconds: list[float]) -> dict[str, float]:
+def slowest(seconds: list[float]) -> Numbers:
     """Return the slowest rank and its time as a multiple of the others' mean. seconds: of each rank, at least two."""
-    rank = max(range(len(seconds)), key=seconds.__getitem__)
+    rank = seconds.index(max(seconds))
     others = (sum(seconds) - seconds[rank]) / (len(seconds) - 1)
     return {"perf/slowest_rank": seconds[rank] / max(others, 1e-9), "perf/slowest_rank_id": rank}
 
@@ -224,19 +226,21 @@ class StepMeter:
         self.tokens_at, self.max_steps, self.world_size = tokens_at, max_steps, world_size
         self.sizes, self.peak, self.bf16_peak = sizes, peak, bf16_peak
         # Keys by the layers' windows, of this rank's isolated rows since the last reading.
-        windows = [min(window, sizes.row_tokens) for window in sizes.windows] if sizes else []
-        self._keys, self._positions = dict.fromkeys(windows, 0), 0
-        self.total_s = 0.0
+        self._keys: dict[int, int] = {}
+        self._positions = 0
+        if sizes:
+            self._keys = {min(window, sizes.row_tokens): 0 for window in sizes.windows}
+        self.total_s = 0.0  # of steps, over all attempts
         self.targets = 0  # trained on so far, over all ranks and attempts
         self.loss_ema, self.num_losses = 0.0, 0
         self._paused_s = self._waited_s = 0.0
         self._started: float | None = None
         self._paused_at: float | None = None
-        self._steps_since = 0
+        self._steps_since = 0  # the last reading
         self._first = True
         self._first_step_s: float | None = None
         self._carried_s = 0.0  # of the interval that was open at the checkpoint
-        self._timed_tokens, self._timed_s = 0, 0.0
+        self._timed_tokens, self._timed_s = 0, 0.0  # of all intervals but the first, for the forecast
 
     def begin(self) -> None:
         """Begin a step. What came before the first one, as loading a checkpoint, is no time of steps."""
@@ -340,7 +344,7 @@ class StepMeter:
         now = time.perf_counter() if self._paused_at is None else self._paused_at  # a pause is no time of steps
         return self._carried_s + now - self._started - self._paused_s
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> Numbers:
         """Return the state. open_s, open_steps: of the interval since the last reading."""
         return {
             "total_s": self.total_s,
@@ -351,7 +355,7 @@ class StepMeter:
             "targets": self.targets,
         }
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: Numbers) -> None:
         self.total_s, self.loss_ema = state["total_s"], state["loss_ema"]
         self.num_losses = int(state["logged"])
         self.targets = int(state["targets"])

@@ -80,7 +80,9 @@ class RowOrigins:
         files = {source["name"]: [file["label"] for file in source["files"]] for source in inputs}
         named = []
         for source, file, group, row in origins:
-            label = files[source][file] if source in files else f"file {file}"
+            label = f"file {file}"  # of a source that the manifest does not list
+            if source in files:
+                label = files[source][file]
             named.append([source, label, group, row])
         return named
 

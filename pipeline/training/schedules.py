@@ -4,6 +4,7 @@ step."""
 import math
 from typing import Any
 
+from pipeline.metrics import Numbers
 from pipeline.recipe.batch import halvings_at
 from pipeline.recipe.schema import Schedule
 
@@ -15,6 +16,7 @@ LAST_MOMENTUM = 0.90
 def decay_progress(schedule: Schedule, step: int, max_steps: int) -> float:
     """Return how far the fall of the rates is: 0 up to its first step, 1 at `max_steps`, which is after the last
     step."""
+    # The last decay_fraction of the steps: 0 at step max_steps - decay_steps, 1 at max_steps.
     decay_steps = round(schedule.decay_fraction * max_steps)
     if decay_steps == 0:
         return 0.0
@@ -44,8 +46,10 @@ def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int) -> f
 
 def muon_momentum(schedule: Schedule, step: int, max_steps: int, *, peak: float) -> float:
     """Return 0.85 rising to `peak` over momentum_warmup_steps, falling to 0.90 with the rates; never above `peak`."""
+    # 1. From the peak to 0.90, as the rates fall.
     p = decay_progress(schedule, step, max_steps)
     momentum = (1 - p) * peak + p * min(LAST_MOMENTUM, peak)
+    # 2. At the beginning from 0.85 to the peak.
     if step < schedule.momentum_warmup_steps:
         p = step / schedule.momentum_warmup_steps
         momentum = min(momentum, (1 - p) * min(FIRST_MOMENTUM, peak) + p * peak)
@@ -108,7 +112,7 @@ class StepSchedule:
         apply_schedule(self.optimizer, self.schedule, self.next_step, self.max_steps)
 
 
-def logged_rates(scheduler: Any, *, trainer_rate: float, peak: float, skipped: bool) -> dict[str, float]:
+def logged_rates(scheduler: Any, *, trainer_rate: float, peak: float, skipped: bool) -> Numbers:
     """Return optim/lr, the first group's rate, and the multiplier lrm of the step just made.
 
     trainer_rate, peak: of transformers' own schedulers. skipped: whether the fp16 scaler skipped the update.

@@ -19,6 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from pipeline.data.loader import StepLoader, on_device
 from pipeline.evals.bpb import EvaluationInterrupted, score_validation
 from pipeline.hardware.device import batch_rank, batch_ranks, tensor_parallel_size
+from pipeline.metrics import Numbers
 from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Hub, Monitor, Schedule
 from pipeline.run_dir.failures import is_out_of_memory
@@ -38,7 +39,7 @@ from pipeline.training.log_row import LogRow, measures_update
 from pipeline.training.meters import LossSum, RankStepTimer, StepMeter
 from pipeline.training.nonfinite import NonFiniteReport, RowOrigins, find_nonfinite
 from pipeline.training.norms import group_by_placement, total_norm
-from pipeline.training.optimizer_state import optimizer_settings, optimizer_tensors
+from pipeline.training.optimizer_state import Tensors, optimizer_settings, optimizer_tensors
 from pipeline.training.ranks import Ranks
 from pipeline.training.schedules import StepSchedule, logged_rates
 from pipeline.training.stages import stage_of
@@ -80,7 +81,7 @@ class Evaluation:
     tasks: dict[str, Any]
     tokenizer: Any
 
-    def score(self, model: nn.Module, *, interruptible: Callable[[Iterable], Iterable]) -> dict[str, float]:
+    def score(self, model: nn.Module, *, interruptible: Callable[[Iterable], Iterable]) -> Numbers:
         """Return metrics of the bare model by name. interruptible: wraps batches, and may raise
         EvaluationInterrupted on every rank."""
         metrics = score_validation(model, self.validation, watched=interruptible, **self.options)
@@ -214,7 +215,7 @@ class TandemTrainer(Trainer):
             num_train_epochs = 0
         return num_train_epochs, *values
 
-    def count_batch(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def count_batch(self, batch: Tensors) -> Tensors:
         """Count tokens and bytes of a batch while it is on the host; return the tensors to add to it."""
         self.meter.count(batch)
         return self.train_bpb.count(batch)
@@ -252,7 +253,7 @@ class TandemTrainer(Trainer):
     def training_step(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, torch.Tensor],
+        inputs: Tensors,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         loss = self.forward_backward(model, inputs, num_items_in_batch)
@@ -261,7 +262,7 @@ class TandemTrainer(Trainer):
         return loss
 
     def forward_backward(
-        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | int | None
+        self, model: torch.nn.Module, inputs: Tensors, num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
         """Run forward and backward of one micro-batch that is on the device; return this micro-batch's share of the
         global token mean, of the text alone."""
@@ -290,7 +291,7 @@ class TandemTrainer(Trainer):
             self.train_bpb.add(nats, outputs, inputs["shift_labels"], special)
         return (loss, outputs) if return_outputs else loss
 
-    def floating_point_ops(self, inputs: dict[str, torch.Tensor]) -> int:
+    def floating_point_ops(self, inputs: Tensors) -> int:
         return 0  # the meter counts exactly; Trainer's leaves attention out and walks the model every micro-batch
 
     def _clip_grad_norm(self, model):
@@ -328,7 +329,7 @@ class TandemTrainer(Trainer):
                 torch.nn.utils.clip_grads_with_norm_(of_one_placement, self.args.max_grad_norm, norm)
         return norm
 
-    def trained_parameters(self) -> list[torch.Tensor]:
+    def trained_parameters(self) -> list[Any]:
         """Return the optimizer's parameters, in the order of its groups."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
@@ -348,7 +349,7 @@ class TandemTrainer(Trainer):
             one_gradient=self.is_sharded,
         )
 
-    def micro_step_gradients(self, model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    def micro_step_gradients(self, model: nn.Module) -> Iterator[Tensors]:
         """Yield the gradients of each micro-step of this step, computed again, before they are summed over ranks or
         clipped. Another dropout may hide what was not finite."""
         step, device = self.state.global_step, self.args.device
@@ -442,7 +443,7 @@ class TandemTrainer(Trainer):
 
     # ---- evaluation and logging ----
 
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> Numbers:
         """Return metrics of the bare model by name, the same on every rank; the training's random state does not
         move."""
         started, step = time.perf_counter(), self.state.global_step
@@ -450,7 +451,7 @@ class TandemTrainer(Trainer):
         interruptible = self.interruptible
         if self.is_sharded:
             interruptible = partial(interruptible, lockstep=True)
-        metrics: dict[str, float] | None = None
+        metrics: Numbers | None = None
         with suppress(EvaluationInterrupted), self.meter.pause(), preserved_rng(), forward_only(self.model):
             metrics = self.evaluation.score(self.model, interruptible=interruptible)
         self.recorded_evaluations.add(step)
@@ -646,7 +647,7 @@ class Restore(TrainerCallback):
     def __init__(self, load_state: Callable[[Path, dict[str, Any]], None]):
         self.load_state, self.start_step = load_state, 0
         self.checkpoint: Path | None = None
-        self.rng: dict[str, torch.Tensor] | None = None
+        self.rng: Tensors | None = None
 
     def read(self, checkpoint: Path) -> dict[str, Any]:
         """Read where the training begins, before it does; return position.json."""

@@ -6,8 +6,8 @@ import yaml
 
 from pipeline.process.storage import write_text
 from pipeline.report.__main__ import main
+from pipeline.report.compared_curves import curve_over, flops_per_token, legends
 from pipeline.report.comparison import changes, comparison, difference, differing, repeats
-from pipeline.report.curves import curve_over, flops_per_token, legends
 from pipeline.report.run_data import read_run, read_runs
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory

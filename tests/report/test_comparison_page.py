@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.report.comparison import comparison_panels, write_comparison
-from pipeline.report.curves import LOOKS, curve_over, legends
+from pipeline.report.compared_curves import comparison_panels, curve_over, legends
+from pipeline.report.comparison import write_comparison
+from pipeline.report.curves import LOOKS
 from pipeline.report.run_data import read_runs
 from pipeline.run_dir.columns import Columns
 from tests.contrib.test_imported_logs import NANOCHAT_HEAD, base_line

@@ -12,7 +12,6 @@ from pipeline.process.errors import InputMissingError
 from pipeline.process.storage import write_json, write_text
 from pipeline.report.__main__ import main
 from pipeline.report.comparison import comparison
-from pipeline.report.markdown import cell, code, number, spread
 from pipeline.report.run_data import read_run
 from pipeline.report.single import report
 from pipeline.run_dir.checkpoints import whole_folder
@@ -169,26 +168,3 @@ def test_the_report_command_imports_no_torch_and_ends_within_seconds(tmp_path):
     subprocess.run([sys.executable, "-c", check, folder], check=True, cwd=Path(__file__).parents[2])
     after = os.times()
     assert after.children_user + after.children_system - before.children_user - before.children_system < 20
-
-
-def test_cells_and_code_blocks_survive_hostile_text():
-    assert cell("a|b\nc\\") == "a\\|b<br>c\\\\"
-    assert cell("<script>\x15") == "&lt;script>\\\\x15"
-    assert cell("![a](b) *c* _d_ e_f `g` &lt;") == "![a]\\(b) \\*c\\* \\_d_ e_f \\`g\\` &amp;lt;"
-    assert code("```\nx").startswith("````\n")
-
-
-def test_numbers_keep_what_matters():
-    assert [number(v) for v in (None, 0, 1234567, 1.23456789, 123456.7, 1e-5)] == [
-        None,
-        "0",
-        "1,234,567",
-        "1.235",
-        "123,457",
-        "1e-05",
-    ]
-
-
-def test_spread_keeps_the_first_and_the_last():
-    assert spread(list(range(100)), 4) == [0, 33, 66, 99]
-    assert spread([1, 2], 4) == [1, 2]

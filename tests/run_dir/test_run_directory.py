@@ -24,7 +24,7 @@ def test_a_run_in_use_is_refused_by_name_until_its_owner_dies(tmp_path):
     RunDirectory(tmp_path / "run").hold()
 
 
-def test_a_run_that_may_only_be_read_is_known_to_be_in_use(tmp_path):
+def test_a_read_only_run_is_known_to_be_in_use(tmp_path):
     path = tmp_path / "lock"
     path.touch()
     assert not is_locked(path)

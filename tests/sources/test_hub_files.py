@@ -209,7 +209,7 @@ PAGE = b"<html><head><title>Too many requests</title></head></html>"
 
 
 @pytest.mark.parametrize("number", [1, 3])  # 3 is held out
-def test_a_page_among_the_files_is_named_before_step_1_and_nothing_is_fetched(hub, tmp_path, number):
+def test_a_page_among_the_files_is_named_and_nothing_is_fetched(hub, tmp_path, number):
     name = f"data/train-{number:05d}-of-00004.jsonl"
     hub.files[name] = PAGE
     failed = read(hub, tmp_path, blocks=1, text_column="text")
@@ -237,7 +237,7 @@ def test_a_parquet_file_without_its_footer_is_named_before_step_1(hub, tmp_path)
 
 
 @pytest.mark.full
-def test_of_a_server_without_ranges_no_more_is_read_than_the_check_needs(hub, tmp_path):
+def test_a_server_without_ranges_is_read_no_further_than_needed(hub, tmp_path):
     hub.ranges = False
     hub.files = {f"data/train-{n}.parquet": parquet([f"file {n} row {r}" for r in range(5000)]) for n in range(3)}
     assert len(read(hub, tmp_path / "whole", text_column="text")["texts"]) == 10_000
@@ -247,7 +247,7 @@ def test_of_a_server_without_ranges_no_more_is_read_than_the_check_needs(hub, tm
 
 
 @pytest.mark.full
-def test_after_one_file_that_the_hub_does_not_give_the_others_are_checked_when_they_are_fetched(hub, tmp_path):
+def test_after_a_file_without_answer_others_are_checked_when_fetched(hub, tmp_path):
     hub.part_status = 503
     hub.files = {f"data/train-{n:02d}.jsonl": f'{{"text": "row {n}"}}\n'.encode() for n in range(60)}
     assert len(read(hub, tmp_path, blocks=1, text_column="text")["texts"]) == 1
