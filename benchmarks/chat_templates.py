@@ -134,9 +134,9 @@ def conversations(folder: Path) -> dict:
     for number, (kind, (row, *_)) in enumerate(KINDS.items()):
         path = folder / f"{number}.jsonl"
         path.write_text(json.dumps(row) + "\n")
-        recipe = Recipe()
+        recipe = Recipe(stage="sft")
         recipe.data.sources, recipe.data.validation = [Source(files=str(path))], []
-        (source,), _ = open_sources(recipe, kind="chat")
+        (source,), _ = open_sources(recipe.source_settings())
         (read[kind],) = [item for block in source.once.read() for item in block.items]
     return read
 
@@ -199,7 +199,7 @@ def judge(path: Path, talks: dict, folder: Path) -> dict[str, str]:
         save_tokenizer(path.read_text(), folder)
         recipe = Recipe()
         recipe.tokenizer.path, recipe.stage = str(folder), "sft"
-        tokenizer, _ = ready_tokenizer(recipe)
+        tokenizer, _ = ready_tokenizer(recipe.tokenizer_settings())
     except TandemError as error:
         reason = re.sub(r"/tmp/\S+", "FOLDER", str(error))
         return dict.fromkeys(KINDS, f"refused: {reason[:200]}")

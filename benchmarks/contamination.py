@@ -26,6 +26,7 @@ from pipeline.contrib.decontamination import Matches, Watchlist
 from pipeline.data.prepare import prepare_now
 from pipeline.data.row_plan import plan_rows
 from pipeline.recipe import read_recipe
+from pipeline.recipe.dial import row_settings
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
 
@@ -81,8 +82,8 @@ def main() -> None:
             ],
             stage="pretrain",
         )
-        sources = open_sources(recipe, kind="text")
-        tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
+        sources = open_sources(recipe.source_settings())
+        tokenizer = load_or_train(recipe.tokenizer_settings(), sources[0], validation=sources[1])
         tasks = tasks_of(options.items)
         started = time.process_time()
         watchlist = Watchlist.of(tasks)
@@ -97,7 +98,7 @@ def main() -> None:
                 read_s[:] = time.process_time() - started[0], time.perf_counter() - started[1]
             spared = read_s if path else (0.0, 0.0)
             began = time.process_time(), time.perf_counter()
-            plans[path] = plan_rows(recipe, tokenizer, sources=sources, watchlist=path)
+            plans[path] = plan_rows(row_settings(recipe), tokenizer, sources=sources, watchlist=path)
             prepare_now(plans[path], tokenizer, sources=sources)
             return time.process_time() - began[0] - spared[0], time.perf_counter() - began[1] - spared[1]
 

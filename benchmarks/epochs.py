@@ -64,7 +64,7 @@ def score(
     )
     recipe = resolve_warmup(recipe)
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": None, "pad_token_id": None}
-    fields = model_fields(recipe, vocab_size=len(tokenizer), **ids)
+    fields = model_fields(recipe.model, vocab_size=len(tokenizer), **ids)
     model: Any = build_model(recipe.model.type, fields, attn_implementation="sdpa", seed=seed)
     optimizer = build_optimizer(model, recipe)
     schedule = StepSchedule(optimizer, recipe.optimizer.schedule, steps)

@@ -159,7 +159,9 @@ def _fields(kind: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
         path.write_text(RECIPE.format(kind=kind, options=json.dumps(OPTIONS.get(kind, {}))))
-        return model_fields(read_recipe([str(path)]), vocab_size=320, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+        return model_fields(
+            read_recipe([str(path)]).model, vocab_size=320, bos_token_id=0, eos_token_id=1, pad_token_id=2
+        )
 
 
 def _small_parts(config_class: Any) -> Any:

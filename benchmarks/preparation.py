@@ -30,6 +30,7 @@ from pipeline.data.prepare import prepare_now
 from pipeline.data.row_plan import plan_rows, sequence_folder
 from pipeline.process.storage import read_json
 from pipeline.recipe import read_recipe
+from pipeline.recipe.dial import row_settings
 from pipeline.recipe.schema import with_values
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
@@ -64,14 +65,16 @@ def main() -> None:
             ],
             stage="pretrain",
         )
-        sources = open_sources(recipe, kind="text")
-        tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
+        sources = open_sources(recipe.source_settings())
+        tokenizer = load_or_train(recipe.tokenizer_settings(), sources[0], validation=sources[1])
         texts = [item.text for source in sources[0] for block in source.read(file=0, block=0) for item in block.items]
         encoder = Encoder(tokenizer, num_proc=1)
         tokens = sum(map(len, encoder.encode(texts)))
 
         def plan_of(processes: int) -> dict:
-            return plan_rows(with_values(recipe, {"data.num_proc": processes}), tokenizer, sources=sources)
+            return plan_rows(
+                row_settings(with_values(recipe, {"data.num_proc": processes})), tokenizer, sources=sources
+            )
 
         def prepare(processes: int = 1) -> None:
             shutil.rmtree(Path(folder) / "shards", ignore_errors=True)

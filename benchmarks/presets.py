@@ -83,7 +83,7 @@ class Training:
         overrides, identity_blocks = VARIANTS[name]
         recipe = read_recipe([str(data["recipe"]), *overrides, *keys], stage="pretrain")
         ids = {"bos_token_id": data["tokenizer"].bos_token_id, "eos_token_id": None, "pad_token_id": None}
-        fields = model_fields(recipe, vocab_size=len(data["tokenizer"]), **ids)
+        fields = model_fields(recipe.model, vocab_size=len(data["tokenizer"]), **ids)
         self.model: Any = build_model(
             recipe.model.type, fields, attn_implementation="eager", seed=seed, identity_blocks=identity_blocks
         )

@@ -15,7 +15,6 @@ from pipeline.hardware.accelerators import planned_device  # noqa: E402
 from pipeline.plan.memory import usable_bytes  # noqa: E402
 from pipeline.plan.plan import Plan, make_plan  # noqa: E402
 from pipeline.recipe import read_recipe  # noqa: E402
-from pipeline.recipe.batch import micro_batch  # noqa: E402
 
 PAGE = ROOT / "docs" / "hardware.md"
 BEGIN, END = "<!-- by benchmarks/what_fits.py -->\n", "<!-- to here -->\n"
@@ -47,7 +46,7 @@ def cell(plan: Plan) -> str:
     assert plan.device.memory_gib
     if plan.memory.total > usable_bytes(plan.device.memory_gib):
         return "-"
-    return f"{micro_batch(plan.recipe)} rows, {time_text(plan.duration.total)}"
+    return f"{plan.recipe.micro_batch_rows} rows, {time_text(plan.duration.total)}"
 
 
 def table() -> str:

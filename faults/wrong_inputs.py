@@ -37,11 +37,11 @@ def recipe_is_reported(content: bytes, expected: list[str], folder: Path, *overr
 
 def sources(folder: Path, kind: str, *, max_bad_rows: int = 0) -> tuple[list, list]:
     """Open the files of the folder's data/ as a stage does; named by a glob, so that a csv or arrow file beside jsonl counts."""
-    recipe = Recipe(path=str(folder / "recipe.yaml"))
+    recipe = Recipe(path=str(folder / "recipe.yaml"), stage="sft" if kind == "chat" else "pretrain")
     recipe.data.cache_dir = str(folder / "cache")
     recipe.data.sources = [Source(files=str(folder / "data" / "*"))]
     recipe.data.max_bad_rows = max_bad_rows
-    return open_sources(recipe, kind=kind)
+    return open_sources(recipe.source_settings())
 
 
 def lay(case: WrongFile, folder: Path) -> None:
@@ -71,13 +71,13 @@ from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 for number, kind in enumerate(json.loads(sys.stdin.read())):
-    recipe = Recipe(path="recipe.yaml")
+    recipe = Recipe(path="recipe.yaml", stage="sft" if kind == "chat" else "pretrain")
     recipe.data.cache_dir = sys.argv[1]
     recipe.data.sources = [Source(id=f"faults/case-{number}", files="*")]  # Of several formats `datasets` reads one alone.
     recipe.data.max_bad_rows = 200
     message, items, when = [], [], "start"
     try:
-        train, validation = open_sources(recipe, kind=kind)
+        train, validation = open_sources(recipe.source_settings())
         when = "reading"
         for source in train + validation:
             for block in source.read():

@@ -357,6 +357,10 @@ class Protocol:
         return ", ".join(f"{_words(name)} {_value(value)}" for name, value in self.parts.items() if name != "score")
 
 
+Numbers = dict[str, float]  # by metric name
+Results = list[dict[str, Any]]  # rows for evals.json: name, value, its protocol and what else is known of it
+
+
 def digest(value: Any, length: int = 16) -> str:
     """Return the first hex digits of the hash of a JSON value, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:length]

@@ -30,7 +30,6 @@ from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeE
 from pipeline.process.progress import seconds_text
 from pipeline.process.storage import lock, read_json, write_json, write_text
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
-from pipeline.recipe.batch import step_rows
 from pipeline.recipe.layers import EXCLUSIVE, read_layers
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.start_from import resolve_start
@@ -241,6 +240,7 @@ def _test(baseline: Sequence[Figure], figures: Sequence[Figure]) -> dict[str, An
     if diverged := diverged_text(figures):  # the seeds that are left are its luckier ones
         return none | {"verdict": diverged}
     base = {figure.seed: figure for figure in baseline if figure.value is not None}
+    # Pairs of the same seed: what the seed alone does falls out of the difference.
     differences = []
     for figure in figures:
         if figure.value is not None and figure.seed in base:
@@ -281,10 +281,10 @@ def markdown(record: dict[str, Any]) -> str:
                 label(entry["values"]),
                 entry["steps"],
                 sum(run["value"] is not None for run in entry["runs"]),
-                average and f"{average:.5f}",
-                None if difference is None else f"{difference:+.5f}",
-                interval and f"{interval[0]:+.5f} to {interval[1]:+.5f}",
-                None if p is None else f"{p:.3g}",
+                _shown(average, "{:.5f}"),
+                _shown(difference, "{:+.5f}"),
+                interval and "{:+.5f} to {:+.5f}".format(*interval),
+                _shown(p, "{:.3g}"),
                 entry["verdict"],
             ]
         )
@@ -297,6 +297,10 @@ def markdown(record: dict[str, Any]) -> str:
     if not record["complete"]:
         notes.append("The sweep has not ended: the same command continues it.")
     return f"# {record['name']}\n\n{filled_table(head, rows)}\n" + "\n\n".join(notes) + "\n"
+
+
+def _shown(value: float | None, form: str) -> str | None:
+    return None if value is None else form.format(value)
 
 
 def label(values: dict[str, str]) -> str:
@@ -366,15 +370,17 @@ class Runs:
         if self.signal:
             return
         if process.returncode in STOPPED:
-            self._forward(signal.SIGINT if process.returncode == 130 else signal.SIGTERM, None)
+            number = signal.SIGINT if process.returncode == 130 else signal.SIGTERM
+            self._forward(number, None)
             return
         figure = figure_of(job, self.metric)
-        result = f"{self.metric} {figure.value:.5f}" if figure.value is not None else figure.status
-        if figure.value is None:
+        if figure.value is not None:
+            result = f"{self.metric} {figure.value:.5f}"
+        else:
             *_, last_line = self._log(job).read_text(errors="replace").strip().splitlines() or [""]
             if process.returncode == RecipeError.status:  # so it is for every seed
                 raise RefusedError(f"{job.label}, seed {job.seed}: {last_line.removeprefix('error: ')}")
-            result += f", status {process.returncode}: {last_line} ({self._log(job)})"
+            result = f"{figure.status}, status {process.returncode}: {last_line} ({self._log(job)})"
         print(f"{job.label}, seed {job.seed}: {result} ({seconds_text(time.time() - began)})", flush=True)
         when_ended()
 
@@ -428,6 +434,7 @@ def search(
     direction: Any = "minimize" if better == "lower" else "maximize"
     made = optuna.create_study(study_name=study, storage=f"sqlite:///{file}", direction=direction, load_if_exists=True)
     for number in range(trials):
+        # A sampler for each trial, so that its proposal does not depend on where this process began.
         made.sampler = optuna.samplers.TPESampler(seed=number)
         known = made.get_trials(deepcopy=False)  # the last may have been under way when the sweep was stopped
         if number < len(known) and known[number].state.is_finished():
@@ -478,35 +485,37 @@ class Sweep:
         if self._held is None:
             raise CannotWriteError(f"{self.folder}: another sweep is writing it. Wait for it, or give another --name.")
         earlier = self._earlier(digest) or {}
+        # What `latest:` means is kept from the first call: a run that ends meanwhile would change it.
         self.fixed = earlier.get("pinned") or self._pinned(recipe)
         self.recipe = self._recipe([])
         self.plan = self.plan_of([])
-        self.record = earlier or {
-            "name": self.folder.name,
-            "recipe": options.recipe,
-            "fixed": fixed,
-            "equal": options.equal,
-            "baseline_sha256": digest,
-            "complete": False,
-            "baseline": self._new({}, [], self.plan.steps, self._step_s([]) if options.equal == "time" else None),
-            "candidates": [],
-        }
+        self.record = earlier
+        if not earlier:
+            step_s = self._step_s([]) if options.equal == "time" else None
+            self.record = {
+                "name": self.folder.name,
+                "recipe": options.recipe,
+                "fixed": fixed,
+                "equal": options.equal,
+                "baseline_sha256": digest,
+                "complete": False,
+                "baseline": _entry({}, [], self.plan.steps, step_s),
+                "candidates": [],
+            }
         self.record |= {"metric": self.metric, "better": self.better, "pinned": self.fixed}
 
     def _earlier(self, digest: str) -> dict[str, Any] | None:
         """Return the record of an earlier call."""
         file = self.folder / "sweep.json"
-        record = read_json(file) if file.exists() else None
-        if record is not None and record.get("baseline_sha256") != digest:
+        if not file.exists():
+            return None
+        record = read_json(file)
+        if record.get("baseline_sha256") != digest:
             raise RecipeError(
                 f"{file}: is of another baseline (recipe, fixed values or --equal), so its table cannot grow. Give "
                 "another --name."
             )
         return record
-
-    @staticmethod
-    def _new(values: dict[str, str], overrides: list[str], steps: int | None, step_s: float | None) -> dict[str, Any]:
-        return {"values": values, "overrides": overrides, "steps": steps, "step_s": step_s, "runs": []}
 
     def _words(self, overrides: list[str]) -> list[str]:
         """Return the overrides of every run, and these over them."""
@@ -550,6 +559,7 @@ class Sweep:
         for entry in self.record["candidates"]:
             if entry["values"] == values:
                 return entry
+        # 1. The same recipe under another spelling is the same candidate.
         overrides = [f"{key}={value}" for key, value in values.items()]
         try:
             digest, plan = _digest(dump_recipe(self._recipe(overrides))), self.plan_of(overrides)
@@ -560,6 +570,7 @@ class Sweep:
         for entry in self.record["candidates"]:
             if entry.get("recipe_sha256") == digest:  # another spelling: 0.50 and .5
                 return entry
+        # 2. As many steps as the budget gives it.
         step_s = None
         if self.options.equal == "time":
             # The baseline is measured again now, as a machine's speed changes from minute to minute.
@@ -569,7 +580,7 @@ class Sweep:
             raise RefusedError(f"{label(values)}: not one step fits into the baseline's budget.")
         if steps != plan.steps:
             overrides.append(f"train.max_steps={steps}")
-        entry = self._new(values, overrides, steps, step_s) | {"recipe_sha256": digest}
+        entry = _entry(values, overrides, steps, step_s) | {"recipe_sha256": digest}
         self.record["candidates"].append(entry)
         return entry
 
@@ -577,7 +588,9 @@ class Sweep:
         """Raise what is wrong with a key before the baseline is trained: the first values of a search must be right."""
         values = {}
         for key, one in distributions(space).items():
-            values[key] = str(one.low if is_distribution(space[key]) else space[key][0])
+            values[key] = space[key][0]
+            if is_distribution(space[key]):
+                values[key] = str(one.low)
         try:
             self.plan_of([f"{key}={value}" for key, value in values.items()])
         except RecipeError as error:
@@ -593,13 +606,15 @@ class Sweep:
                 f"--equal {equal}: the recipe's horizon is in epochs, of which the steps are not known yet. Give "
                 "train.max_steps=N or run.tokens=N."
             )
-        rows, row_tokens = step_rows(plan.recipe), plan.recipe.data.row_tokens
+        rows, row_tokens = plan.recipe.step_rows, plan.recipe.data.row_tokens
         if step_s is not None:  # of a whole batch
             batches = base.tokens / base.batch_tokens * self.record["baseline"]["step_s"] / step_s
             return rows.steps(int(batches) * rows.full)
         if equal == "tokens":
             return rows.steps(base.tokens // row_tokens)
-        each = None if plan.sizes is None else plan.sizes.flops_per_token("nanochat")
+        each = None
+        if plan.sizes is not None:
+            each = plan.sizes.flops_per_token("nanochat")
         if each is None or base.flops is None:
             raise RecipeError("--equal flops: the FLOPs of this model are not known. Give --equal tokens or time.")
         # The thousandth of a row: a quotient that ought to be whole may come out just below.
@@ -612,7 +627,8 @@ class Sweep:
         if overrides and overrides[-1].startswith("train.max_steps="):  # in place of the baseline's horizon
             replaced += EXCLUSIVE[0]
         words = (*without(self.fixed, replaced), *overrides)
-        name = f"{self.runs_prefix}-{_digest(overrides)[:6] if overrides else 'baseline'}"
+        suffix = _digest(overrides)[:6] if overrides else "baseline"
+        name = f"{self.runs_prefix}-{suffix}"
         folder, what = Path(self.recipe.run.directory), label(entry["values"])
         return [Job(folder / f"{name}-s{seed}", seed, words, what) for seed in range(first, first + seeds)]
 
@@ -624,17 +640,18 @@ class Sweep:
     def update(self, *, complete: bool = False) -> str:
         """Judge what there is by now and write it; return the Markdown."""
         entries = [self.record["baseline"], *self.record["candidates"]]
-        found = [[self.figure(job) for job in self.jobs(entry, self.options.seeds)] for entry in entries]
-        for entry, figures in zip(entries, found, strict=True):
+        found = []
+        for entry in entries:
+            figures = [self.figure(job) for job in self.jobs(entry, self.options.seeds)]
+            found.append(figures)
             values = [figure.value for figure in figures if figure.value is not None]
             entry["runs"] = [asdict(figure) for figure in figures]
             entry["mean"] = mean(values) if values else None
             entry["stdev"] = stdev(values) if len(values) > 1 else None
         base, count = entries[0], sum(figure.value is not None for figure in found[0])
-        # What so many pairs would just tell if pairing took no noise away.
-        base["least_difference"] = base["stdev"] and student_t(CHANCE, count - 1) * base["stdev"] * math.sqrt(
-            2 / count
-        )
+        base["least_difference"] = base["stdev"]
+        if base["stdev"]:  # what so many pairs would just tell if pairing took no noise away
+            base["least_difference"] *= student_t(CHANCE, count - 1) * math.sqrt(2 / count)
         base["verdict"] = ", ".join(filter(None, ["baseline", diverged_text(found[0])]))
         for entry, verdict in zip(entries[1:], judge_all(found[0], found[1:], better=self.better), strict=True):
             entry |= verdict
@@ -643,6 +660,10 @@ class Sweep:
         write_json(self.folder / "sweep.json", self.record)
         write_text(self.folder / "sweep.md", text)
         return text
+
+
+def _entry(values: dict[str, str], overrides: list[str], steps: int | None, step_s: float | None) -> dict[str, Any]:
+    return {"values": values, "overrides": overrides, "steps": steps, "step_s": step_s, "runs": []}
 
 
 def _digest(value: Any) -> str:
@@ -708,7 +729,8 @@ def _check(options: argparse.Namespace, fixed: list[str], space: dict[str, list[
             "command line: run.name and a list for train.seed: a sweep names its runs and chooses their seeds. Give "
             "--name and --seeds."
         )
-    if common := [key for key in sorted(space) if any(f"{key}.".startswith(f"{one}.") for one in COMMON)]:
+    sections = tuple(f"{one}." for one in COMMON)
+    if common := [key for key in sorted(space) if f"{key}.".startswith(sections)]:
         raise RecipeError(
             f"command line: {', '.join(common)}: is the same for all runs of a sweep, so it has no values to compare. "
             "Give one value, or leave it out."

@@ -1,33 +1,38 @@
 """The life of a run, for both stages: from its recipe to the finished model."""
 
+from collections.abc import Sequence
 from functools import partial
 
+from transformers import TrainerCallback
+
+from pipeline.callbacks.samples import held_out_prompts
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.plan.plan import plan_of_run
 from pipeline.process.network import set_http_timeouts
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import is_auto
-from pipeline.run.callbacks import add_callbacks
-from pipeline.run.checks import check_before_training
+from pipeline.recipe.batch import KEY
+from pipeline.recipe.schema import with_values
+from pipeline.run.callbacks import add_callbacks, own_callbacks
+from pipeline.run.checks import benchmarks_of, check_before_training
 from pipeline.run.finish import finish_run, print_summary
-from pipeline.run.inputs import keep_inputs, record_inputs
+from pipeline.run.inputs import record_inputs
 from pipeline.run.open_rows import open_rows
 from pipeline.run.open_run import evaluation_is_due, open_run, restore_run
 from pipeline.run.settings import print_run_config, record_plan, settings_of
 from pipeline.run.start_process import resolve_open_values, start_process
-from pipeline.run_dir.failures import Signals
-from pipeline.sources.open import open_sources
+from pipeline.run_dir.failures import KeyboardSignals, Signals
+from pipeline.sources.open import open_sources, with_recorded_inputs
 from pipeline.tokenizer import load_or_train
 from pipeline.training.build import build_from_recipe, build_trainer, resolve_rows
-from pipeline.training.distributed import store_of_ranks
+from pipeline.training.distributed import on_rank_0, store_of_ranks
 
 
-def train(recipe: Recipe, signals: Signals) -> int:
+def train(recipe: Recipe, signals: Signals | KeyboardSignals, *, callbacks: Sequence[TrainerCallback] = ()) -> int:
     """Train the run of the recipe to its end, from its newest checkpoint. Return the exit status; every rank calls it.
 
     A recipe is frozen: each step that decides an open value (start, batch, attention, commits, steps, micro-batch)
-    returns the next one.
+    returns the next one. callbacks: act after the recipe's own.
     """
     # 1. The process joins the other ranks, and what the recipe left open is decided.
     processes = start_process(recipe)
@@ -50,14 +55,30 @@ def train(recipe: Recipe, signals: Signals) -> int:
         return 0
 
     # 3. Text, tokenizer, model, rows.
-    recipe = keep_inputs(recipe, run)
-    sources, held_out = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
-    tokenizer = load_or_train(recipe, sources, validation=held_out)
+    if run.step:  # the commits of Hub datasets and the held-out files that it began with
+        begun = run.directory.read_manifest().get("inputs", {})
+        recipe = with_values(recipe, {"data": with_recorded_inputs(recipe.data, begun)})
+    sources, held_out = open_sources(recipe.source_settings())
+    if recipe.samples.held_out:
+        more = on_rank_0(lambda: held_out_prompts(held_out, recipe.samples.held_out))
+        recipe = with_values(recipe, {"samples.prompts": [*recipe.samples.prompts, *more]})
+    tokenizer = load_or_train(recipe.tokenizer_settings(), sources, validation=held_out)
     model = build_from_recipe(recipe, tokenizer)
     if not isinstance(model, TandemForCausalLM):  # held by tests/contracts: a row may hold several texts
         recipe = resolve_rows(recipe, model, step=run.step)
     recipe, rows, validation = open_rows(recipe, tokenizer, (sources, held_out), run)
-    record_inputs(recipe, run, tokenizer=tokenizer, sources=(sources, held_out), rows=rows, validation=validation)
+    record_inputs(
+        run,
+        recipe.data,
+        recipe.train,
+        start_from=recipe.model.start_from,
+        chat=recipe.stage == "sft",
+        trust_code=recipe.run.trust_code,
+        tokenizer=tokenizer,
+        sources=(sources, held_out),
+        rows=rows,
+        validation=validation,
+    )
 
     # 4. The trainer, and what acts on its events.
     stop = StopSignals(signals)
@@ -71,12 +92,26 @@ def train(recipe: Recipe, signals: Signals) -> int:
         interruptible=stop.on_every_rank,
         eval_on_start=evaluation_is_due(run, recipe.train, at_start=recipe.evals.bpb.at_start),
     )
-    if is_auto(recipe):
-        from pipeline.run.micro_batch import resolve_micro_batch
+    if recipe.is_auto:
+        from pipeline.run.micro_batch import find_micro_batch
 
-        recipe = resolve_micro_batch(recipe, run, trainer)
+        micro_batch = find_micro_batch(
+            run,
+            trainer.args,
+            trainer.model,
+            fits=trainer.fits_in_memory,
+            sharded=trainer.is_sharded,
+            planned=recipe.micro_batch_rows,
+            rows_per_step=recipe.rows_per_step,
+            where=recipe.where(KEY),
+        )
+        recipe = with_values(recipe, {"micro_batch": micro_batch})
+        trainer.set_micro_batch(rows=micro_batch, micro_steps=recipe.micro_steps(trainer.batch_ranks))
+    assert recipe.data.batch_tokens
     settings = settings_of(
-        trainer,
+        trainer.args,
+        attention=trainer.model.config._attn_implementation,
+        sharded=trainer.is_sharded,
         batch_tokens=recipe.data.batch_tokens,
         start_from=recipe.model.start_from,
         fp8=bool(recipe.train.get("fp8")),
@@ -86,7 +121,19 @@ def train(recipe: Recipe, signals: Signals) -> int:
         built = {"micro_batch": settings.micro_batch, "processes": settings.processes}
         plan = partial(plan_of_run, recipe, run.directory, **built)
         record_plan(run, trainer.model, row_tokens=recipe.data.row_tokens, make=plan)
-    add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
+    add_callbacks(
+        trainer,
+        run.directory,
+        run=recipe.run,
+        monitor=recipe.monitor,
+        samples=recipe.samples,
+        chat=recipe.stage == "sft",
+        own=[*own_callbacks(recipe.run.callbacks, recipe.code, where=recipe.where("run.callbacks")), *callbacks],
+        wanted=benchmarks_of(recipe),
+        attempt=run.attempt,
+        start_step=run.step,
+        stop=stop,
+    )
     publishing = None
     if recipe.hub.id is not None:
         from pipeline.run_dir.hub_queue import Publishing

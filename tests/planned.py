@@ -10,7 +10,7 @@ from pipeline.recipe import read_recipe
 from pipeline.run.checks import machine_problems
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-CPU = DeviceInfo("cpu", "a CPU", 1, 16.0, None, None, None, None)
+CPU = DeviceInfo("cpu", "a CPU", 1, 16.0)
 
 
 def quickstart_plan(folder: Path, *overrides: str, device: DeviceInfo = CPU, processes: int = 1) -> Plan:

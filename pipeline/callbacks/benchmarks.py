@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -116,53 +116,57 @@ class Benchmarks(StepCallback):
     def score(self, benchmark: Benchmark, step: int, findings: dict[str, Any] | None) -> None:
         """Score one benchmark; every rank calls it. A failure is printed and recorded; EvaluationInterrupted is
         raised."""
-        trainer, args, started = self.trainer, self.trainer.args, time.perf_counter()
-        # On a CPU answers are generated in float32, as `python -m pipeline.evals` does: products of a single position
-        # are no faster in bfloat16 there, and oneDNN keeps a kernel of some 90 KB for each length of a row until the
-        # process ends (docs/log.md, 2026-11-24).
+        trainer, started = self.trainer, time.perf_counter()
+        args, is_first = trainer.args, trainer.is_world_process_zero()
+        # 1. The precision. On a CPU answers are generated in float32, as `python -m pipeline.evals` does: products of a
+        # single position are no faster in bfloat16 there, and oneDNN keeps a kernel of some 90 KB for each length of a
+        # row until the process ends (docs/log.md, 2026-11-24).
         leaves_autocast = benchmark.generates and args.device.type == "cpu"
         precision = "float32"
         if args.bf16 and not leaves_autocast:
             precision = "bfloat16"
         elif args.fp16 and not leaves_autocast:
             precision = "float16"
-        world_size, interruptible = args.world_size, self.stop.on_this_rank
-        if trainer.is_sharded:  # each forward needs every rank: all of them score everything
-            world_size, interruptible = 1, partial(self.stop.on_every_rank, lockstep=True)
+        autocast = in_float32(trainer.model) if leaves_autocast else trainer.compute_loss_context_manager()
+
+        # 2. The share of each rank. Of a sharded model each forward needs every rank: all of them score everything.
+        rank, world_size, interruptible = args.process_index, args.world_size, self.stop.on_this_rank
+        if trainer.is_sharded:
+            rank, world_size, interruptible = 0, 1, partial(self.stop.on_every_rank, lockstep=True)
+
+        def watched(batches: Iterable) -> Iterable:
+            return interruptible(progress(batches, name=benchmark.name, shown=is_first))
+
+        # 3. The scores: recorded before they are logged, which is what a resume goes by.
         try:
             with (
                 trainer.meter.pause(),
                 preserved_rng(),
                 forward_only(trainer.model),
                 torch.no_grad(),
-                in_float32(trainer.model) if leaves_autocast else trainer.compute_loss_context_manager(),
+                autocast,
             ):
                 results = benchmark.score(
                     trainer.model,
                     trainer.processing_class,
                     findings=findings,
                     device=args.device,
-                    rank=args.process_index if world_size > 1 else 0,
+                    rank=rank,
                     world_size=world_size,
-                    watched=lambda batches: interruptible(
-                        progress(batches, name=benchmark.name, shown=trainer.is_world_process_zero())
-                    ),
+                    watched=watched,
                 )
-            if trainer.is_world_process_zero():  # before the numbers are logged, which is what a resume goes by
+            if is_first:
                 rows = in_precision(results, precision)
-                append_entry(
-                    self.run, entry_of(subject=f"step {step}", step=step, device=str(args.device), results=rows)
-                )
+                entry = entry_of(subject=f"step {step}", step=step, device=str(args.device), results=rows)
+                append_entry(self.run, entry)
         except EvaluationInterrupted:
             raise
         except Exception as error:
             self._report_failure(benchmark.name, step, error)
             torch.cuda.empty_cache()  # nothing without CUDA
         else:
-            trainer.log(
-                {row["name"]: row["value"] for row in results}
-                | {f"{benchmark.name}/eval_s": time.perf_counter() - started}
-            )
+            numbers = {row["name"]: row["value"] for row in results}
+            trainer.log(numbers | {f"{benchmark.name}/eval_s": time.perf_counter() - started})
         self.done[benchmark.name] = step
 
     def _findings(self) -> dict[str, Any] | None:
@@ -188,12 +192,9 @@ class Benchmarks(StepCallback):
 
     def _recorded(self, name: str) -> int:
         """Return the newest step at which it was scored, or failed, by the attempts that count; 0 when never."""
-        rows = last_attempts(read_rows(self.run.metrics))
-        return max(
-            (
-                row["step"]
-                for row in rows
-                if f"{name}/eval_s" in row or (row.get("event"), row.get("name")) == (FAILED, name)
-            ),
-            default=0,
-        )
+        newest = 0
+        for row in last_attempts(read_rows(self.run.metrics)):
+            has_failed = row.get("event") == FAILED and row.get("name") == name
+            if has_failed or f"{name}/eval_s" in row:
+                newest = max(newest, row["step"])
+        return newest

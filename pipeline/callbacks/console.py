@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from transformers import TrainerCallback
+from transformers.utils import is_in_notebook
 
 from pipeline.metrics import is_evaluation, metric_of
 from pipeline.process.progress import write
@@ -40,13 +41,14 @@ LEGEND = (
 
 
 class Console(TrainerCallback):
-    """Prints the lines, and keeps them in console.log."""
+    """Prints the lines, and keeps them in console.log. In a notebook a table takes their place (tandem/notebook.py)."""
 
     def __init__(self, log: Path):
         self.log = log
+        self.prints = not is_in_notebook()
 
     def on_train_begin(self, args, state, control, **kwargs):
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and self.prints:
             write(LEGEND)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -58,6 +60,7 @@ class Console(TrainerCallback):
             self.print_line(scores)
 
     def print_line(self, line: str) -> None:
-        write(line)
+        if self.prints:
+            write(line)
         with open(self.log, "a", encoding="utf-8") as file:
             file.write(line + "\n")

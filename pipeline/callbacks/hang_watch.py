@@ -22,6 +22,8 @@ from pipeline.training.meters import RankStepTimer
 from pipeline.training.ranks import Ranks
 from pipeline.training.stages import ORDER, place_of
 
+Place = dict[str, Any]  # where a rank is: what place_of gives, and its rank, host, process and step
+
 
 class Stacks:
     """One rank's files in stacks/attempt-<n>/: where it stood when the run hung or lost a rank, for people and the
@@ -53,14 +55,18 @@ class Stacks:
     def touched(self) -> dict[int, float]:
         """Return by other rank that trains when it last touched its file; by the clock of the file system, to be
         compared with itself only."""
-        texts = {int(text.stem.partition("-")[2]): text for text in self.folder.glob("rank-*.txt")}
-        return {rank: text.stat().st_mtime for rank, text in texts.items() if rank != self.rank}
+        touched = {}
+        for text in self.folder.glob("rank-*.txt"):
+            rank = int(text.stem.removeprefix("rank-"))
+            if rank != self.rank:
+                touched[rank] = text.stat().st_mtime
+        return touched
 
-    def publish(self, place: dict[str, Any]) -> None:
+    def publish(self, place: Place) -> None:
         """Write where this rank is: from now on every rank knows that the run is at an end."""
         write_json(self.folder / f"rank-{self.rank}.json", place)
 
-    def places(self) -> dict[int, dict[str, Any]]:
+    def places(self) -> dict[int, Place]:
         """Return what ranks have reported, by rank."""
         places = []
         with suppress(OSError):  # of a disk that is away: read again in a second
@@ -131,7 +137,9 @@ class HangWatch(TrainerCallback):
         first = self.state.global_step <= self.first_step
         if not first and not self.evaluated:
             first = self._place()["stage"] == "evaluation"
-        return max(COMPILING * self.timeout, COMPILING_S) if first else self.timeout
+        if first:
+            return max(COMPILING * self.timeout, COMPILING_S)
+        return self.timeout
 
     def _watch_to_the_end(self) -> None:
         try:
@@ -143,9 +151,10 @@ class HangWatch(TrainerCallback):
         last, since, woken, lost_since = None, time.monotonic(), time.monotonic(), None
         logged_at = 0.0
         while not self.over.wait(min(TICK_S, (self.timeout or 5 * TICK_S) / 5)):
+            # 1. Whether the training has made progress, or was stopped as a whole: by Ctrl-Z or a paused machine.
             now, limit = time.monotonic(), self.limit()
             progress = (self.state.global_step, beats())
-            if progress != last or now - woken > 5 * TICK_S:  # stopped as a whole, by Ctrl-Z or a paused machine
+            if progress != last or now - woken > 5 * TICK_S:
                 last, since = progress, now
             woken = now
             if limit is not None:
@@ -153,8 +162,10 @@ class HangWatch(TrainerCallback):
                 # one.
                 with suppress(RuntimeError):  # no memory for its stack just now: the next round tries again
                     faulthandler.dump_traceback_later(limit + ANSWER_S, file=self.file)
-            gone = [rank for rank in self.ranks.gone() if self.stacks.trains(rank)]  # others came to their end
+            # 2. Which ranks are lost; others that are gone came to their end.
+            gone = [rank for rank in self.ranks.gone() if self.stacks.trains(rank)]
             lost_since = (lost_since or now) if gone else None
+            # 3. Whether the silence is too long: not while this rank waits for others that work.
             silent = limit is not None and now - since > limit
             if limit is not None:
                 if since == now and now - logged_at > limit / 10:
@@ -163,6 +174,7 @@ class HangWatch(TrainerCallback):
                         self.stacks.touch()
                 others_work = now - since > limit / 10 and self._others_work(now, within_s=limit / 2)
                 silent = silent and not (others_work and self._place()["waits"])
+            # 4. The end: for one of these reasons, or another rank's.
             if silent or self.stacks.places() or (lost_since is not None and now - lost_since > LOST_S):
                 verdict = self._verdict(silent_s=now - since, gone=gone)
                 if verdict.of_all_ranks:
@@ -177,7 +189,7 @@ class HangWatch(TrainerCallback):
                 self.touched, self.touched_at = touched, now
         return now - self.touched_at < within_s
 
-    def _place(self) -> dict[str, Any]:
+    def _place(self) -> Place:
         """Return the stage this rank's training is in, whether it waits there for other ranks, and its line."""
         frame = sys._current_frames().get(self.training_thread)
         place = place_of(frame) if frame else {"stage": "step", "waits": False, "line": "?"}
@@ -186,27 +198,32 @@ class HangWatch(TrainerCallback):
 
     def _verdict(self, *, silent_s: float, gone: list[int]) -> HangError:
         """Share where every rank is, and return who is behind."""
-        place = self._place()
-        about = {"rank": self.ranks.own, "host": socket.gethostname(), "process": os.getpid()}
-        about |= {"step": self.state.global_step, **place, "silent_s": round(silent_s, 1), "gone": gone}
+        here = self._place()
+        about: Place = {"rank": self.ranks.own, "host": socket.gethostname(), "process": os.getpid()}
+        about |= {"step": self.state.global_step, **here, "silent_s": round(silent_s, 1), "gone": gone}
         with suppress(OSError):  # a disk that is full or away may be why it hangs
             self.file.write(place_text(about) + "\n\n")
             self.file.flush()
             faulthandler.dump_traceback(self.file)
         with suppress(OSError):
             self.stacks.publish(about)
+        # The other ranks see that this one has reported, and report in their turn.
         world, ends = len(self.ranks.all), time.monotonic() + ANSWER_S
-        while (
-            len(places := {self.ranks.own: about} | self.stacks.places()) + len(gone) < world
-            and time.monotonic() < ends
-        ):
+        places = {self.ranks.own: about} | self.stacks.places()
+        while len(places) + len(gone) < world and time.monotonic() < ends:
             time.sleep(0.1)
-        lost = sorted({rank for other in places.values() for rank in other["gone"]})
-        error = self.ranks.lost(lost, self.run, step=self.state.global_step) if lost else self._hang(places, world)
+            places = {self.ranks.own: about} | self.stacks.places()
+        lost: set[int] = set()
+        for place in places.values():
+            lost.update(place["gone"])
+        if lost:
+            error = self.ranks.lost(sorted(lost), self.run, step=self.state.global_step)
+        else:
+            error = self._hang(places, world)
         error.of_all_ranks = self.ranks.own != min(places)  # one rank says it for all
         return error
 
-    def _hang(self, places: dict[int, dict[str, Any]], world: int) -> HangError:
+    def _hang(self, places: dict[int, Place], world: int) -> HangError:
         stacks = f"Every rank's stacks are in {self.stacks.folder}."
         mute = [rank for rank in range(world) if rank not in places]
         if mute:
@@ -217,25 +234,28 @@ class HangWatch(TrainerCallback):
             )
         else:
             what = "the run waits for " + " and ".join(map(place_text, behind_of(places)))
+        silent_s = max(place["silent_s"] for place in places.values())
         return HangError(
-            f"{self.run.path}: no progress for {max(place['silent_s'] for place in places.values()):.0f} s "
+            f"{self.run.path}: no progress for {silent_s:.0f} s "
             f"(run.hang_timeout: {self.timeout:g}): {what}. {stacks} Run the same command again to continue from the "
             "last checkpoint."
         )
 
 
-def behind_of(places: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+def behind_of(places: dict[int, Place]) -> list[Place]:
     """Return the places of the ranks that the others wait for; of all when every one waits in a collective."""
     working = [place for place in places.values() if not place["waits"]]
 
-    def progress(place: dict[str, Any]) -> tuple[int, int]:
+    def progress(place: Place) -> tuple[int, int]:
         return place["step"], ORDER.index(place["stage"])
 
-    first = min(map(progress, working)) if working else None
-    return [place for place in working if progress(place) == first] or list(places.values())
+    if not working:
+        return list(places.values())
+    first = min(map(progress, working))
+    return [place for place in working if progress(place) == first]
 
 
-def place_text(place: dict[str, Any]) -> str:
+def place_text(place: Place) -> str:
     stage = f"collective ({place['stage']})" if place["waits"] else place["stage"]
     who = f"rank {place['rank']} (process {place['process']} on {place['host']})"
     return f"{who} at step {place['step']} in {stage}, {place['line']}"

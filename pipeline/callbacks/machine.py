@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import TrainerCallback
 
+from pipeline.metrics import Numbers
 from pipeline.monitor.host import JOULES_PER_KWH, HostSampler, why_no_driver
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.meters import StepMeter
@@ -56,9 +57,9 @@ class Machine(TrainerCallback):
         if self.gpus is not None:
             self.gpus.stop()
 
-    def numbers(self, step: int) -> dict[str, float]:
+    def numbers(self, step: int) -> Numbers:
         """Return the numbers by the names of docs/metrics.md; called once a logged step, after the meter was read."""
-        row: dict[str, float] = {}
+        row: Numbers = {}
         if (now := time.monotonic()) >= self.host_due_s:
             self.host_due_s = now + HOST_EVERY_S
             row |= self.host.sample()
@@ -66,16 +67,17 @@ class Machine(TrainerCallback):
             row |= self._gpu_numbers(self.gpus.read(), step)
         return row
 
-    def _gpu_numbers(self, found: dict[str, float], step: int) -> dict[str, float]:
+    def _gpu_numbers(self, found: Numbers, step: int) -> Numbers:
         energy_j, gpus = found.pop("energy_j", None), found.pop("gpus", 0)
         if not found or energy_j is None or not self.one_host:
             return found
         before, self.meter_before = self.meter_before, (self.meter.total_s, step)
         found["perf/energy_kwh"] = energy_j / JOULES_PER_KWH
         if before is not None and "gpu/power_w" in found and step > before[1]:
-            # Power times the seconds of steps: energy of evaluations and saves in between is not the tokens'.
+            # W x s of steps / tokens: energy of evaluations and saves in between is not the tokens'.
+            seconds = self.meter.total_s - before[0]
             tokens = self.meter.tokens_at(step) - self.meter.tokens_at(before[1])
-            found["perf/energy_j_per_token"] = gpus * found["gpu/power_w"] * (self.meter.total_s - before[0]) / tokens
+            found["perf/energy_j_per_token"] = gpus * found["gpu/power_w"] * seconds / tokens
         return found
 
 

@@ -30,8 +30,10 @@ class ProfileSteps(TrainerCallback):
             return
         if self.profiler is None:
             with self.meter.pause():
-                on_device = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-                self.profiler = profile(activities=[ProfilerActivity.CPU, *on_device])
+                activities = [ProfilerActivity.CPU]
+                if torch.cuda.is_available():
+                    activities.append(ProfilerActivity.CUDA)
+                self.profiler = profile(activities=activities)
                 self.profiler.start()
         self._open(f"step {step}")
         self._open("forward and backward")

@@ -1,6 +1,7 @@
 """Texts that the model writes while it trains."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,10 +12,35 @@ from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.process.progress import write
 from pipeline.run_dir.rows import append_row, counts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.sources.raw_rows import Conversation
 from pipeline.training.distributed import on_rank_0, preserved_rng
 from pipeline.training.log_row import has_evaluation
 from pipeline.training.meters import StepMeter
 from pipeline.training.trainer import forward_only
+
+PROMPT_WORDS = 5
+PROMPT_CHARACTERS = 40  # of languages that are written without spaces
+MESSAGE_CHARACTERS = 200  # of a conversation's first message, which a prompt holds whole
+
+
+def held_out_prompts(sources: Sequence[Any], count: int) -> list[str]:
+    """Return so many prompts from held-out sources: the first words of documents, and the first messages of
+    conversations that a user begins; fewer where the text has no more."""
+    prompts: dict[str, None] = {}  # in order, none twice
+    for source in sources:
+        for item in chain.from_iterable(block.items for block in source.read()):
+            if len(prompts) == count:
+                return list(prompts)
+            if isinstance(item, Conversation):
+                asked = [message["content"] for message in item.messages if message["role"] == "user"]
+                if asked and 0 < len(asked[0]) <= MESSAGE_CHARACTERS:
+                    prompts[asked[0]] = None
+                continue
+            line = item.text.strip().partition("\n")[0]
+            first_words = " ".join(line.split()[:PROMPT_WORDS])[:PROMPT_CHARACTERS].strip()
+            if first_words:
+                prompts[first_words] = None
+    return list(prompts)
 
 
 class Samples(TrainerCallback):
@@ -43,7 +69,11 @@ class Samples(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         step = state.global_step
-        there = on_rank_0(lambda: self._recorded(step) if step and self._due(step) else set(self.prompts))
+        # One rank's word: the others may read the files a moment later.
+        is_due = step > 0 and on_rank_0(lambda: self._due(step))
+        if not is_due:
+            return
+        there = on_rank_0(lambda: self._recorded(step))
         if not there.issuperset(self.prompts):
             self.sample(state, model, there=there)
 
@@ -80,11 +110,13 @@ class Samples(TrainerCallback):
             return
         finally:
             model.train(training)
+        if not first:
+            return
         for prompt, text in zip(self.prompts, texts, strict=True):
-            if prompt in there or not first:
+            if prompt in there:
                 continue
             write(f"  {prompt!r} -> {text!r}")
             row = stamp(self.meter, state.global_step, self.attempt)
             append_row(self.run.samples, row | {"prompt": prompt, "text": text, "chat": self.chat})
-        for writer in self.writers if first else []:
+        for writer in self.writers:
             writer.add_samples(state.global_step, self.prompts, texts)

@@ -8,7 +8,7 @@ from torch._dynamo import callback as compilations
 from transformers import TrainerCallback
 
 from pipeline.evals.bpb import EvaluationInterrupted
-from pipeline.run_dir.failures import Signals
+from pipeline.run_dir.failures import KeyboardSignals, Signals
 from pipeline.training.distributed import num_ranks
 
 Item = TypeVar("Item")
@@ -20,7 +20,7 @@ class StopSignals(TrainerCallback):
     An evaluation and the samples that are given up are due still, and done first after the resume.
     """
 
-    def __init__(self, signals: Signals) -> None:
+    def __init__(self, signals: Signals | KeyboardSignals) -> None:
         self.signals = signals
         self.group = None
         compilations.on_compile_start(lambda _: setattr(signals, "compiling", True))
@@ -66,7 +66,8 @@ class StopSignals(TrainerCallback):
         may have unequal numbers of them, and each gives up where it is. In lockstep they have equally many and agree
         before each: the others would wait in their forward for the one that gives up."""
         for item in items:
-            if self.agreed() if lockstep else self.signals.received:
+            is_signalled = self.agreed() if lockstep else self.signals.received
+            if is_signalled:
                 break
             yield item
         if self.agreed():

@@ -28,6 +28,7 @@ from pipeline.run_dir.rows import counts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 
 EVERY_NUMBER = "metrics.jsonl has every number"
+Row = dict[str, Any]  # numbers by name, or samples
 PACKAGES = {"trackio": "trackio>=0.43,<1"}  # as the extra of pyproject.toml says
 INIT_S = 20  # of W&B; then the run is kept offline
 # Seconds that the end of a run waits for W&B to take the rest: few where a signal ends it, since the machine may be
@@ -134,7 +135,7 @@ class WandbRun(TrainerCallback):
     ):
         self.run, self.attempt, self.tokens_at = run, attempt, tokens_at
         self.settings = {"project": project, "config": config, "notes": note, "tags": tags}
-        self.messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.messages: queue.Queue[Row | None] = queue.Queue()
         self.sender: threading.Thread | None = None
         self.run_id = ""
 
@@ -162,7 +163,7 @@ class WandbRun(TrainerCallback):
             rows = [[step, prompt, text] for prompt, text in zip(prompts, texts, strict=True)]
             self._put({"samples": rows}, step)
 
-    def _put(self, values: dict[str, Any], step: int) -> None:
+    def _put(self, values: Row, step: int) -> None:
         self.messages.put({**values, "step": step, "attempt": self.attempt, "tokens": self.tokens_at(step)})
 
     def on_train_end(self, args, state, control, **kwargs):
@@ -233,7 +234,7 @@ class TrackioRun(LocalTracker):
     ):
         self.run, self.project, self.config = run, project, config
         self.attempt, self.tokens_at = attempt, tokens_at
-        self.rows: list[dict[str, Any]] = []  # that are not written yet
+        self.rows: list[Row] = []  # that are not written yet
         self.flushed_at = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -251,12 +252,12 @@ class TrackioRun(LocalTracker):
             self.rows = self._recorded()
             self._flush()
 
-    def _recorded(self) -> list[dict[str, Any]]:
+    def _recorded(self) -> list[Row]:
         """Return the rows of earlier attempts that count, the samples of a step as one table."""
         recorded = read_rows(self.run.metrics)
         attempts = [row for row in recorded if row.get("event") == "attempt"]
         rows = [row for row in recorded if "event" not in row and counts(row, attempts)]
-        tables: dict[int, dict[str, Any]] = {}
+        tables: dict[int, Row] = {}
         for row in read_rows(self.run.samples):
             if counts(row, attempts):
                 table = tables.setdefault(row["step"], {"step": row["step"], "time": row["time"], "samples": []})
@@ -277,7 +278,7 @@ class TrackioRun(LocalTracker):
                 self._flush()
             self.writer = None
 
-    def _add(self, step: int, values: dict[str, Any]) -> None:
+    def _add(self, step: int, values: Row) -> None:
         if self.writer is None:
             return
         stamp = {"step": step, "attempt": self.attempt, "time": time.time(), "tokens": self.tokens_at(step)}

@@ -1,11 +1,13 @@
 """Contamination of benchmarks: which of their items are in the text that a run trained on."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipeline.contrib.decontamination import Matches, Watchlist, flags_of, id_of_file, without_contaminated
+from pipeline.contrib.decontamination import Matches, Texts, Watchlist, flags_of, id_of_file, without_contaminated
 from pipeline.evals.chat_tasks import ChatItem, LoadedTask
 from pipeline.evals.core_bundle import TASKS, Bundle, CoreTask
 from pipeline.process.storage import file_lock, read_json, write_json
@@ -15,10 +17,13 @@ from pipeline.run_dir.run_directory import RunDirectory
 Findings = dict[str, Any]  # as Matches.findings gives them: report/contamination.json
 
 
-def texts_of_bundle(bundle: Bundle) -> dict[str, list[str]]:
+def texts_of_bundle(bundle: Bundle) -> Texts:
     """Return the question and right answer of every item, in the order of its file, by the name of the metric."""
-    tasks = [task for task in TASKS if task.name not in bundle.missing]
-    return {f"core/{task.name}": [_core_text(task, item) for item in bundle.items[task.file]] for task in tasks}
+    texts = {}
+    for task in TASKS:
+        if task.name not in bundle.missing:
+            texts[f"core/{task.name}"] = [_core_text(task, item) for item in bundle.items[task.file]]
+    return texts
 
 
 def _core_text(task: CoreTask, item: dict) -> str:
@@ -30,17 +35,18 @@ def _core_text(task: CoreTask, item: dict) -> str:
     return f"{item['context']} {item['continuation']}"
 
 
-def texts_of_chat_tasks(tasks: list[LoadedTask]) -> dict[str, list[str]]:
+def texts_of_chat_tasks(tasks: list[LoadedTask]) -> Texts:
     """Return the question and right answer of every item, in the order of asking, by the name of the metric."""
-    return {f"chat/{loaded.task.name}": [_chat_text(item) for item in loaded.items] for loaded in tasks}
+    return {f"chat/{loaded.task.name}": list(map(_chat_text, loaded.items)) for loaded in tasks}
 
 
 def _chat_text(item: ChatItem) -> str:
     if item.letters:
         return f"{item.row['question']} {item.row['choice']}"
     question = "\n".join(message.get("content") or "" for message in item.messages)
-    # A program's answer begins with its question.
-    return item.answer if item.answer.startswith(question) else f"{question}\n{item.answer}"
+    if item.answer.startswith(question):  # a program's answer
+        return item.answer
+    return f"{question}\n{item.answer}"
 
 
 def save_watchlist(benchmarks: list[Any], *, cache: Path) -> Path:
@@ -48,8 +54,11 @@ def save_watchlist(benchmarks: list[Any], *, cache: Path) -> Path:
     return Watchlist.of(_texts_of(benchmarks)).save(cache / "watchlists")
 
 
-def _texts_of(benchmarks: list[Any]) -> dict[str, list[str]]:
-    return {name: texts for benchmark in benchmarks for name, texts in benchmark.watched_texts().items()}
+def _texts_of(benchmarks: list[Any]) -> Texts:
+    texts: Texts = {}
+    for benchmark in benchmarks:
+        texts |= benchmark.watched_texts()
+    return texts
 
 
 def unchecked_text(plan: dict) -> tuple[int, int]:
@@ -98,7 +107,7 @@ def findings_of(run: RunDirectory) -> Findings | None:
 def add_clean_scores(
     rows: list[dict[str, Any]],
     findings: Findings,
-    texts: dict[str, list[str]],
+    texts: Texts,
     correct: Mapping[str, Sequence[float]],
     *,
     in_order: Callable[[list], list] = list,
@@ -109,7 +118,9 @@ def add_clean_scores(
     """
     for row in rows:
         name = row["name"]
-        flags = flags_of(findings, name, texts[name]) if name in correct else None
+        if name not in correct:
+            continue
+        flags = flags_of(findings, name, texts[name])
         if flags is None:
             continue
         found, scored = findings["tasks"][name], correct[name]
@@ -126,15 +137,17 @@ def contamination_line(results: list[dict[str, Any]]) -> str:
     tasks = [row["contamination"] for row in results if "contamination" in row]
     if not tasks:
         return "contamination: the training text of this run was not searched for these items"
-    items, unjudged, contaminated = (sum(one[c] for one in tasks) for c in ("items", "unjudged", "contaminated"))
+    counts: Counter[str] = Counter()
+    for task in tasks:
+        counts.update({name: task[name] for name in ("items", "unjudged", "contaminated")})
     line = (
-        f"contamination: {contaminated:,} of {items:,} scored items are in the training text ({unjudged:,} cannot "
-        "be judged)"
+        f"contamination: {counts['contaminated']:,} of {counts['items']:,} scored items are in the training text "
+        f"({counts['unjudged']:,} cannot be judged)"
     )
     most = max(tasks, key=lambda found: found["unchecked_shards"])
     if most["unchecked_shards"]:
         line += f"; {most['unchecked_shards']:,} of {most['shards']:,} shards were not searched"
-    missing = dict.fromkeys(name for found in tasks for name in found["not_searched"])
+    missing = dict.fromkeys(chain.from_iterable(found["not_searched"] for found in tasks))
     if missing:
         line += f"; not searched: the text of {', '.join(missing)}, which this model comes from"
     return line

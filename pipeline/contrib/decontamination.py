@@ -27,7 +27,8 @@ from pipeline.tokenizer.train import text_of
 CHUNK_CHARS = 500_000  # hashed together: long enough for numpy, short enough to stay near the processor
 BETWEEN_TEXTS = 0xFF  # a byte that no UTF-8 text has; as a word between two texts it keeps n-grams from spanning both
 DIVIDERS = (string.whitespace + string.punctuation).encode() + bytes(range(32)) + b"\x7f"
-FOLDED = bytes(0 if byte in DIVIDERS else ord(chr(byte).lower()) if byte < 128 else byte for byte in range(256))
+# By byte: 0 for a divider, the lower case of a letter of ASCII, any other byte itself.
+FOLDED = bytes(range(256)).lower().translate(bytes.maketrans(DIVIDERS, bytes(len(DIVIDERS))))
 
 # A polynomial modulo 2**64 with an odd base, which has an inverse: a run's hash is the difference of two prefix sums.
 BASE = 0x9E3779B97F4A7C15
@@ -43,16 +44,24 @@ WORDING_ITEMS, WORDING_SHARE = 10, 0.1
 BITS_PER_NUMBER = 64  # of a Bloom filter with one hash: at most 1.6 % of other numbers pass it
 
 
+Texts = dict[str, list[str]]  # of the items of a task, question and right answer, by the task's name
+Ngrams = tuple[np.ndarray, np.ndarray]  # hashes, and the text or item of each
+
+
 class Words:
     """The words of some texts. hashes: (W,) uint64 of each; texts: (W,) number of its text, which the word that divides
     it from the text before counts as its first."""
 
     def __init__(self, texts: list[bytes]):
-        self.folded = np.frombuffer(bytearray(b" \xff ".join([b"", *texts, b""]).translate(FOLDED)), np.uint8)
+        # 1. The texts one behind the other, each after a word of its own that no text has; dividers are 0.
+        joined = b" \xff ".join([b"", *texts, b""]).translate(FOLDED)
+        self.folded = np.frombuffer(bytearray(joined), np.uint8)
         _divide_at_signs(self.folded)
+        # 2. A word begins where a 0 is followed by another byte, and ends where a 0 follows.
         inside = self.folded != 0
         self.begins = np.flatnonzero(inside[1:] & ~inside[:-1]) + 1
         ends = np.flatnonzero(inside[:-1] & ~inside[1:]) + 1
+        # 3. Its hash is that of its bytes, and the number of its text that of the dividing words up to it.
         self.hashes = RunHashes(OF_BYTES[self.folded]).of(self.begins, ends)
         self.is_divider = self.folded[self.begins] == BETWEEN_TEXTS
         self.texts = np.cumsum(self.is_divider) - 1
@@ -61,7 +70,7 @@ class Words:
     def runs(self) -> "RunHashes":
         return RunHashes(self.hashes)
 
-    def ngrams(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+    def ngrams(self, n: int) -> Ngrams:
         """Return (hashes, texts): the uint64 hash of each run of n words within a text, in order, and its text."""
         count = max(0, len(self.begins) - n + 1)
         is_within = (self.texts[:count] == self.texts[n - 1 :][:count]) & ~self.is_divider[:count]
@@ -109,7 +118,7 @@ def chunks(texts: list[str]) -> Iterator[list[bytes]]:
         yield chunk
 
 
-def item_ngrams(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+def item_ngrams(texts: list[str]) -> Ngrams:
     """Return (hashes, items): the n-grams by which the items of one task are looked for, and whose each one is."""
     hashes, items = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     first = 0
@@ -127,7 +136,7 @@ def item_ngrams(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     return _without_wording(np.concatenate(hashes), np.concatenate(items), num_items=len(texts))
 
 
-def _without_wording(hashes: np.ndarray, items: np.ndarray, *, num_items: int) -> tuple[np.ndarray, np.ndarray]:
+def _without_wording(hashes: np.ndarray, items: np.ndarray, *, num_items: int) -> Ngrams:
     """Return each item's n-grams once, without those that too many items share."""
     order = np.lexsort((items, hashes))
     hashes, items = hashes[order], items[order]
@@ -179,14 +188,14 @@ class Watchlist:
         self.ngrams, self.tasks = NumberSet(ngrams), tasks
 
     @classmethod
-    def of(cls, tasks: dict[str, list[str]]) -> "Watchlist":
+    def of(cls, tasks: Texts) -> "Watchlist":
         """Return the list for these tasks: the text of each item, question and right answer, by the name of the
         task."""
-        ngrams = [item_ngrams(texts)[0] for texts in tasks.values()]
-        return cls(
-            sorted_once(ngrams),
-            {name: {"items": len(texts), "digest": items_digest(texts)} for name, texts in tasks.items()},
-        )
+        ngrams, about = [], {}
+        for name, texts in tasks.items():
+            ngrams.append(item_ngrams(texts)[0])
+            about[name] = {"items": len(texts), "digest": items_digest(texts)}
+        return cls(sorted_once(ngrams), about)
 
     @cached_property
     def id(self) -> str:
@@ -287,11 +296,10 @@ class Matches:
     def by_run(cls, plan: dict, watchlist_id: str) -> "Matches":
         """Return the matches in all shards that the run reads, as far as they are sealed."""
         stream = open_stream(plan, "train")
-        paths = [
-            seen_path(dataset.folder, number, watchlist_id)
-            for source, dataset in enumerate(stream.datasets)
-            for number in range(stream.shards_needed(source))
-        ]
+        paths = []
+        for source, dataset in enumerate(stream.datasets):
+            for number in range(stream.shards_needed(source)):
+                paths.append(seen_path(dataset.folder, number, watchlist_id))
         found = [load_file(path)["ngrams"] for path in paths if path.exists()]
         return cls(watchlist_id, sorted_once(found), len(paths), len(paths) - len(found))
 
@@ -306,7 +314,7 @@ class Matches:
             flags[item] = True
         return flags
 
-    def findings(self, tasks: dict[str, list[str]], *, text_of: list[str], not_searched: list[str]) -> dict[str, Any]:
+    def findings(self, tasks: Texts, *, text_of: list[str], not_searched: list[str]) -> dict[str, Any]:
         """Return JSON for the run's folder: by task its items' digest and number, the positions of the contaminated
         ones and of those that cannot be judged, and which text was searched.
 
@@ -359,6 +367,10 @@ def without_contaminated(scores: Sequence[float], contaminated: Sequence[bool | 
         "unjudged": len(scores) - judged,
         "contaminated": found,
         "contaminated_share": found / judged if judged else None,
-        "score": sum(scores) / len(scores) if scores else None,
-        "score_without": sum(clean) / len(clean) if clean else None,
+        "score": _mean(scores),
+        "score_without": _mean(clean),
     }
+
+
+def _mean(scores: Sequence[float]) -> float | None:
+    return sum(scores) / len(scores) if scores else None

@@ -98,12 +98,12 @@ def _apart(loaded: Any, session: Any) -> float:
     lengths = (3, 31, 17)
     batch = _batch(loaded.config, lengths=lengths)
     (found,) = session.run(["logits"], {given.name: batch[given.name].numpy() for given in session.get_inputs()})
+    apart = []
     with torch.no_grad():
-        rows = zip(batch["input_ids"], torch.from_numpy(found), lengths, strict=True)
-        return max(
-            float((loaded(ids[None, -length:]).logits[0] - logits[-length:]).abs().max())
-            for ids, logits, length in rows
-        )
+        for ids, logits, length in zip(batch["input_ids"], torch.from_numpy(found), lengths, strict=True):
+            alone = loaded(ids[None, -length:]).logits[0]
+            apart.append((alone - logits[-length:]).abs().max())
+    return float(torch.stack(apart).max())  # NaN where one is
 
 
 def _batch(config: Any, *, lengths: tuple[int, ...]) -> dict[str, Any]:
@@ -168,10 +168,15 @@ def _name(subject: Subject) -> str:
 
 
 def _default(subject: Subject, *, to: str, dtype: str | None) -> Path:
-    folder = subject.run.path / "export" if subject.run else Path(subject.path).resolve().parent
-    step = f"-{Path(subject.path).name}" if subject.run and subject.name != "model/" else ""
-    stem = f"{_name(subject)}{step}"
-    return folder / (f"{stem}-{dtype or 'f16'}.gguf" if to == "gguf" else "-".join(filter(None, (stem, to, dtype))))
+    """Return RUN/export/NAME-..., for a checkpoint with its step; of a folder that is no run's a place next to it."""
+    folder, stem = Path(subject.path).resolve().parent, _name(subject)
+    if subject.run:
+        folder = subject.run.path / "export"
+        if subject.name != "model/":
+            stem += f"-{Path(subject.path).name}"
+    if to == "gguf":
+        return folder / f"{stem}-{dtype or 'f16'}.gguf"
+    return folder / "-".join(filter(None, (stem, to, dtype)))
 
 
 def _gguf(subject: Subject, target: Path, *, dtype: str) -> None:

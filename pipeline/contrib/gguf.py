@@ -13,6 +13,8 @@ from pipeline.recipe.sizes import LLAMA_NAMES
 from pipeline.tokenizer.encode import GPT2_PATTERN, split_pattern
 from pipeline.tokenizer.train import SPLIT_PATTERNS
 
+Config = dict[str, Any]  # config.json of a model
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
@@ -87,7 +89,8 @@ def write_gguf(model: Path, target: Path, *, name: str, dtype: str = "f16") -> N
         _add_sizes(writer, config, name=name)
         _add_tokenizer(writer, model, tokenizer, ids=config["vocab_size"])
         _add_tensors(writer, model, config, wanted=gguf.GGMLQuantizationType[dtype.upper()])
-        writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if dtype == 'f32' else 'MOSTLY'}_{dtype.upper()}"])
+        share = "ALL" if dtype == "f32" else "MOSTLY"  # norms and biases are fp32
+        writer.add_file_type(gguf.LlamaFileType[f"{share}_{dtype.upper()}"])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -95,17 +98,17 @@ def write_gguf(model: Path, target: Path, *, name: str, dtype: str = "f16") -> N
         writer.close()
 
 
-def why_not_computed(config: dict[str, Any]) -> list[str]:
+def why_not_computed(config: Config) -> list[str]:
     """Return what of the config llama.cpp has not; [] when it computes the same."""
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
         return [f"the model is written as {kind}, and GGUF is written here of {', '.join(ARCHITECTURES)} only"]
-    reasons = [
-        f"{name} is {config[name]} and there it is always {value}"
-        for name, value in ARCHITECTURES[kind].fixed.items()
-        if config.get(name, value) != value
-    ]
-    if (rope := _rope(config).get("rope_type", "default")) != "default":
+    reasons = []
+    for name, value in ARCHITECTURES[kind].fixed.items():
+        if config.get(name, value) != value:
+            reasons.append(f"{name} is {config[name]} and there it is always {value}")
+    rope = _rope(config).get("rope_type", "default")
+    if rope != "default":
         reasons.append(f"positions are scaled by {rope}, which this does not write")
     return reasons
 
@@ -122,29 +125,32 @@ def why_not_cut(tokenizer: dict[str, Any]) -> list[str]:
     return []
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
+def _rope(config: Config) -> dict[str, Any]:
     """Return the rotary settings, as transformers 5 or an older version wrote them."""
     old = {"rope_theta": config.get("rope_theta", 10_000.0), **(config.get("rope_scaling") or {})}
     return config.get("rope_parameters") or old
 
 
-def model_sizes(config: dict[str, Any]) -> dict[str, int]:
+def model_sizes(config: Config) -> dict[str, int]:
     def size(name: str) -> Any:
         return config[name] if name in config else config[LLAMA_NAMES[name]]
 
-    is_gpt2, width, heads = config["model_type"] == "gpt2", size("n_embd"), size("n_head")
+    width, heads = size("n_embd"), size("n_head")
+    inner = config.get("n_inner") or 4 * width  # GPT-2's
+    if config["model_type"] != "gpt2":
+        inner = size("n_inner")
     return {
         "layers": size("n_layer"),
         "positions": size("n_positions"),
         "width": width,
-        "inner": (config.get("n_inner") or 4 * width) if is_gpt2 else size("n_inner"),
+        "inner": inner,
         "heads": heads,
         "kv_heads": config.get("num_key_value_heads") or heads,
         "head_dim": config.get("head_dim") or width // heads,
     }
 
 
-def _add_sizes(writer: Any, config: dict[str, Any], *, name: str) -> None:
+def _add_sizes(writer: Any, config: Config, *, name: str) -> None:
     sizes = model_sizes(config)
     writer.add_name(name)
     writer.add_block_count(sizes["layers"])
@@ -168,20 +174,32 @@ def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: 
     from gguf import TokenType
     from transformers import AutoTokenizer
 
-    special = {token["id"]: token["special"] for token in tokenizer["added_tokens"]}
-    tokens = {i: token for token, i in tokenizer["model"]["vocab"].items()}
-    tokens |= {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
-    kinds = {i: TokenType.CONTROL if special[i] else TokenType.USER_DEFINED for i in special}
-    cut = PATTERNS[split_pattern(tokenizer["pre_tokenizer"]) or ""]
+    # 1. Every id has a token and a kind.
+    tokens = {i: f"[PAD{i}]" for i in range(ids)}
+    kinds = dict.fromkeys(range(ids), TokenType.UNUSED)
+    for token, i in tokenizer["model"]["vocab"].items():
+        tokens[i], kinds[i] = token, TokenType.NORMAL
+    for added in tokenizer["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        kinds[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("llama-bpe" if tokenizer["model"].get("ignore_merges") else cut)
-    writer.add_token_list([tokens.get(i, f"[PAD{i}]") for i in range(ids)])
-    writer.add_token_types([kinds.get(i, TokenType.NORMAL if i in tokens else TokenType.UNUSED) for i in range(ids)])
-    merges = tokenizer["model"]["merges"]
+    writer.add_token_list([tokens[i] for i in range(ids)])
+    writer.add_token_types([kinds[i] for i in range(ids)])
+
+    # 2. How text is cut and merged.
+    cut = PATTERNS[split_pattern(tokenizer["pre_tokenizer"]) or ""]
+    if tokenizer["model"].get("ignore_merges"):
+        cut = "llama-bpe"
+    writer.add_tokenizer_pre(cut)
+    merges = tokenizer["model"]["merges"]  # pairs, or texts with a blank in older files
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+
+    # 3. Where a document begins and an answer ends. llama.cpp has keys for three ends, and knows some by their text.
     loaded = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     ends = ends_of(model, loaded)
-    eos = loaded.eos_token_id if loaded.eos_token_id in ends or not ends else ends[0]
+    eos = loaded.eos_token_id
+    if ends and eos not in ends:
+        eos = ends[0]
     others = [end for end in ends if end != eos]
     others.sort(key=lambda end: tokens[end] in ENDS_BY_TEXT)  # last those that need no key
     if missed := [tokens[end] for end in others[2:] if tokens[end] not in ENDS_BY_TEXT]:
@@ -191,15 +209,16 @@ def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: 
             f"{model}: the vocabulary holds <|return|> and <|call|>, under which llama.cpp does not end at <|end|>, "
             "so answers would run on. Take a tokenizer without them."
         )
-    for add, token in (
+    eom, eot = [*others, None, None][:2]
+    for add, token_id in (
         (writer.add_bos_token_id, loaded.bos_token_id),
         (writer.add_eos_token_id, eos),
-        (writer.add_eom_token_id, others[0] if others else None),
-        (writer.add_eot_token_id, others[1] if len(others) > 1 else None),
+        (writer.add_eom_token_id, eom),
+        (writer.add_eot_token_id, eot),
         (writer.add_pad_token_id, loaded.pad_token_id),
     ):
-        if token is not None:
-            add(token)
+        if token_id is not None:
+            add(token_id)
     writer.add_add_bos_token(loaded("a").input_ids[0] == loaded.bos_token_id)
     if loaded.chat_template:
         writer.add_chat_template(loaded.chat_template)
@@ -210,15 +229,20 @@ def ends_of(model: Path, tokenizer: Any) -> list[int]:
     list."""
     generation = model / "generation_config.json"
     ends = read_json(generation).get("eos_token_id") if generation.exists() else None
-    ends = tokenizer.eos_token_id if ends is None else ends
-    return [end for end in dict.fromkeys(ends if isinstance(ends, list) else [ends]) if end is not None]
+    if ends is None:
+        ends = tokenizer.eos_token_id
+    if not isinstance(ends, list):
+        ends = [ends]
+    return [end for end in dict.fromkeys(ends) if end is not None]
 
 
-def _add_tensors(writer: Any, model: Path, config: dict[str, Any], *, wanted: Any) -> None:
+def _add_tensors(writer: Any, model: Path, config: Config, *, wanted: Any) -> None:
     from gguf import GGMLQuantizationType, QuantError, quants
 
     for name, array in _tensors(model, config):
-        kind = wanted if array.ndim == 2 and not name.startswith("position_embd") else GGMLQuantizationType.F32
+        kind = GGMLQuantizationType.F32
+        if array.ndim == 2 and not name.startswith("position_embd"):
+            kind = wanted
         try:
             data = quants.quantize(array, kind)
         except QuantError:
@@ -227,7 +251,7 @@ def _add_tensors(writer: Any, model: Path, config: dict[str, Any], *, wanted: An
         writer.add_tensor(name, data, raw_dtype=kind)
 
 
-def _tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _tensors(model: Path, config: Config) -> Iterator[tuple[str, Any]]:
     """Yield llama.cpp's name and the fp32 array of every tensor."""
     import torch
 
@@ -247,12 +271,14 @@ def _tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         value = tensor.float()
         if ".c_" in name and value.ndim == 2:
             value = value.T  # GPT-2 stores (in, out)
-        if architecture.rotates_neighbours and (heads := rotated_heads(name, sizes)):
+        heads = rotated_heads(name, sizes)
+        if architecture.rotates_neighbours and heads:
+            # From [first half, second half] of a head to pairs of neighbours.
             value = value.view(heads, 2, -1, value.shape[-1]).transpose(1, 2).reshape(value.shape)
         yield names(name), value.contiguous().numpy()
 
 
-def gguf_names(config: dict[str, Any]) -> Any:
+def gguf_names(config: Config) -> Any:
     """Return the function from transformers' name of a tensor to llama.cpp's, by gguf's own table."""
     import gguf
 

@@ -4,8 +4,10 @@ import io
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +83,9 @@ def read_logs(names: Sequence[str]) -> list[RunData]:
         path = Path(name)
         runs = read_log(path) if path.is_file() else [read_run(name)]
         for data in runs:
-            is_table = data.run.path.suffix in (".csv", ".json")
-            key = (data.name, data.manifest["imported"]["program"] if is_table else str(place))
+            key = (data.name, str(place))
+            if data.run.path.suffix in (".csv", ".json"):  # tables of one run's metrics, wherever they are listed
+                key = (data.name, data.manifest["imported"]["program"])
             found[key] = _merged(found[key], data) if key in found else data
     return list(found.values())
 
@@ -176,7 +179,9 @@ class Line:
             value = float(text.replace(",", ""))
             if alias.unit:
                 value *= alias.factor
-            found[ours] = int(value) if ours in WHOLE and math.isfinite(value) else value
+            if ours in WHOLE and math.isfinite(value):
+                value = int(value)
+            found[ours] = value
         return found
 
 
@@ -190,10 +195,11 @@ def parse_line(line: str) -> Line | None:
     for name, text in FIELD.findall(rest):
         if name.lower() in ALIASES:
             fields.setdefault(name.lower(), text)
-    known = {name.lower() for name in NAMED.findall(rest) if name.lower() in ALIASES}
-    if not fields or known - fields.keys():
+    named = {name.lower() for name in NAMED.findall(rest)}
+    if not fields or (named & ALIASES.keys()) - fields.keys():
         return None
-    return Line(int(head[1]), int(head[2]) if head[2] else None, fields)
+    planned = int(head[2]) if head[2] else None
+    return Line(int(head[1]), planned, fields)
 
 
 def read_console(text: str) -> list[Log]:
@@ -205,6 +211,7 @@ def read_console(text: str) -> list[Log]:
     last: Line | None = None
     attempt, made = 1, 0
     for number, whole in enumerate(text.splitlines(keepends=True), 1):
+        # A line is one of four: no measured step; an evaluation; a step that was printed before; the next step.
         line = ESCAPES.sub("", whole).rstrip("\r\n")
         found = parse_line(line)
         if found and last and found.is_train and whole == line and not last.fields.keys() <= found.fields.keys():
@@ -223,6 +230,7 @@ def read_console(text: str) -> list[Log]:
         elif last and found.fields == last.fields and found.step == last.step:
             continue  # printed twice, as by tee and a terminal's own log
         else:
+            # Steps that begin again are a restart of the stage, or the next stage where the lines are of another kind.
             if not logs or (found.step <= made and (logs[-1].finished or _kind(found) != _kind(last))):
                 logs.append(_read_head(head))
                 head, attempt = [], 1
@@ -254,8 +262,9 @@ def _read_head(lines: list[str]) -> Log:
         found = pattern.search(text)
         return int(found[group].replace(",", "")) if found else None
 
-    model = {name: int(found[1]) for name, pattern in SIZES.items() if (found := re.search(pattern, text))}
-    log.recipe = {"model": model} if model else {}
+    for name, pattern in SIZES.items():
+        if found := re.search(pattern, text):
+            log.recipe.setdefault("model", {})[name] = int(found[1])
     if vocabulary := count(VOCABULARY):
         log.recipe["tokenizer"] = {"vocab_size": vocabulary}
     if row_tokens := count(OF_A_RANK, 2):
@@ -263,9 +272,9 @@ def _read_head(lines: list[str]) -> Log:
         log.recipe["train"] = {"per_device_train_batch_size": count(OF_A_RANK)}
     if batch := count(BATCH):
         log.inputs["batch_tokens"] = batch
-    for name, pattern in (("device", DEVICE), ("dtype", DTYPE)):
-        if found := pattern.search(text):
-            log.shape[name] = found[1]
+    for key, known in (("device", DEVICE), ("dtype", DTYPE)):
+        if found := known.search(text):
+            log.shape[key] = found[1]
     one, all_ranks = count(OF_A_RANK, 3), count(OF_ALL_RANKS)
     if one and all_ranks:
         log.shape["processes"] = all_ranks // one
@@ -278,7 +287,8 @@ def _add(log: Log, line: Line, attempt: int) -> None:
     numbers = line.numbers()
     if line.is_train and line.planned is None and "data/epoch" in numbers:
         log.stage = "sft"
-    for ours, alias in (ALIASES[name] for name in line.fields):
+    for name in line.fields:
+        ours, alias = ALIASES[name]
         if alias.meaning is not None:
             log.meanings[ours] = alias.meaning
     finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
@@ -323,11 +333,15 @@ def read_table(text: str, stem: str) -> dict[str, Log]:
     if tagged and {"step", "value"} <= set(frame.columns):
         metric = _plain(tagged["tag"])
         # A tag's slashes and blanks become underscores in the file's name.
-        known = {_plain(name): name for aliases in PROGRAMS.values() for name in aliases}
+        known = {_plain(name): name for name in chain(*PROGRAMS.values())}
         frame = frame.rename(columns={"value": known.get(metric, metric), "wall time": "_timestamp"})
         tables = {tagged["run"]: frame}
-    logs = {run: _log(table) for run, table in (tables or {stem: frame}).items()}
-    return {run: log for run, log in logs.items() if log is not None}
+    logs = {}
+    for run, table in (tables or {stem: frame}).items():
+        log = _log(table)
+        if log is not None:
+            logs[run] = log
+    return logs
 
 
 def _plain(name: str) -> str:
@@ -359,36 +373,39 @@ def _json_rows(text: str) -> list[Any]:
 
 def _tables_of_charts(frame: pd.DataFrame, text: str) -> dict[str, pd.DataFrame]:
     """Return the table of each run of a W&B chart, whose columns are `<run> - <metric>`; {} for other tables."""
-    step = next((name for name in STEPS if name in frame.columns), None)
-    charts = [name for name in frame.columns if " - " in name]
+    steps = [name for name in STEPS if name in frame.columns][:1]
+    metrics_of: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in frame.columns:
+        run, is_chart, metric = name.rpartition(" - ")
+        if is_chart:
+            metrics_of[run][name] = metric
     found = {}
-    for lower in dict.fromkeys(name.rpartition(" - ")[0] for name in charts):
-        metrics = {name: name.rpartition(" - ")[2] for name in charts if name.rpartition(" - ")[0] == lower}
+    for lower, metrics in metrics_of.items():
         place = text.lower().index(lower)
         run = text[place : place + len(lower)]  # as it was written
-        found[run] = frame[[*filter(None, [step]), *metrics]].rename(columns=metrics)
+        found[run] = frame[[*steps, *metrics]].rename(columns=metrics)
     return found
 
 
 def _log(frame: pd.DataFrame) -> Log | None:
     columns = set(frame.columns)
     program = max(PROGRAMS, key=lambda name: len(columns & PROGRAMS[name].keys()))
-    aliases = {name: PROGRAMS[program][name] for name in frame.columns if name in PROGRAMS[program]}
-    step_name = next((name for name in STEPS if name in columns), None)
-    if not aliases or step_name is None:
+    known = PROGRAMS[program]
+    aliases = {name: known[name] for name in frame.columns if name in known}
+    step_names = [name for name in STEPS if name in columns]
+    if not aliases or not step_names:
         return None
     log = Log(program=program)
     log.meanings = {ours: alias.meaning for ours, alias in aliases.values() if alias.meaning}
-    steps, is_lost = _numbers(frame[step_name])
+    steps, is_lost = _numbers(frame[step_names[0]])
     series: dict[str, pd.Series] = {}
     for name, (ours, alias) in aliases.items():
         series[ours], is_text = _numbers(frame[name], alias)
         is_lost |= is_text | (series[ours].notna() & steps.isna())
     if "_timestamp" in columns:
         series["time"], _ = _numbers(frame["_timestamp"])
-    for place in range(len(frame)):
-        numbers = {name: float(values.iloc[place]) for name, values in series.items()}
-        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+    for place, numbers in enumerate(pd.DataFrame(series).to_dict("records")):
+        finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
         if is_lost.iloc[place]:
             # The first line of a CSV is its head.
             log.lost.append((place + 2, ",".join(map(str, frame.iloc[place]))))
@@ -403,7 +420,9 @@ def _numbers(cells: pd.Series, alias: Alias | None = None) -> tuple[pd.Series, p
     texts = cells.astype(str).str.replace(",", "")
     numbers = pd.to_numeric(texts, errors="coerce")
     is_text = numbers.isna() & cells.notna() & ~texts.str.lower().isin(["", "nan", "none"])
-    return numbers * (alias.factor if alias else 1), is_text
+    if alias is not None:
+        numbers = numbers * alias.factor
+    return numbers, is_text
 
 
 def _count_steps(log: Log) -> None:
@@ -412,9 +431,12 @@ def _count_steps(log: Log) -> None:
     NeMo's global_step counts from zero (at 99 it has consumed 100 batches), as do nanochat's W&B rows of a step, not
     those of an evaluation; a CSV of its console counts from zero where it begins there.
     """
-    from_zero = log.program == NEMO or (log.program == NANOCHAT_CSV and bool(log.rows) and log.rows[0]["step"] == 0)
+    from_zero = log.program == NEMO
+    if log.program == NANOCHAT_CSV and log.rows:
+        from_zero = log.rows[0]["step"] == 0
     for row in log.rows:
-        row["step"] += from_zero or (log.program == NANOCHAT_WANDB and "perf/step_s" in row)
+        if from_zero or (log.program == NANOCHAT_WANDB and "perf/step_s" in row):
+            row["step"] += 1
     timed = [row for row in log.rows if "perf/step_s" in row]
     if [row["step"] for row in timed] == list(range(1, len(timed) + 1)):
         total = 0.0

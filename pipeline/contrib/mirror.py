@@ -127,10 +127,12 @@ class Mirror:
         try:
             if self.store.cat_file(f"{there}/{SEAL}") != (folder / SEAL).read_bytes():
                 return False
-            files = read_seal(folder)["files"].items()
-            return all(self.store.info(f"{there}/{file}")["size"] == facts["bytes"] for file, facts in files)
+            for file, facts in read_seal(folder)["files"].items():
+                if self.store.info(f"{there}/{file}")["size"] != facts["bytes"]:
+                    return False
         except FileNotFoundError:
             return False
+        return True
 
     def _place(self, path: Path) -> str:
         return f"{self.root}/{path.relative_to(self.run.path).as_posix()}"
@@ -197,7 +199,8 @@ class Mirror:
             folders = self.store.ls(f"{self.root}/checkpoints", detail=False)
         except FileNotFoundError:
             return {}
-        return {step: folder for folder in folders if (step := step_of(Path(folder)))}
+        steps = {step_of(Path(folder)): folder for folder in folders}
+        return {step: folder for step, folder in steps.items() if step}
 
     def restore(self) -> None:
         """Fetch the newest whole checkpoint that is further than what is whole here, with its records."""
@@ -270,8 +273,12 @@ class Mirror:
             write_bytes(record, contents[record])
 
     def _refuse_another_run(self, manifest: dict[str, Any]) -> None:
-        begun = self.run.read_manifest().get("must_match") if self.run.has_trained() else None
-        found = differences(begun, manifest.get("must_match", {})) if begun else []
+        if not self.run.has_trained():
+            return
+        begun = self.run.read_manifest().get("must_match")
+        if not begun:
+            return
+        found = differences(begun, manifest.get("must_match", {}))
         if found:
             raise RecipeError(
                 f"{self.address}: holds another run of this name, which differs from {self.run.path} in keys that "
@@ -342,7 +349,8 @@ def restore_base(address: str, run: RunDirectory, *, start: str | None, where: s
     A run that has begun needs the base that it began from, whatever `latest:` means by now. Raises ServiceError when
     the store does not answer.
     """
-    start, home = run.read_manifest().get("must_match", {}).get("model.start_from") or start, run.path.parent
+    start = run.read_manifest().get("must_match", {}).get("model.start_from") or start
+    home = run.path.parent
     if start is None or Path(start).exists() or find_run(start, str(home)):
         return False
     folder = Path(start).parent if Path(start).name == run.model.name else Path(start)
@@ -391,9 +399,7 @@ class CheckpointUploader:
             except LostOwnership as error:
                 print(error, flush=True)
                 return
-            except (
-                Exception
-            ) as error:  # whatever a store's client raises, the training goes on and the next look tries
+            except Exception as error:  # whatever a store's client raises: the next look tries again
                 print(f"{self.mirror.address}: not sent: {error or type(error).__name__}", flush=True)
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)

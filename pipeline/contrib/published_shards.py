@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import tempfile
-from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +119,19 @@ def publish(plan: dict, address: str) -> tuple[int, int]:
 
 def _sums(folder: Path) -> dict[Path, str]:
     """Return the sha256 of the files of a folder without a gap, each seal behind its shard, whose sum it has."""
-    numbers = takewhile(lambda n: seal_path(folder, n).exists() and not is_damaged(folder, n, verify=False), count())
-    sums = {}
-    for number in numbers:
-        if state_path(folder, number).exists():
-            sums[state_path(folder, number)] = sha256_file(state_path(folder, number))
+    sums: dict[Path, str] = {}
+
+    def add(path: Path) -> None:
+        if path.exists():
+            sums[path] = sha256_file(path)
+
+    number = 0
+    while seal_path(folder, number).exists() and not is_damaged(folder, number, verify=False):
+        add(state_path(folder, number))
         sums[shard_path(folder, number)] = read_seal(folder, number)["sha256"]
-        sums[seal_path(folder, number)] = sha256_file(seal_path(folder, number))
-    if end_path(folder).exists():
-        sums[end_path(folder)] = sha256_file(end_path(folder))
+        add(seal_path(folder, number))
+        number += 1
+    add(end_path(folder))
     return sums
 
 
@@ -186,6 +189,7 @@ class PublishedShards:
         return is_taken
 
     def _take(self, folder: Path, number: int, settings: dict, temporary: Path) -> bool:
+        # 1. The files of that shard, or of the end where no further shard is listed.
         key, listed = folder.name, self.lists[folder.name]
         names = [path(folder, number).name for path in (state_path, shard_path, seal_path)]
         if names[-1] not in listed:
@@ -193,17 +197,20 @@ class PublishedShards:
             if number == 0 or names[0] not in listed:
                 return False
         names = [name for name in names if name in listed]
+        # 2. Each is what the list says, and the seal is of these shards.
         for name in names:
-            there = self.place.fetch(f"{key}/{name}", temporary / name)
-            if not there or sha256_file(temporary / name) != listed[name]:
-                raise DamagedFileError(f"{key}/{name} is {'not as it was published' if there else 'missing'}")
+            if not self.place.fetch(f"{key}/{name}", temporary / name):
+                raise DamagedFileError(f"{key}/{name} is missing")
+            if sha256_file(temporary / name) != listed[name]:
+                raise DamagedFileError(f"{key}/{name} is not as it was published")
         if names == [end_path(folder).name]:
             belongs = read_end(temporary)["shards"] == number
         else:
             belongs = _belongs(temporary, number, settings)
         if not belongs:
             raise DamagedFileError(f"{key}/{names[-1]} is no seal of these shards")
-        for name in names:  # the seal last
+        # 3. Into the cache, the seal last: it says that the shard is whole.
+        for name in names:
             fsync_file(temporary / name)
             os.replace(temporary / name, folder / name)
             fsync_folder(folder)

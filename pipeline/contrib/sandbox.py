@@ -72,7 +72,10 @@ def run_program(
     request = {"cpu_s": math.ceil(timeout_s) + 1, "memory_bytes": memory_bytes, "safe": isolation.safe}
     # -S: no site-packages and none of the user's files; -P: no module from the current folder.
     command = [sys.executable, "-s", "-S", "-P", "-c", START, str(PACKAGE_ROOT)]
-    environment = {name: os.environ[name] for name in INHERITED if name in os.environ} | ENVIRONMENT
+    environment = dict(ENVIRONMENT)
+    for name in INHERITED:
+        if name in os.environ:
+            environment[name] = os.environ[name]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
     # A program that can write gets a folder for it.
     scratch = nullcontext("/") if isolation.safe else tempfile.TemporaryDirectory(prefix="tandem-program-")
@@ -104,7 +107,7 @@ def _outcome(process: Any, timeout_s: float) -> str:
     answer = os.read(process.stdout.fileno(), MOST_BYTES) if answered else b""
     if answer:
         line = answer.partition(b"\n")[0].decode(errors="replace")[:300]
-        return "".join(letter if letter.isprintable() else " " for letter in line)  # no commands to a terminal
+        return "".join([letter if letter.isprintable() else " " for letter in line])  # no commands to a terminal
     try:
         status = process.wait(max(until - time.monotonic(), 0))
     except subprocess.TimeoutExpired:
@@ -155,7 +158,9 @@ def available_isolation() -> Isolation:
             tried = run_program(trials, timeout_s=30.0, isolation=Isolation(True))
         except NotIsolated as error:
             return Isolation(False, str(error))
-    return Isolation(tried.passed, "" if tried.passed else f"Landlock and seccomp do not hold: {tried.reason}")
+    if not tried.passed:
+        return Isolation(False, f"Landlock and seccomp do not hold: {tried.reason}")
+    return Isolation(True)
 
 
 def choose_isolation(unsafe_exec: bool, *, where: str) -> Isolation:

@@ -37,14 +37,19 @@ def write_space(runs: list[RunDirectory], *, output: Path) -> None:
     """
     if output.exists():
         raise CannotWriteError(f"{output}: is there already. Remove it, or name another folder with --output.")
-    published = [run.read_manifest().get("hub") or {} for run in runs]
-    if waiting := [str(run.path) for run, hub in zip(runs, published, strict=True) if not hub.get("commit")]:
+    ids, pinned, waiting = [], [], []
+    for run in runs:
+        hub = run.read_manifest().get("hub") or {}
+        if not hub.get("commit"):
+            waiting.append(str(run.path))
+            continue
+        ids.append(hub["id"])
+        pinned.append(f"{hub['id']}@{hub['commit']}")
+    if waiting:
         raise InputMissingError(
             f"{', '.join(waiting)}: not published, so a Space has no model to load. Push first: "
             f"{command('hub', 'push', waiting[0])}"
         )
-    ids = [hub["id"] for hub in published]
-    pinned = [f"{hub['id']}@{hub['commit']}" for hub in published]
     versions = [f"{name}=={version(name).split('+')[0]}" for name in PACKAGES]  # +cpu is a build, not a version
     with new_folder(output) as folder:
         write_text(folder / "app.py", APP.format(names=", ".join(ids), models=json.dumps(pinned, indent=4)))

@@ -119,8 +119,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.data.rows import TrainingRows
     from pipeline.data.validation import ValidationRows
     from pipeline.recipe import read_recipe
-    from pipeline.recipe.batch import with_batch_tokens
-    from pipeline.recipe.start_from import becomes_tandem, resolve_start
+    from pipeline.recipe.dial import row_settings
+    from pipeline.recipe.start_from import resolve_start
     from pipeline.run_dir.earlier_runs import EarlierRuns
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
@@ -129,23 +129,23 @@ def _prepare(arguments: argparse.Namespace) -> None:
     recipe = resolve_start(recipe)
     if not recipe.data.batch_tokens:
         world_size = whole_number(os.environ, "NPROC", 1, least=1)
-        recipe = with_values(recipe, {"data.batch_tokens": with_batch_tokens(recipe, world_size)})
+        recipe = with_values(recipe, {"data.batch_tokens": recipe.global_batch_tokens(world_size)})
         print(
             f"data: the batch follows from train.gradient_accumulation_steps; for {world_size} process(es) it is "
             f"{recipe.data.batch_tokens:,} tokens"
         )
     if recipe.data.num_proc:
         os.environ.setdefault("RAYON_NUM_THREADS", str(recipe.data.num_proc))
-    sources = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    sources = open_sources(recipe.source_settings())
     for source in sources[0]:
         if source.recognised:
             print(f"data: {source.name}: {source.recognised}")
-    tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
-    if not becomes_tandem(recipe):
+    tokenizer = load_or_train(recipe.tokenizer_settings(), sources[0], validation=sources[1])
+    if not recipe.model.becomes_tandem:
         from pipeline.training.build import rows_of_recipe
 
         recipe = rows_of_recipe(recipe, tokenizer)
-    plan = plan_rows(recipe, tokenizer, sources=sources, watchlist=arguments.watchlist)
+    plan = plan_rows(row_settings(recipe), tokenizer, sources=sources, watchlist=arguments.watchlist)
     if arguments.part and not _encode_part(plan, tokenizer, sources, arguments.part):
         return
     row_tokens = recipe.data.row_tokens

@@ -124,9 +124,12 @@ def _encode_documents(block: Any, tokenizer: Any, settings: dict, num_proc: int 
     if settings.get("target_bytes"):
         from pipeline.tokenizer.coverage import span_byte_lengths
 
-        spans = [span_byte_lengths(tokenizer, document.text) for document in block.items]
-        ids = [np.array(found) for found, _ in spans]
-        lengths = [found for _, found in spans]
+        # One text at a time: the places of its ids in it tell the bytes under each.
+        lengths = []
+        for document in block.items:
+            found, num_bytes = span_byte_lengths(tokenizer, document.text)
+            ids.append(np.array(found))
+            lengths.append(num_bytes)
         if "end" in settings:
             lengths = _with_end(lengths, NO_TEXT, settings)
         more["target_bytes"] = _flat(lengths, np.int32)
@@ -144,11 +147,15 @@ def _with_end(documents: list, end: int, settings: dict) -> list:
 
     Not behind a document that fills its last row without: in a row of its own the end would teach to write nothing.
     """
-    whole = settings["row_tokens"] if settings["packing"] in ("cut_and_fit", "one_text") else 0
+    cuts = settings["packing"] in ("cut_and_fit", "one_text")
     ended = []
     for document in documents:
-        fills_rows = len(document) % whole == 0 if whole else len(document) == 0
-        ended.append(document if fills_rows else np.append(document, end))
+        left = len(document)
+        if cuts:
+            left %= settings["row_tokens"]  # of its last row, behind the BOS
+        if left:
+            document = np.append(document, end)
+        ended.append(document)
     return ended
 
 

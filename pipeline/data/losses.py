@@ -36,6 +36,7 @@ def fit_conversation(messages: list[dict], rendered: Rendered, render: Render, *
         return ids, trained, "whole"
     if overflow == "drop":
         return None, None, "too_long"
+    # Cut behind the last answer that fits; each attempt renders the conversation up to there, once.
     ends = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
     up_to = cache(lambda end: render(messages[:end]))
     fitting = bisect(ends, capacity, key=lambda end: len(up_to(end)[0]))  # lengths grow with the turns
@@ -63,7 +64,10 @@ LENGTH_STEP = 64  # Tokens: finer advice on the length of a row is of no use, an
 def new_counts(kind: str) -> dict[str, Any]:
     """Return what is counted while a source is read, all 0. `longer` of conversations: by row length, those that need
     it."""
-    return {**dict.fromkeys(READ_COUNTS[kind], 0), **({"longer": {}} if kind == "chat" else {})}
+    counts: dict[str, Any] = dict.fromkeys(READ_COUNTS[kind], 0)
+    if kind == "chat":
+        counts["longer"] = {}
+    return counts
 
 
 def count_conversation(counts: dict[str, Any], *, length: int, kept: int, outcome: str) -> None:
@@ -76,6 +80,7 @@ def count_conversation(counts: dict[str, Any], *, length: int, kept: int, outcom
     # Counts that an earlier version began have no lengths: those of a part would be taken for those of the whole.
     if outcome != "no_target" and "longer" in counts:
         counts[f"{outcome}_tokens"] += length - kept
+        # The row_tokens that would hold it, rounded up to a step: a row stores one id more. Text, as keys of JSON are.
         row = str(-(-(length - 1) // LENGTH_STEP) * LENGTH_STEP)
         counts["longer"][row] = counts["longer"].get(row, 0) + 1
 
@@ -106,8 +111,12 @@ def shares_lost(totals: dict[str, Any], *, kind: str) -> dict[str, float]:
     padded: of the positions. Those of LOST. empty, bad: of the rows of the files.
     """
     parts = {"padded": ("padded", "positions"), **LOST[kind]}
-    shares = {name: totals.get(part, 0) / totals[whole] for name, (part, whole) in parts.items() if totals.get(whole)}
-    if seen := rows_seen(totals):
+    shares = {}
+    for name, (part, whole) in parts.items():
+        if totals.get(whole):
+            shares[name] = totals.get(part, 0) / totals[whole]
+    seen = rows_seen(totals)
+    if seen:
         shares["empty"] = totals.get("empty_rows", 0) / seen
         shares["bad"] = totals.get("bad_rows", 0) / seen
     return shares
@@ -128,6 +137,7 @@ def conversation_facts(counts: dict[str, Any], *, row_tokens: int) -> dict[str, 
 
 
 def _row_tokens_for(counts: dict[str, Any], *, shortest: int) -> int:
+    # From the longest on: the first length that more than 1 - HELD of them need.
     num_longer = 0
     for row, number in sorted(counts["longer"].items(), key=lambda item: -int(item[0])):
         num_longer += number
@@ -171,18 +181,15 @@ def loss_warnings(name: str, counts: dict[str, Any], *, kind: str, row_tokens: i
 def nothing_left(plan: dict, role: str, stream: MixedDataset) -> str:
     """Return why no row came of the sources: what was read of each, and left out."""
     lines = []
+    reasons = {
+        "too_long": f"too long for a row of {plan['row_tokens']:,} tokens",
+        "no_target": "without an answer of the assistant",
+        "empty_rows": "empty rows",
+        "bad_rows": "unreadable rows",
+    }
     for about, dataset in zip(plan[role]["sequences"], stream.datasets, strict=True):
         counts = dataset.totals()
-        left_out = [
-            f"{counts[name]:,} {reason}"
-            for name, reason in (
-                ("too_long", f"too long for a row of {plan['row_tokens']:,} tokens"),
-                ("no_target", "without an answer of the assistant"),
-                ("empty_rows", "empty rows"),
-                ("bad_rows", "unreadable rows"),
-            )
-            if counts.get(name)
-        ]
+        left_out = [f"{counts[name]:,} {reason}" for name, reason in reasons.items() if counts.get(name)]
         line = f"{about['name']}: {rows_seen(counts):,} rows, {', '.join(left_out) or 'none left out'}"
         if counts.get("too_long") and "longer" in counts:
             line += f". Set data.row_tokens to {_row_tokens_for(counts, shortest=plan['row_tokens'])}"
@@ -193,8 +200,10 @@ def nothing_left(plan: dict, role: str, stream: MixedDataset) -> str:
 def first_conversations(source: Any, most: int = SAMPLE) -> list[Any]:
     """Return up to `most` conversations of the source's files that are here, from the beginning of some of them."""
     here = [number for number, file in enumerate(source.files) if file.path is not None and not file.order]
-    numbers = here[:: -(-len(here) // SAMPLED_FILES)] if here else [0]  # the first one is fetched
-    talks: list[Any] = []
+    numbers = [0]  # the first one is fetched
+    if here:
+        numbers = here[:: -(-len(here) // SAMPLED_FILES)]
+    talks: list[Any] = []  # as many of each file
     for number in numbers:
         items = (item for block in source.read_file(number) for item in block.items)
         talks += islice(items, -(-most // len(numbers)))
@@ -237,19 +246,12 @@ def table(plan: dict) -> str:
             if not chat:
                 text += f", {sums.get('text_bytes', 0) / max(1, sums.get('text_tokens', 0)):.2f} bytes/token"
             epochs = epochs_of(about, dataset, rows)
-            lines.append(
-                (
-                    role,
-                    about["name"],
-                    f"{rows:,}",
-                    short_count(rows * plan["row_tokens"]),
-                    f"{100 * rows / total:.2f} %" if total else "-",
-                    "< 1" if epochs is None else f"{epochs:.2f}",
-                    *(f"{100 * shares[name]:.2f} %" if name in shares else "-" for name in ("padded", *lost)),
-                    f"{sums['bad_rows']:,}",
-                    text,
-                )
-            )
+            share = f"{100 * rows / total:.2f} %" if total else "-"
+            seen = "< 1" if epochs is None else f"{epochs:.2f}"
+            line = [role, about["name"], f"{rows:,}", short_count(rows * plan["row_tokens"]), share, seen]
+            for name in ("padded", *lost):
+                line.append(f"{100 * shares[name]:.2f} %" if name in shares else "-")
+            lines.append((*line, f"{sums['bad_rows']:,}", text))
     return "\n".join(aligned(lines))
 
 
@@ -261,7 +263,7 @@ def aligned(lines: Collection[tuple[str, ...]]) -> list[str]:
 
 def epochs_of(about: dict, dataset: ShardedDataset, rows: int) -> float | None:
     """Return how often a source is seen when so many of its rows are; None while its length is not known."""
-    return rows * about.get("passes", 1) / dataset.rows if dataset.end is not None and dataset.rows else None
+    return rows * about.get("passes", 1) / dataset.length if dataset.length else None
 
 
 def warning_lines(

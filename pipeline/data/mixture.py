@@ -2,6 +2,7 @@
 seek and every rank agrees.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,20 +25,18 @@ class SourceWeight:
 
 def largest_remainder(weights: list[float], slots: int) -> list[int]:
     """Return whole slots by weight that sum to `slots`: largest remainder, the first of equals."""
-    total = sum(weights)
-    exact = [weight * slots / total for weight in weights]
-    counts = [int(x) for x in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda s: (counts[s] - exact[s], s))
-    for s in by_remainder[: slots - sum(counts)]:
-        counts[s] += 1
-    return counts
+    exact = np.array(weights) * slots / sum(weights)
+    counts = exact.astype(np.int64)
+    by_remainder = np.argsort(counts - exact, kind="stable")
+    counts[by_remainder[: slots - counts.sum()]] += 1
+    return counts.tolist()
 
 
 def interleave(counts: list[int]) -> np.ndarray:
     """Return (sum of counts,) source of each slot: the j-th of n slots of a source lies nearest (j + 1/2) / n of the
     way."""
     sources = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    times = np.concatenate([(np.arange(n) + 0.5) / n for n in counts if n] or [np.zeros(0)])
+    times = np.concatenate([np.zeros(0), *((np.arange(n) + 0.5) / n for n in counts)])
     return sources[np.argsort(times, kind="stable")]
 
 
@@ -49,7 +48,7 @@ class MixturePhase:
         self.order = interleave(counts)
         self.slots = [np.flatnonzero(self.order == s) for s in range(len(counts))]
         self.rank = np.empty(len(self.order), np.int64)
-        for slots in self.slots:
+        for slots in self.slots:  # rank: of each slot, how many of its source come before it in the pattern
             self.rank[slots] = np.arange(len(slots))
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -60,11 +59,10 @@ class MixturePhase:
 
     def used(self, row: int) -> list[int]:
         """Return rows of each source among the global rows before `row`."""
+        # Whole repetitions of the pattern, and the slots of one that is begun.
         block, slot = divmod(row - self.start, len(self.order))
-        return [
-            int(base + block * count + np.searchsorted(slots, slot))
-            for base, count, slots in zip(self.bases, self.counts, self.slots, strict=True)
-        ]
+        in_block = [np.searchsorted(slots, slot) for slots in self.slots]
+        return (self.bases + block * self.counts + in_block).tolist()
 
     def first_use(self, source: int, k: int) -> int | None:
         """Return the global row of a source's row k; None when the source has no slot."""
@@ -107,20 +105,25 @@ class Mixture:
         self.phases, self.total_rows = [], None
         if any(self.must_be_counted(s) and end is None for s, end in enumerate(self.ends)):
             return
-        fixed: list[int | None] = []
-        for source, weight in enumerate(self.weights):
-            fixed.append(None if weight.epochs is None else round(weight.epochs * (self.ends[source] or 0)))
+        lengths = [end or 0 for end in self.ends]
+        # 1. Rows of the sources whose epochs are given; by weight, the others share what is left.
+        fixed: dict[int, int] = {}
+        for s, weight in enumerate(self.weights):
+            if weight.epochs is not None:
+                fixed[s] = round(weight.epochs * lengths[s])
+        # 2. Rows of the run.
         if self.horizon is not None:
             total = self.horizon
         else:
             assert self.epochs is not None
-            rows = [self.ends[s] or 0 if n is None else n for s, n in enumerate(fixed)]
-            total = round(self.epochs * sum(rows))
-            fixed = [None if n is None else round(self.epochs * n) for n in fixed]
+            total = round(self.epochs * sum(fixed.get(s, length) for s, length in enumerate(lengths)))
+            fixed = {s: round(self.epochs * rows) for s, rows in fixed.items()}
+        # 3. One pattern until a source ends that is not repeated, then another one without it.
         alive = [s for s in range(len(self.weights)) if self.ends[s] != 0]
         phase = self._phase(0, [0] * len(self.weights), fixed, alive, total)
         while phase is not None:
             self.phases.append(phase)
+            # The first of the sources that would be used up before the run ends; of equals the first listed.
             cut, gone = total, None
             for s in alive:
                 end, part = self.ends[s], self.weights[s]
@@ -139,30 +142,35 @@ class Mixture:
         self.total_rows = total if self.phases else 0
 
     def _phase(
-        self, start: int, bases: list[int], fixed: list[int | None], alive: list[int], total: int
+        self, start: int, bases: list[int], fixed: dict[int, int], alive: list[int], total: int
     ) -> MixturePhase | None:
         """Return the pattern from `start` on; None when no source is left to fill it."""
-        weights = [
-            (self.weights[s].weight or 0.0) if s in alive and fixed[s] is None else 0.0 for s in range(len(fixed))
-        ]
-        if not any(n is not None for n in fixed):
-            if not any(weights):
+        weights = [0.0] * len(self.weights)
+        for s in alive:
+            if s not in fixed:
+                weights[s] = self.weights[s].weight or 0.0
+        num_weighted = np.count_nonzero(weights)
+        if not fixed:
+            if not num_weighted:
                 return None
-            slots = 1 if sum(w > 0 for w in weights) == 1 else PATTERN_SLOTS
+            slots = 1 if num_weighted == 1 else PATTERN_SLOTS
             counts = largest_remainder(weights, slots)
-            while any(w > 0 and not n for w, n in zip(weights, counts, strict=True)) and slots < LARGEST_PATTERN:
+            # Longer, where a source of a small weight got no slot.
+            while np.count_nonzero(counts) < num_weighted and slots < LARGEST_PATTERN:
                 slots *= 2
                 counts = largest_remainder(weights, slots)
             return MixturePhase(start, bases, counts)
-        counts = [0 if n is None else n - base for n, base in zip(fixed, bases, strict=True)]
+        counts = [0] * len(weights)
+        for s, rows in fixed.items():
+            counts[s] = rows - bases[s]
         room = total - start - sum(counts)
-        if any(weights) and room > 0:
-            shares = largest_remainder(weights, room)
-            counts = [a + b for a, b in zip(counts, shares, strict=True)]
+        if num_weighted and room > 0:
+            counts = np.add(counts, largest_remainder(weights, room)).tolist()
         return MixturePhase(start, bases, counts) if sum(counts) else None
 
     def locate(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (count,) sources and (count,) row numbers k of the global rows first ... first + count - 1."""
+        # A range of rows may reach over the end of a phase; most lie in one.
         rows = np.arange(first, first + count, dtype=np.int64)
         sources, ks = np.empty(count, np.int64), np.empty(count, np.int64)
         starts = [phase.start for phase in self.phases] + [first + count]
@@ -176,13 +184,15 @@ class Mixture:
         """Return rows of each source among the global rows before `row`."""
         if not self.phases:  # No source has a row.
             return [0] * len(self.weights)
-        return next(s for s in reversed(self.phases) if s.start <= row).used(row)
+        phase = bisect_right(self.phases, row, key=lambda phase: phase.start) - 1
+        return self.phases[phase].used(row)
 
     def first_use(self, source: int, k: int) -> int | None:
         """Return the global row at which row k of a source is first needed; None when that lies after the run."""
         if self.total_rows is None:
             return None
-        for phase, end in zip(self.phases, [s.start for s in self.phases[1:]] + [self.total_rows], strict=True):
+        ends = [phase.start for phase in self.phases[1:]] + [self.total_rows]
+        for phase, end in zip(self.phases, ends, strict=False):
             at = phase.first_use(source, k)
             if at is not None and at < end:
                 return at
@@ -211,23 +221,25 @@ class MixedDataset:
     def refresh(self) -> None:
         for dataset in self.datasets:
             dataset.refresh()
-        self.mixture.learn([s.rows if s.end is not None else None for s in self.datasets])
+        self.mixture.learn([dataset.length for dataset in self.datasets])
 
     def undecided(self) -> int | None:
         """Return a source of which more must be sealed before the run's order or length is known."""
         open_ones = [s for s, dataset in enumerate(self.datasets) if dataset.end is None]
-        counted = [s for s in open_ones if self.mixture.must_be_counted(s)]
-        stopping = (
-            s
-            for s in open_ones
-            if self.mixture.weights[s].at_end == "stop" and self._first_unsealed_use(s) is not None
-        )
-        return counted[0] if counted else next(stopping, None)
+        for s in open_ones:
+            if self.mixture.must_be_counted(s):
+                return s
+        for s in open_ones:
+            if self.mixture.weights[s].at_end == "stop" and self._first_unsealed_use(s) is not None:
+                return s
+        return None
 
     def _first_unsealed_use(self, source: int) -> int | None:
         """Return the first global row of the run that is not sealed yet because of this source."""
         dataset = self.datasets[source]
-        return None if dataset.end is not None else self.mixture.first_use(source, dataset.rows)
+        if dataset.end is not None:
+            return None
+        return self.mixture.first_use(source, dataset.rows)
 
     def missing(self, rows: int | None = None) -> int | None:
         """Return the source whose next shard is needed first, for the first `rows` global rows (None: the whole run);
@@ -236,8 +248,11 @@ class MixedDataset:
             source = self.undecided()
             if source is not None:
                 return source
-        uses = [(at, s) for s in range(len(self.datasets)) if (at := self._first_unsealed_use(s)) is not None]
-        needed = [(at, s) for at, s in uses if rows is None or at < rows]
+        needed = []
+        for s in range(len(self.datasets)):
+            at = self._first_unsealed_use(s)
+            if at is not None and (rows is None or at < rows):
+                needed.append((at, s))
         return min(needed)[1] if needed else None
 
     def is_decided(self) -> bool:

@@ -57,7 +57,9 @@ def _search(train: list[Any], validation: list[Any]) -> Overlap:
             held |= _held_out(source)
     found: dict[bytes, str] = {}
     whole = all(file.path is not None for source in train for file in source.files)
-    for source in train if held else []:
+    if not held:
+        train = []  # nothing is looked for
+    for source in train:
         chars = 0
         for digest, place, length in _documents(source):
             if digest in held:
@@ -86,6 +88,7 @@ def _documents(source: Any) -> Iterator[tuple[bytes, str, int]]:
     for number, file in enumerate(source.files):
         if file.path is None:
             return
+        # Of a file that is split by rows, those between two documents of validation are read as well.
         rows = file.period if file.part == "validation" else 1
         for block in source.read_file(number):
             for item in block.items:

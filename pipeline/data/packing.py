@@ -34,14 +34,16 @@ class PackedRows:
         return self.used - 1 if self.trained is None else self.trained[:, 1:].sum(1, dtype=np.int32)
 
     def __getitem__(self, rows: slice) -> "PackedRows":
-        some: dict[str, Any] = {name: None if array is None else array[rows] for name, array in vars(self).items()}
-        return PackedRows(**some)
+        return PackedRows(**{name: array[rows] for name, array in vars(self).items() if array is not None})
 
     @classmethod
     def joined(cls, parts: list["PackedRows"]) -> "PackedRows":
         """Return one after the other; at least one part."""
-        names = [name for name, array in vars(parts[0]).items() if array is not None]
-        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+        arrays = {}
+        for name, array in vars(parts[0]).items():
+            if array is not None:
+                arrays[name] = np.concatenate([getattr(part, name) for part in parts])
+        return cls(**arrays)
 
 
 def best_fit(lengths: list[int], capacity: int, *, one_text: bool = False) -> list[list[int]]:
@@ -94,8 +96,9 @@ def fill_rows(
 
 def ragged(arrays: list[np.ndarray], dtype) -> tuple[np.ndarray, np.ndarray]:
     """Return arrays of different lengths as one array, and their lengths; `unragged` takes them apart again."""
-    lengths = np.array([len(a) for a in arrays], dtype=np.int64)
-    return (np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)), lengths
+    lengths = np.fromiter(map(len, arrays), np.int64)
+    # The empty array gives the type where there are no others.
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype), lengths
 
 
 def unragged(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
@@ -109,46 +112,47 @@ class ConversationPacker:
     def __init__(self, *, row_tokens: int, pad: int, dtype, documents: int, one_text: bool = False):
         self.row_tokens, self.pad, self.dtype, self.documents = row_tokens, pad, np.dtype(dtype), documents
         self.one_text = one_text
-        self.block: list[tuple[np.ndarray, np.ndarray, Origin]] = []
+        # The conversations of the block so far.
+        self.ids: list[np.ndarray] = []
+        self.trained: list[np.ndarray] = []
+        self.origins: list[Origin] = []
         self.counts: dict[str, int] = {}
 
     def add(self, ids: list[int], trained: list[bool], origin: Origin) -> list[PackedRows]:
-        self.block.append((np.array(ids, dtype=self.dtype), np.array(trained, dtype=bool), origin))
-        return self.finish() if len(self.block) >= self.documents else []
+        self.ids.append(np.array(ids, dtype=self.dtype))
+        self.trained.append(np.array(trained, dtype=bool))
+        self.origins.append(origin)
+        return self.finish() if len(self.ids) >= self.documents else []
 
     def finish(self) -> list[PackedRows]:
-        if not self.block:
+        if not self.ids:
             return []
-        pieces = [ids for ids, _, _ in self.block]
-        masks = [trained for _, trained, _ in self.block]
-        origins = [origin for _, _, origin in self.block]
-        self.block = []
         width = self.row_tokens + 1
-        bins = best_fit([len(p) for p in pieces], width, one_text=self.one_text)
-        rows, used = fill_rows(pieces, bins, width=width, pad=self.pad, dtype=self.dtype)
-        trained, _ = fill_rows(masks, bins, width=width, pad=0, dtype=bool)
+        bins = best_fit(list(map(len, self.ids)), width, one_text=self.one_text)
+        rows, used = fill_rows(self.ids, bins, width=width, pad=self.pad, dtype=self.dtype)
+        trained, _ = fill_rows(self.trained, bins, width=width, pad=0, dtype=bool)
         starts = np.zeros(rows.shape, dtype=bool)
         for row, numbers in zip(starts, bins, strict=True):
             at = 0
             for number in numbers:
                 row[at] = True
-                at += len(pieces[number])
+                at += len(self.ids[number])
             if at < width:
-                row[at] = True  # the padding is a segment of its own
-        first = np.array([origins[numbers[0]] for numbers in bins], dtype=np.int32)
+                row[at] = True  # the padding is a segment as well
+        first = np.array([self.origins[numbers[0]] for numbers in bins], dtype=np.int32)
+        self.ids, self.trained, self.origins = [], [], []
         return [PackedRows(rows, first, used, trained, starts)]
 
     def state(self) -> dict[str, np.ndarray]:
-        flat, lengths = ragged([ids for ids, _, _ in self.block], self.dtype)
-        masks, _ = ragged([trained for _, trained, _ in self.block], np.uint8)
-        origins = np.array([origin for _, _, origin in self.block], np.int32).reshape(-1, 3)
+        flat, lengths = ragged(self.ids, self.dtype)
+        masks, _ = ragged(self.trained, np.uint8)
+        origins = np.array(self.origins, np.int32).reshape(-1, 3)
         return {"ids": flat, "lengths": lengths, "trained": masks, "origins": origins}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        ids = unragged(state["ids"], state["lengths"])
-        masks = [mask.astype(bool) for mask in unragged(state["trained"], state["lengths"])]
-        origins = [tuple(o) for o in state["origins"].tolist()]
-        self.block = list(zip(ids, masks, origins, strict=True))
+        self.ids = unragged(state["ids"], state["lengths"])
+        self.trained = unragged(state["trained"].astype(bool), state["lengths"])
+        self.origins = list(map(tuple, state["origins"].tolist()))
 
 
 class Packer:
@@ -198,45 +202,44 @@ class CutAndFit(Packer):
 
     def __init__(self, **settings):
         super().__init__(**settings)
-        self.block: list[tuple[np.ndarray, Origin]] = []
+        # The documents of the block so far.
+        self.ids: list[np.ndarray] = []
+        self.origins: list[Origin] = []
 
     def add(self, documents):
         rows = []
-        while documents:
-            room = self.documents - len(self.block)
-            self.block += documents[:room]
-            documents = documents[room:]
-            if len(self.block) >= self.documents:
+        for ids, origin in documents:
+            self.ids.append(ids)
+            self.origins.append(origin)
+            if len(self.ids) >= self.documents:
                 rows += self.finish()
         return rows
 
     def finish(self):
-        if not self.block:
+        if not self.ids:
             return []
+        # Pieces of row_tokens: with its BOS, one that a document is cut at fills a row.
         pieces, origins = [], []
-        for ids, origin in self.block:
-            self.counts["split_documents"] += len(ids) > self.row_tokens
+        for ids, origin in zip(self.ids, self.origins, strict=True):
+            if len(ids) > self.row_tokens:
+                self.counts["split_documents"] += 1
             for at in range(0, len(ids), self.row_tokens):
                 pieces.append(ids[at : at + self.row_tokens])
                 origins.append(origin)
-        self.block = []
+        self.ids, self.origins = [], []
         width = self.row_tokens + 1
-        bins = best_fit([len(p) + 1 for p in pieces], width, one_text=self.one_text)
+        bins = best_fit([len(piece) + 1 for piece in pieces], width, one_text=self.one_text)
         rows, used = fill_rows(pieces, bins, width=width, pad=self.pad, dtype=self.dtype, bos=self.bos)
         first = np.array([origins[numbers[0]] for numbers in bins], dtype=np.int32)
         return [PackedRows(rows, first, used)]
 
     def state(self):
-        flat, lengths = ragged([ids for ids, _ in self.block], self.dtype)
-        return {
-            "ids": flat,
-            "lengths": lengths,
-            "origins": np.array([o for _, o in self.block], np.int32).reshape(-1, 3),
-        }
+        flat, lengths = ragged(self.ids, self.dtype)
+        return {"ids": flat, "lengths": lengths, "origins": np.array(self.origins, np.int32).reshape(-1, 3)}
 
     def restore(self, state):
-        origins = [tuple(o) for o in state["origins"].tolist()]
-        self.block = list(zip(unragged(state["ids"], state["lengths"]), origins, strict=True))
+        self.ids = unragged(state["ids"], state["lengths"])
+        self.origins = list(map(tuple, state["origins"].tolist()))
 
 
 class OneText(CutAndFit):
@@ -274,8 +277,9 @@ class BestFitCrop(Packer):
             if len(self.buffer) >= self.documents:
                 self._take()
         rows = self._full_rows()
+        # Ids are parts of the block's array: a document that waits long must not keep all of that in memory.
         for arrival in range(before, self.arrivals):
-            if arrival in self.buffer:  # copied: one that waits long must not hold the whole block that it came in
+            if arrival in self.buffer:
                 ids, origin = self.buffer[arrival]
                 self.buffer[arrival] = (ids.copy(), origin)
         return rows
@@ -311,17 +315,21 @@ class BestFitCrop(Packer):
     def _full_rows(self):
         if not self.laid:
             return []
-        width, is_begun = self.row_tokens + 1, self.room <= self.row_tokens
-        count = len(self.first_origins) - is_begun
+        width = self.row_tokens + 1
         flat = np.concatenate(self.laid, dtype=self.dtype, casting="unsafe")
-        rows, first = flat[: count * width].reshape(count, width), np.array(self.first_origins[:count], np.int32)
-        self.laid, self.first_origins = [flat[count * width :].copy()] if is_begun else [], self.first_origins[count:]
+        count = len(flat) // width
+        rows, rest = flat[: count * width].reshape(count, width), flat[count * width :]
+        first = np.array(self.first_origins[:count], np.int32)
+        # What is laid of the row under construction; without the copy it would hold the rows in memory.
+        self.laid = [rest.copy()] if len(rest) else []
+        self.first_origins = self.first_origins[count:]
         return [PackedRows(rows, first, np.full(count, width, np.int32))] if count else []
 
     def state(self):
-        order = sorted(self.buffer)
-        flat, lengths = ragged([self.with_bos(self.buffer[i][0]) for i in order], self.dtype)
-        origins = [self.buffer[i][1] for i in order] + (self.first_origins or [(0, 0, 0)])
+        waiting = [self.buffer[arrival] for arrival in sorted(self.buffer)]
+        flat, lengths = ragged([self.with_bos(ids) for ids, _ in waiting], self.dtype)
+        # Last the origin of the row under construction, or of none.
+        origins = [origin for _, origin in waiting] + (self.first_origins or [(0, 0, 0)])
         return {
             "ids": flat,
             "lengths": lengths,
@@ -330,14 +338,16 @@ class BestFitCrop(Packer):
         }
 
     def restore(self, state):
-        *origins, first = [tuple(o) for o in state["origins"].tolist()]
+        *origins, first = map(tuple, state["origins"].tolist())
         pieces = [piece[1:] for piece in unragged(state["ids"], state["lengths"])]
         # Arrivals are renumbered: only their order matters.
         self.buffer = dict(enumerate(zip(pieces, origins, strict=True)))
         self.by_length = sorted((len(piece) + 1) << 40 | i for i, piece in enumerate(pieces))
         self.arrivals = len(pieces)
         self.room = self.row_tokens + 1 - len(state["row"])
-        self.laid, self.first_origins = ([state["row"]], [first]) if len(state["row"]) else ([], [])
+        self.laid, self.first_origins = [], []
+        if len(state["row"]):
+            self.laid, self.first_origins = [state["row"]], [first]
 
 
 class Concat(Packer):
@@ -361,12 +371,15 @@ class Concat(Packer):
         # Of what each row begins with, and the rest.
         first = origins[np.searchsorted(ends, np.arange(count + 1) * size, side="right")]
         self.rest, self.rest_origin = stream[count * size :].copy(), tuple(first[-1].tolist())
-        rows = sliding_window_view(stream, size + 1)[::size] if count else stream[:0]
-        return [PackedRows(rows.copy(), first[:-1], np.full(count, size + 1, np.int32))] if count else []
+        if not count:
+            return []
+        rows = sliding_window_view(stream, size + 1)[::size]  # a view, in which rows overlap by one token
+        return [PackedRows(rows.copy(), first[:-1], np.full(count, size + 1, np.int32))]
 
     def finish(self):
         if len(self.rest) < 2:
             return []
+        # One token alone is no target of anything.
         row = np.full((1, self.row_tokens + 1), self.pad, dtype=self.dtype)
         row[0, : len(self.rest)] = self.rest
         used = np.array([len(self.rest)], np.int32)
@@ -415,8 +428,14 @@ class BytesPacker:
         return self.ids.state() | {f"bytes.{name}": array for name, array in self.lengths.state().items()}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        self.ids.restore({name: array for name, array in state.items() if not name.startswith("bytes.")})
-        self.lengths.restore({n.removeprefix("bytes."): array for n, array in state.items() if n.startswith("bytes.")})
+        ids, lengths = {}, {}
+        for name, array in state.items():
+            if name.startswith("bytes."):
+                lengths[name.removeprefix("bytes.")] = array
+            else:
+                ids[name] = array
+        self.ids.restore(ids)
+        self.lengths.restore(lengths)
 
 
 def _together(ids: list[PackedRows], lengths: list[PackedRows]) -> list[PackedRows]:

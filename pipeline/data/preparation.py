@@ -137,20 +137,25 @@ class Preparation:
         )
 
     def _go_on_or_raise(self, what: str) -> None:
+        # 1. It failed, and left why.
         path = self.folder / "failure.json"
         if path.exists():
             failure = read_json(path)
             raise getattr(errors, failure["class"], DataError)(failure["message"])
+        # 2. It was another run's child, and ended with that run.
         if self.child is None and self.task is not None:
-            self.start(self.task)  # It was another run's child, and ended with that run.
+            self.start(self.task)
             return
+        # 3. Of another rank's child nothing is known but its lock: it may be about to start.
         if self.child is None and time.monotonic() - self.seen < START_GRACE_S:
             return
+        # 4. It ended since another process had the lock.
         if self.child is not None and self.child.returncode == 0:
             ended, self.child = self.child, None
             if self.is_running():  # another run took up this very plan
                 return
             self.child = ended
+        # 5. It was killed: started again, once. A second time, or for a status of its own, the run ends.
         status = self.child.returncode if self.child is not None else 0
         ended_by_itself = status > 0 and status != Preempted.status  # 0 and 75: by SIGTERM
         if self.child is not None and not ended_by_itself and not self.killed:

@@ -76,6 +76,7 @@ class ShardBuilder:
             if folder not in self.writers:
                 self.writers[folder] = self._writer(role, source)
             self.writers[folder].extend()
+        # All of them: sources of the same content, packed alike, share a folder.
         for stream in self.streams.values():
             stream.refresh()
 
@@ -174,6 +175,7 @@ def prepare_in_background(folder: Path) -> int:
     except BaseException as error:
         failure = from_rust_panic(error) or error
         if isinstance(failure, OSError) and not isinstance(failure, TandemError):
+            # ENOSPC, EDQUOT
             kind = DiskFullError if failure.errno in (28, 122) else CannotWriteError
             failure = kind(
                 f"{failure.filename or folder}: {failure.strerror}, so the shards cannot be written. Free some space "

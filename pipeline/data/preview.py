@@ -5,7 +5,8 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Generator, Iterator
-from itertools import groupby, islice
+from dataclasses import replace
+from itertools import chain, groupby, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,11 +17,11 @@ from pipeline.data.losses import untrained_lines
 from pipeline.data.rows import TrainingRows, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
-from pipeline.recipe.checks import check_source, sayer
+from pipeline.recipe.checks import check_source
 from pipeline.recipe.layers import find_recipe
 from pipeline.recipe.located_yaml import Item, Problems, compose
 from pipeline.recipe.resolve import TEXT_ID
-from pipeline.recipe.schema import Recipe, Source
+from pipeline.recipe.schema import Data, Recipe, Source, SourceSettings, Tokenizer, TokenizerSettings
 from pipeline.recipe.values import section_kind, section_of, typed_values
 from pipeline.sources.formats import Format, is_described
 from pipeline.sources.open import open_sources, planned_sources
@@ -62,10 +63,11 @@ def shown_rows(rows: TrainingRows, tokenizer: Any, *, count: int, colour: bool) 
 
 def marked(tokenizer: Any, ids: list[int], trained: list[bool], *, colour: bool) -> str:
     """Return the text of the ids, what is trained in green, or in [[ ]] without colour."""
+    before, behind = (GREEN, PLAIN) if colour else ("[[", "]]")
     parts = []
     for is_trained, group in groupby(zip(ids, trained, strict=True), key=lambda pair: pair[1]):
         text = tokenizer.decode([i for i, _ in group], skip_special_tokens=False)
-        parts.append(text if not is_trained else f"{GREEN}{text}{PLAIN}" if colour else f"[[{text}]]")
+        parts.append(f"{before}{text}{behind}" if is_trained else text)
     return "".join(parts)
 
 
@@ -81,46 +83,54 @@ def is_recipe(argument: str) -> bool:
 
 
 def preview(
-    target: str, settings: list[str], *, tokenizer: str | None, rows: int, colour: bool, recipe: bool = True
+    target: str, settings: list[str], *, tokenizer: str | None, rows: int, colour: bool, with_recipe: bool = True
 ) -> Generator[str, None, tuple[dict[str, Any], str]]:
     """Yield lines for a terminal of 80 columns; return the source's keys and the stage that it is for.
 
-    settings: keys of a source, as split=test. recipe: whether the lines end with a recipe. Raises what a recipe with
-    that source would raise: InputMissingError, RecipeError, DataError, ServiceError.
+    settings: keys of a source, as split=test. with_recipe: whether the lines end with a recipe. Raises what a recipe
+    with that source would raise: InputMissingError, RecipeError, DataError, ServiceError.
     """
-    whole = Recipe()
-    whole.data.sources = [source_of(target, settings)]
-    whole.data.validation = []  # nothing is held out: all of it is read
-    spec = whole.data.sources[0]
+    # 1. The rows as they are, and which stages could read them.
+    spec = source_of(target, settings)
     kinds = _kinds(spec)
-    planned = planned_sources(whole, kind=kinds[0])[0]
+    # No validation: nothing is held out, all of it is read.
+    opened_with = SourceSettings(Data(sources=[spec], validation=[]), kinds[0])
+    planned = planned_sources(opened_with)[0]
     planned.files.sort(key=lambda file: file.label)
     sample = first_rows(planned.files)
     found: dict[Any, Recognised | None] = {}
+    usable = []
     if not is_described(spec):
-        found = {kind: recognise(sample, kind=kind) for kind in kinds}
-    usable = [kind for kind in kinds if (seen := found.get(kind)) and seen.format]
+        for kind in kinds:
+            found[kind] = seen = recognise(sample, kind=kind)
+            if seen and seen.format:
+                usable.append(kind)
     if any(found.values()) and not usable:
         yield from _columns(sample, None)
         raise DataError(f"{planned.files[0].path or planned.files[0].label} {_refusal(found)}")
 
+    # 2. The source as a training would open it, with everything that is wrong with its files.
     kind = usable[0] if usable else kinds[0]
-    source = open_sources(whole, kind=kind)[0][0].once
+    source = open_sources(replace(opened_with, kind=kind))[0][0].once
     source.files.sort(key=lambda file: file.label)
-    items = list(islice((item for block in source.read() for item in block.items), COUNTED))
+    items = list(islice(chain.from_iterable(block.items for block in source.read()), COUNTED))
     if not items:
         raise DataError(f"{target}: no row of it can be trained on. Look at its rows, or name other files.")
+    # 3. What is shown of it.
     seen = found.get(kind)
-    yield f"{target}: {seen.name if seen else f'read as {source.format.identity()}'}"
+    reading = seen.name if seen else f"read as {source.format.identity()}"
+    yield f"{target}: {reading}"
     yield _size(source)
     if any(kind_of(file.label) != "txt" for file in source.files):  # a text file has no columns
         yield from _columns(sample, source.format)
-    yield from _rows(items[:rows], source, _tokenizer(tokenizer), colour=colour)
+    renderer = _tokenizer(tokenizer)
+    yield from _rows(items[:rows], source, renderer, colour=colour)
     if kind == "chat":
-        yield from _conversations(source, items, _tokenizer(tokenizer) if tokenizer else None)
+        # Bytes have no lengths worth a line: they are counted in tokens of a tokenizer that was named.
+        yield from _conversations(source, items, renderer if tokenizer else None)
     stage = "sft" if kind == "chat" else "pretrain"
     given = {key: value for key, value in vars(spec).items() if value and value != getattr(Source(), key)}
-    if recipe:
+    if with_recipe:
         yield from _recipe_lines(given, stage)
         text = found.get("text")
         if usable == ["chat", "text"] and text and text.format:
@@ -138,7 +148,8 @@ def source_of(target: str, settings: list[str]) -> Source:
             "a recipe ends in .yaml."
         )
     problems = Problems()
-    items = {"files" if path.exists() or not is_id else "id": Item(target, "command line")}
+    key = "id" if is_id and not path.exists() else "files"
+    items = {key: Item(target, "command line")}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
@@ -149,7 +160,7 @@ def source_of(target: str, settings: list[str]) -> Source:
     values = typed_values(section_kind(Source), Item(items, "command line"), "data.sources.0", problems)
     problems.raise_if_any()
     source: Source = section_of(Source, values)
-    check_source("data.sources.0", source, sayer(Recipe(path="command line"), problems))
+    check_source("data.sources.0", source, problems.of(Recipe(path="command line").where))
     problems.raise_if_any()
     return source
 
@@ -158,7 +169,9 @@ def _kinds(spec: Source) -> list[Any]:
     """Return what the source can be for; conversations first, since most of them have some column of text too."""
     if spec.text_column or spec.format == "text" or "text" in (spec.columns or ()) or spec.id == TEXT_ID:
         return ["text"]
-    return ["chat"] if is_described(spec) or (spec.id or "").startswith("tandem:") else ["chat", "text"]
+    if is_described(spec) or (spec.id or "").startswith("tandem:"):
+        return ["chat"]
+    return ["chat", "text"]
 
 
 def _refusal(found: dict[Any, Recognised | None]) -> str:
@@ -178,15 +191,19 @@ def _size(source: OpenSource) -> str:
     assert source.facts is not None
     rows = sum(source.facts.rows(path) for path in here)
     text = f"{rows:,} rows, {size:,} bytes, files: {len(source.files):,}"
-    return text if len(here) == len(source.files) else f"{text}, of which {len(here):,} are here"
+    if len(here) < len(source.files):
+        text += f", of which {len(here):,} are here"
+    return text
 
 
 def _columns(sample: list[Any], form: Format | None) -> Iterator[str]:
     """Yield the name, kind and use of each column, in the rows that were looked at."""
     types = column_types([row for row in sample if isinstance(row, dict)])
-    uses = {column: role for role, column in form.columns} if form else {}
-    if form and form.column:
-        uses[form.column] = "text" if form.kind == "text" else "conversation"
+    uses = {}
+    if form:
+        uses = {column: role for role, column in form.columns}
+        if form.column:
+            uses[form.column] = "text" if form.kind == "text" else "conversation"
     for name, kind in islice(types.items(), COLUMNS_SHOWN):
         yield f"  {textwrap.shorten(name, 32, placeholder='...'):<32}  {kind:<10}  {uses.get(name, '-')}"
     if len(types) > COLUMNS_SHOWN:
@@ -201,15 +218,14 @@ def _tokenizer(name: str | None) -> Any:
         return train_bpe([], vocab_size=272, split_pattern="gpt2")
     from pipeline.tokenizer import load_or_train
 
-    recipe = Recipe()
-    recipe.tokenizer.path = name
-    return load_or_train(recipe, [])
+    return load_or_train(TokenizerSettings(Tokenizer(path=name), "pretrain"), [])
 
 
 def _rows(items: list[Any], source: OpenSource, tokenizer: Any, *, colour: bool) -> Iterator[str]:
     what = "all of it is learned"
     if source.kind == "chat":
-        what = f"what the model learns to write is {'in green' if colour else 'in [[ ]]'}"
+        marks = "green" if colour else "[[ ]]"
+        what = f"what the model learns to write is in {marks}"
     if items:
         yield f"{len(items)} rows as trained; {what}:"
     for item in items:
@@ -227,7 +243,7 @@ def _rows(items: list[Any], source: OpenSource, tokenizer: Any, *, colour: bool)
         lines = list(islice(_wrapped(text[:most], indent="  "), SHOWN_LINES + 1))
         yield from lines[:SHOWN_LINES]
         if len(lines) > SHOWN_LINES or len(text) > most:
-            yield f"  {PLAIN if colour else ''}..."
+            yield f"  {PLAIN}..." if colour else "  ..."
 
 
 def _conversations(source: OpenSource, items: list[Any], tokenizer: Any) -> Iterator[str]:

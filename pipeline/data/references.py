@@ -30,6 +30,7 @@ def prune(plan: dict, *, runs: Path) -> tuple[int, int]:
 
     runs: the folder of run directories whose manifests are read too. Shards that some process is writing are kept.
     """
+    # A manifest has the cache keys of its run, which are the folders' names.
     manifests = "".join(path.read_text(errors="replace") for path in runs.glob("*/run_manifest.json"))
     count = freed = 0
     for folder in (Path(plan["cache_dir"]) / "shards").glob("*"):

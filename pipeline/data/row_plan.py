@@ -15,9 +15,9 @@ from pipeline.data.shards import FORMAT, ShardedDataset, damaged_seals, is_damag
 from pipeline.metrics import digest
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, file_lock, read_json, remove_file
-from pipeline.recipe.batch import StepRows, isolates_documents, step_rows, with_batch_tokens
-from pipeline.recipe.dial import horizon_steps
-from pipeline.recipe.start_from import start_folder
+from pipeline.recipe.batch import StepRows
+from pipeline.recipe.dial import RowSettings
+from pipeline.recipe.schema import Run
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.chat import RENDERING_VERSION, custom_template
@@ -30,89 +30,87 @@ ONE_TEXT = "one_text"  # packing of rows that hold one document or conversation 
 KEY_LENGTH = 32  # hex digits of a cache key
 
 
-def plan_rows(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchlist: str | Path | None = None) -> dict:
-    """Return the plan of a recipe's training and validation rows, as JSON.
+def plan_rows(
+    settings: RowSettings, tokenizer: Any, *, sources: tuple[list, list], watchlist: str | Path | None = None
+) -> dict:
+    """Return the plan of a run's training and validation rows, as JSON.
 
     sources: (train, validation) as open_sources gives them. watchlist: a saved Watchlist for which the training text
     is searched.
     """
     train, validation = sources
-    chat = recipe.stage == "sft"
-    batch_tokens = with_batch_tokens(recipe, 1)  # given, or set by the entry, which knows the number of processes
-    rows_per_step, rest = divmod(int(batch_tokens), recipe.data.row_tokens)
-    if rest:
-        raise RecipeError(
-            f"{recipe.path or 'recipe'}: data.batch_tokens is {batch_tokens}, which is not a whole number of rows of "
-            f"{recipe.data.row_tokens} tokens. Write {max(1, rows_per_step) * recipe.data.row_tokens}."
-        )
+    data, bpb, rows = settings.data, settings.bpb, settings.step_rows
+    chat = settings.kind == "chat"
     bos, pad = special_ids(tokenizer)
-    end = document_end_of(recipe, tokenizer)
+    dtype = "uint16" if max(tokenizer.get_vocab().values()) < 1 << 16 else "uint32"
+    end = None
+    if settings.start_from is not None and not chat:
+        end = document_end_of(tokenizer, run=settings.run, start_folder=settings.start_folder)
     ending = {} if end is None else {"end": end}
+    # 1. What the bytes of every shard depend on: with the source's own, it is what a cache key is made of.
     common = {
         "format": FORMAT,
-        "kind": "chat" if chat else "text",
+        "kind": settings.kind,
         "tokenizer": identity(tokenizer),
         "bos": bos,
         "pad": pad,
-        "dtype": "uint16" if max(tokenizer.get_vocab().values()) < 1 << 16 else "uint32",
-        "row_tokens": recipe.data.row_tokens,
-        "packing_documents": recipe.data.packing_documents,
-        "shard_rows": recipe.data.shard_rows,
+        "dtype": dtype,
+        "row_tokens": data.row_tokens,
+        "packing_documents": data.packing_documents,
+        "shard_rows": data.shard_rows,
         **ending,
     }
     if chat and custom_template(tokenizer):
         common["rendering"] = RENDERING_VERSION
-    train_packing = {"max_row_overflow": recipe.data.max_row_overflow} if chat else {"packing": recipe.data.packing}
-    one_text = {"packing": ONE_TEXT} if recipe.data.one_text_rows else {}
-    alone = one_text if chat or recipe.data.isolate_documents else {}
-    steps = horizon_steps(recipe, int(batch_tokens))
-    rows = step_rows(recipe, int(batch_tokens))
-    horizon: dict[str, int | float | None]
-    if steps and steps > 0:
-        horizon = {"total_rows": rows.before(steps), "epochs": None}
-    else:
-        horizon = {"total_rows": None, "epochs": float(recipe.train.get("num_train_epochs") or 1.0)}
-    bpb = recipe.evals.bpb
-    plan = {
-        "cache_dir": str(cache_dir(recipe.data.cache_dir)),
-        "kind": common["kind"],
-        "row_tokens": recipe.data.row_tokens,
-        "rows_per_step": rows_per_step,
+    # 2. How rows are packed: those of training as the recipe says, validation by a protocol of its own, so that its
+    #    figures compare across recipes.
+    train_packing: dict[str, str] = {"packing": data.packing}
+    held_packing = {"packing": "best_fit_crop"}
+    if chat:
+        train_packing, held_packing = {"max_row_overflow": data.max_row_overflow}, {"max_row_overflow": "cut"}
+    one_text = {"packing": ONE_TEXT} if data.one_text_rows else {}
+    alone = one_text if chat or data.isolate_documents else {}
+    # 3. Training.
+    plan: dict[str, Any] = {
+        "cache_dir": str(cache_dir(data.cache_dir)),
+        "kind": settings.kind,
+        "row_tokens": data.row_tokens,
+        "rows_per_step": rows.full,
         **batch_warmup(rows),
-        "isolated": isolates_documents(recipe),
+        "isolated": settings.isolated,
         "bos": bos,
         "pad": pad,
         **ending,
-        "seed": int(recipe.train.get("seed", 42)),
-        "max_bad_rows": recipe.data.max_bad_rows,
-        "num_proc": recipe.data.num_proc,
-        "shards_from": recipe.data.shards_from,
+        "seed": settings.seed,
+        "max_bad_rows": data.max_bad_rows,
+        "num_proc": data.num_proc,
+        "shards_from": data.shards_from,
         "watchlist": str(watchlist) if watchlist else None,
         "train": {
-            **horizon,
+            "total_rows": settings.total_rows,
+            "epochs": settings.epochs,
             "sequences": [sequence_plan(source, {**common, **train_packing, **alone}) for source in train],
-            "parts": [part_of(source.spec, counted=horizon["epochs"] is not None) for source in train],
+            "parts": [part_of(source.spec, counted=settings.epochs is not None) for source in train],
         },
     }
-    rows = max(1, int(bpb.tokens) // recipe.data.row_tokens)
-    # Ids of some tokenizers have no fixed bytes: then the rows carry them.
-    scored = {} if chat or is_byte_level(tokenizer) else {"target_bytes": True}
-    held_out = {**common, "packing_documents": VALIDATION_BUFFER, **scored}
-    packing = {"max_row_overflow": "cut"} if chat else {"packing": "best_fit_crop"}
+    # 4. Validation, in rows (val/bpb) and by whole documents (val/bpb_documents).
+    held_out = {**common, "packing_documents": VALIDATION_BUFFER}
+    if not chat and not is_byte_level(tokenizer):
+        held_out["target_bytes"] = True  # ids have no fixed bytes: the rows carry them
     plan["validation"] = {
-        "total_rows": rows,
+        "total_rows": max(1, int(bpb.tokens) // data.row_tokens),
         "epochs": None,
-        "sequences": [sequence_plan(source, {**held_out, **packing, **alone}) for source in validation],
+        "sequences": [sequence_plan(source, {**held_out, **held_packing, **alone}) for source in validation],
         "parts": [{"weight": source.spec.weight or 1.0, "epochs": None, "at_end": "drop"} for source in validation],
     }
     plan["documents"] = None
     if not chat and bpb.document_bytes > 0 and validation:
-        share = -(-int(bpb.document_bytes) // len(validation))
-        settings = {**held_out, "packing": "cut_and_fit", "limit_bytes": share, **one_text}
+        share = -(-int(bpb.document_bytes) // len(validation))  # rounded up
+        scoring = {**held_out, "packing": "cut_and_fit", "limit_bytes": share, **one_text}
         plan["documents"] = {
             "total_rows": None,
             "epochs": 1.0,
-            "sequences": [sequence_plan(source, settings) for source in validation],
+            "sequences": [sequence_plan(source, scoring) for source in validation],
             "parts": [{"weight": None, "epochs": 1.0, "at_end": "drop"} for _ in validation],
         }
     return plan
@@ -120,14 +118,14 @@ def plan_rows(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
 
 def sequence_plan(source: Any, settings: dict) -> dict:
     """Return a sequence's cache key and everything that the key stands for, but for the files themselves."""
-    settings = {
-        **settings,
-        "source": source.fingerprint,
-        "files": [file.sha256 or file.label for file in source.files],
-    }
-    key = digest(settings, KEY_LENGTH)
-    passes = {"passes": source.passes, "files_in_a_pass": len(source.once.files)} if source.passes > 1 else {}
-    return {"name": source.name, "key": key, "settings": {k: v for k, v in settings.items() if k != "files"}, **passes}
+    settings = {**settings, "source": source.fingerprint}
+    # Files that are not here yet have no hash; those of the Hub are named with the commit in the fingerprint.
+    files = [file.sha256 or file.label for file in source.files]
+    key = digest({**settings, "files": files}, KEY_LENGTH)
+    plan = {"name": source.name, "key": key, "settings": settings}
+    if source.passes > 1:
+        plan |= {"passes": source.passes, "files_in_a_pass": len(source.once.files)}
+    return plan
 
 
 def part_of(spec: Any, *, counted: bool) -> dict:
@@ -164,26 +162,29 @@ def special_ids(tokenizer: Any) -> tuple[int, int]:
             "tokenizer: it has neither a bos nor an eos token, so rows cannot say where a document begins. Choose "
             "another one."
         )
-    return int(bos), int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else bos)
+    pad = bos if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return int(bos), int(pad)
 
 
-def document_end_of(recipe: Any, tokenizer: Any) -> int | None:
-    """Return the id that each document ends with, where training goes on from a model that ends its texts with one.
+def document_end_of(tokenizer: Any, *, run: Run, start_folder: Path | None) -> int | None:
+    """Return the id that each document ends with, where pretraining continues a model that ends its texts with one.
 
     None where the next document's beginning ends a text, as in all of ours: also in a run that was begun so, and from
-    a model whose generation ends there.
+    a model whose generation ends there. start_folder: of that model, where it is here.
     """
-    if recipe.stage != "pretrain" or recipe.model.start_from is None:
-        return None
-    fork = find_run(recipe.run.fork_from.partition("@")[0], recipe.run.directory) if recipe.run.fork_from else None
-    own = RunDirectory(Path(recipe.run.directory) / recipe.run.name) if recipe.run.name else None
-    for run in (own, fork):
-        if run is not None and run.has_trained():
-            return run.read_manifest().get("inputs", {}).get("document_end")
-    folder = start_folder(recipe)
-    if folder is not None and (folder / "generation_config.json").exists():
-        ends = read_json(folder / "generation_config.json").get("eos_token_id")
-        if document_start(tokenizer) in (ends if isinstance(ends, list) else [ends]):
+    begun: list[RunDirectory | None] = []
+    if run.name:
+        begun.append(RunDirectory(Path(run.directory) / run.name))
+    if run.fork_from:
+        begun.append(find_run(run.fork_from.partition("@")[0], run.directory))
+    for earlier in begun:
+        if earlier is not None and earlier.has_trained():
+            return earlier.read_manifest().get("inputs", {}).get("document_end")
+    if start_folder is not None and (start_folder / "generation_config.json").exists():
+        ends = read_json(start_folder / "generation_config.json").get("eos_token_id")
+        if not isinstance(ends, list):
+            ends = [ends]
+        if document_start(tokenizer) in ends:
             return None
     return document_end(tokenizer)
 
@@ -200,13 +201,15 @@ def folders_of(plan: dict) -> list[Path]:
 def open_stream(plan: dict, role: str) -> MixedDataset:
     """Return the rows train | validation | documents of a plan that has them, as far as they are sealed."""
     about = plan[role]
-    datasets = [
-        ShardedDataset(sequence_folder(plan, s), shard_rows=s["settings"]["shard_rows"]) for s in about["sequences"]
-    ]
+    datasets, keys = [], []
+    for sequence in about["sequences"]:
+        shard_rows = sequence["settings"]["shard_rows"]
+        datasets.append(ShardedDataset(sequence_folder(plan, sequence), shard_rows=shard_rows))
+        keys.append(sequence["key"])
     weights = [SourceWeight(**part) for part in about["parts"]]
     mixture = Mixture(weights, total_rows=about["total_rows"], epochs=about["epochs"])
-    keys = [s["key"] for s in about["sequences"]]
-    return MixedDataset(datasets, mixture, keys=keys, seed=plan["seed"] if role == "train" else None)
+    seed = plan["seed"] if role == "train" else None  # validation is read in the order in which it is packed
+    return MixedDataset(datasets, mixture, keys=keys, seed=seed)
 
 
 def streams_of(plan: dict) -> dict[str, MixedDataset]:
@@ -225,13 +228,13 @@ def next_shard(streams: dict[str, MixedDataset]) -> tuple[str, int] | None:
 
 def damaged_shards(streams: dict[str, MixedDataset], *, verify: bool) -> list[tuple[str, int, int]]:
     """Return (role, source, shard) of the sealed shards that the run needs and that are not as they were sealed."""
-    return [
-        (role, source, number)
-        for role, stream in streams.items()
-        for source, dataset in enumerate(stream.datasets)
-        for number in range(stream.shards_needed(source))
-        if is_damaged(dataset.folder, number, verify=verify)
-    ]
+    damaged = []
+    for role, stream in streams.items():
+        for source, dataset in enumerate(stream.datasets):
+            for number in range(stream.shards_needed(source)):
+                if is_damaged(dataset.folder, number, verify=verify):
+                    damaged.append((role, source, number))
+    return damaged
 
 
 def discard_damaged(plan: dict) -> None:

@@ -42,6 +42,7 @@ class RowReader:
         starts_BT = np.zeros((len(rows), T), bool) if self.isolated else None
         has_bytes = any(place is not None and place[0].target_bytes is not None for place in rows)
         bytes_BT = np.full((len(rows), T), -1, np.int64) if has_bytes else None
+        # 1. The rows of each shard in one copy.
         for shard, at, numbers in _by_shard(rows):
             if shard is None:
                 input_ids_BT[at], labels_BT[at] = self.pad, IGNORED
@@ -50,6 +51,7 @@ class RowReader:
             input_ids_BT[at], labels_BT[at] = ids[:, :-1], ids[:, 1:]
             if bytes_BT is not None and shard.target_bytes is not None:
                 bytes_BT[at] = shard.target_bytes[numbers][:, 1:]
+            # 2. Of conversations a bit of each position says whether it is trained, and where one begins.
             if shard.trained is not None and shard.starts is not None:
                 labels_BT[at] = np.where(bits(shard.trained[numbers], T + 1)[:, 1:], ids[:, 1:], np.int64(IGNORED))
                 if starts_BT is not None:
@@ -58,6 +60,7 @@ class RowReader:
             if starts_BT is not None:
                 # Text holds no control token, so a BOS is always the start of a piece.
                 starts_BT[at] = ids[:, :-1] == self.bos
+            # 3. Of text everything is trained but the padding, which few rows have.
             used = shard.used[numbers]
             for n in np.flatnonzero(used <= T):
                 i, end = at[n], int(used[n])
@@ -65,6 +68,7 @@ class RowReader:
                 if starts_BT is not None:
                     starts_BT[i, end:] = False
                     starts_BT[i, end : end + 1] = True  # the padding is a segment too
+        # Shifted already, and one tensor: losses of transformers shift `labels` where they get no shift_labels.
         labels = torch.from_numpy(labels_BT)
         batch = {"input_ids": torch.from_numpy(input_ids_BT), "labels": labels, "shift_labels": labels}
         if bytes_BT is not None:
@@ -100,7 +104,8 @@ def positions(starts_BT: np.ndarray) -> np.ndarray:
 def rows_of_micro_batch(micro_step: int, *, rank: int, world_size: int, rows: int, total: int) -> list[int | None]:
     """Return numbers of the rows, of `total`, that a rank gets in a micro-step; None for those past the end."""
     first = (micro_step * world_size + rank) * rows
-    return [i if i < total else None for i in range(first, first + rows)]
+    numbers: list[int | None] = [*range(first, min(first + rows, total))]
+    return numbers + [None] * (rows - len(numbers))
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,10 @@ class ConsumedCounter:
         if row:
             sums = sums + self._running_sums(source, epoch, number)[row - 1]
         tokens, padded, documents = sums.tolist()
-        shards_read = len(dataset.seals) if epoch else number + (row > 0)
+        # Bad rows are counted once: after the first epoch, those of all shards.
+        shards_read = len(dataset.seals)
+        if epoch == 0:
+            shards_read = number + 1 if row else number
         return Consumed(
             samples=k,
             tokens=tokens,
@@ -165,6 +173,12 @@ def row_counts(shard: Shard, *, bos: int) -> np.ndarray:
     starts = None if shard.starts is None else bits(shard.starts, width)
     documents = documents_begun(shard.input_ids, shard.used, starts, bos=bos)
     return np.stack([shard.targets, width - shard.used, documents], axis=1).astype(np.int64)
+
+
+def _files_read(seal: dict) -> int:
+    """Return how many files were read to their end when the shard was sealed."""
+    cursor = seal["cursor"]
+    return cursor["file"] + 1 if cursor["finishing"] else cursor["file"]
 
 
 KEPT_STEPS = 4  # whose row places are remembered: the trainer asks for a step's rows, targets and origins in turn
@@ -200,12 +214,13 @@ class TrainingRows:
         known = "all rows, as a run in epochs is as long as they are"
         preparation.wait_until(rows.stream.is_decided, what=known)
         rows._wait_for(1)
-        if not rows.total_rows() and (there := sum(end or 0 for end in rows.stream.mixture.ends)):
-            raise DataError(
-                f"data.sources: of {there:,} rows the epochs of the recipe come to none, so there is no step to train. "
-                "Raise train.num_train_epochs, or the epochs of the sources."
-            )
         if not rows.total_rows():
+            num_sealed = sum(end or 0 for end in rows.stream.mixture.ends)
+            if num_sealed:
+                raise DataError(
+                    f"data.sources: of {num_sealed:,} rows the epochs of the recipe come to none, so there is no step "
+                    "to train. Raise train.num_train_epochs, or the epochs of the sources."
+                )
             rows.raise_if_too_bad()  # says why each row could not be read
             raise DataError(
                 f"data.sources: nothing is left to train on. {nothing_left(rows.plan, 'train', rows.stream)}"
@@ -260,9 +275,12 @@ class TrainingRows:
         """Return a rank's training batch of `rows` rows. Past the step's last row come fillers of weight 0."""
         places = self.places(step)
         numbers = rows_of_micro_batch(micro_step, rank=rank, world_size=world_size, rows=rows, total=len(places))
-        return self.reader.batch(
-            [None if i is None else (self.stream.shard(places[i]), places[i].row) for i in numbers]
-        )
+        found: list[tuple[Shard, int] | None] = [None] * rows
+        for at, number in enumerate(numbers):
+            if number is not None:
+                place = places[number]
+                found[at] = self.stream.shard(place), place.row
+        return self.reader.batch(found)
 
     def origins(self, step: int) -> list[tuple[str, int, int, int]]:
         """Return (source, file, row group, row) of the document that begins each row of a step."""
@@ -279,10 +297,9 @@ class TrainingRows:
         """
         rows = self.step_rows.before(step)
         used = self.stream.mixture.used(rows)
-        sources = {
-            name: {"key": key, "k": k, "epoch": self._epoch(s, max(0, k - 1)) + 1}
-            for s, (name, key, k) in enumerate(zip(self.names, self.stream.keys, used, strict=True))
-        }
+        sources = {}
+        for s, (name, key, k) in enumerate(zip(self.names, self.stream.keys, used, strict=True)):
+            sources[name] = {"key": key, "k": k, "epoch": self._epoch(s, max(0, k - 1)) + 1}
         position: dict = {"step": step, "rows": rows, "sources": sources}
         if step > 0:
             last = self.places(step - 1)[-1]
@@ -302,13 +319,15 @@ class TrainingRows:
         """Return the pass over its files, from 0, that row k of a source is of: in a shard, whose rows are mixed, in
         proportion."""
         dataset, about = self.stream.datasets[source], self.plan["train"]["sequences"][source]
+        # An epoch of the mixture is one of the source, which may read its files several times (`passes`).
         epoch, row = (0, k) if dataset.end is None else divmod(k, max(1, dataset.rows))
         if "passes" not in about or not row:
             return epoch * about.get("passes", 1)
-        # By the files that were read up to the shards' ends: a source's length may not be known yet.
+        # By the files that were read up to the shards' ends: a source's length may not be known yet. Of the shard's
+        # own files, as many are taken as the row is far in it.
         number, row = divmod(row, dataset.shard_rows)
-        cursors = [{"file": 0, "finishing": False}, *(seal["cursor"] for seal in dataset.seals[: number + 1])][-2:]
-        begin, end = (cursor["file"] + cursor["finishing"] for cursor in cursors)
+        begin = _files_read(dataset.seals[number - 1]) if number else 0
+        end = _files_read(dataset.seals[number])
         done = begin + (end - begin) * row / dataset.seals[number]["rows"]
         return epoch * about["passes"] + min(int(done / about["files_in_a_pass"]), about["passes"] - 1)
 
@@ -344,7 +363,8 @@ class TrainingRows:
     def raise_if_too_bad(self) -> None:
         """Raise DataError when more rows proved unreadable, in the shards this run reads, than data.max_bad_rows."""
         self.stream.refresh()
-        bad: dict[str, list[str]] = {}  # by shards: two sources may read the same ones
+        # Of two sources of the same shards, the rows of the one that needs more of these.
+        bad: dict[str, list[str]] = {}  # by cache key
         for source, (about, dataset) in enumerate(self._sources()):
             found = [f"{about['name']}/{line}" for line in dataset.bad_rows(self.stream.shards_needed(source))]
             bad[about["key"]] = max(bad.get(about["key"], []), found, key=len)

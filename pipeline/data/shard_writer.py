@@ -9,7 +9,7 @@ import copy
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,9 @@ class ShardWriter:
         self.bad_rows: list[str] = []
         self.skip = 0  # rows of the first block that are sealed
         if from_shard is None:
-            self.number = next(number for number in count() if not seal_path(self.folder, number).exists())
+            self.number = 0
+            while seal_path(self.folder, self.number).exists():
+                self.number += 1
             self._forget_state(self.number - 2)  # of a process that was killed when it had sealed the next shard
         else:
             self.number = from_shard
@@ -134,6 +136,8 @@ class ShardWriter:
             if self.number == self.wanted:  # the shards before it are only passed through
                 self._make_again(rows)
         else:
+            # The state, the rows, then the seal: a process that is killed in between leaves no seal, and what it wrote
+            # is written again.
             write_bytes(state_path(self.folder, self.number), save(shard.before.state()))
             documents = documents_begun(rows.input_ids, rows.used, rows.starts, bos=self.settings["bos"])
             counts = {**write_rows(self.folder, self.number, rows), "documents": int(documents.sum())}
@@ -193,7 +197,8 @@ class ShardWriter:
                 rows = self._pack(block)
                 if block.seen is not None:
                     self.seen.append(block.seen)
-                self.bad_rows += [] if again else block.bad_rows
+                if not again:
+                    self.bad_rows += block.bad_rows
                 yield cursor, before, self._without_skipped(rows)
                 again = False
                 if self._is_full():
@@ -241,6 +246,7 @@ class ShardWriter:
 
     def _restore(self) -> dict:
         """Return the cursor to continue at; the packer and the counts are set to what they were there."""
+        # The nearest state before: the shards from there on are packed again, and those that are sealed passed over.
         while self.number > 0 and not state_path(self.folder, self.number - 1).exists():
             self.number -= 1
         if self.number == 0:
@@ -254,10 +260,13 @@ class ShardWriter:
     def _pack(self, block: EncodedBlock) -> list[PackedRows]:
         """Return the rows that the block finishes."""
         self.read["empty_rows"] += block.empty_rows
-        return self._pack_conversations(block) if self.settings["kind"] == "chat" else self._pack_documents(block)
+        if self.settings["kind"] == "chat":
+            return self._pack_conversations(block)
+        return self._pack_documents(block)
 
     def _pack_documents(self, block: EncodedBlock) -> list[PackedRows]:
         assert block.text_bytes is not None
+        # Up to the document that reaches the limit, where the settings have one (of val/bpb_documents).
         sizes, limit = block.text_bytes.cumsum(), self.settings.get("limit_bytes")
         taken = len(sizes)
         if limit is not None:
@@ -265,9 +274,12 @@ class ShardWriter:
         lengths, sizes = block.lengths[:taken], sizes[:taken]
         self.read["documents"] += len(lengths)
         self.read["text_tokens"] += int(lengths.sum())
-        self.read["text_bytes"] += int(sizes[-1]) if len(sizes) else 0
+        if len(sizes):
+            self.read["text_bytes"] += int(sizes[-1])
         self.read["empty_rows"] += int((lengths == 0).sum())
-        flat = [block.ids] if block.target_bytes is None else [block.ids, block.target_bytes]
+        flat = [block.ids]
+        if block.target_bytes is not None:
+            flat.append(block.target_bytes)
         arrays = zip(*map(block.each, flat), strict=True)
         documents = islice(zip(block.places(), arrays, strict=True), taken)
         return self.packer.add([(ids, origin, *more) for origin, (ids, *more) in documents if len(ids)])

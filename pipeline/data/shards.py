@@ -120,6 +120,7 @@ def open_shard(folder: Path, number: int) -> Shard:
 
 def map_tensors(path: Path) -> dict[str, np.ndarray]:
     """Return every tensor of a safetensors file as a read-only memory map, which safetensors' own reader copies."""
+    # 8 bytes with the size of the header, the header in JSON, then the tensors.
     whole = np.memmap(path, dtype=np.uint8, mode="r")
     size = int.from_bytes(whole[:8].tobytes(), "little")
     header = json.loads(whole[8 : 8 + size].tobytes())
@@ -163,6 +164,11 @@ class ShardedDataset:
         self._open: dict[int, Shard] = {}
         self.refresh()
 
+    @property
+    def length(self) -> int | None:
+        """Return rows of the whole source; None until all there is is sealed."""
+        return None if self.end is None else self.rows
+
     def refresh(self) -> bool:
         """Look for new seals; return whether there were any."""
         if self.end is not None:
@@ -184,7 +190,7 @@ class ShardedDataset:
     def shard(self, number: int) -> Shard:
         """Return the shard, verified against its seal when it is opened."""
         if number not in self._open:
-            while len(self._open) >= OPEN_SHARDS:
+            while len(self._open) >= OPEN_SHARDS:  # the one that was opened first
                 del self._open[next(iter(self._open))]
             self._open[number] = open_shard(self.folder, number)
         return self._open[number]
@@ -199,6 +205,7 @@ class ShardedDataset:
     def totals(self, shards: int | None = None) -> dict[str, Any]:
         """Return sums over the first `shards` seals (all sealed): shards rows positions targets padded bytes bad_rows,
         and what was read of the source by then: documents text_tokens text_bytes cropped_tokens ..."""
+        # Counts of what was read only grow: those of the last seal, or of the end, are those of all.
         seals = self.seals[:shards]
         last: dict[str, Any] = seals[-1] if seals else {"read": {}}
         if self.end and len(seals) == len(self.seals):

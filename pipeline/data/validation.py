@@ -1,6 +1,7 @@
 """Held-out rows under a fixed protocol: what they are depends on no key of the packing, batch or world size."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -35,15 +36,12 @@ class ValidationRows:
         self.has_documents: bool = self.plan["documents"] is not None  # of conversations there are none
         # Of a mixture, the names of its sources, each once; batches then carry `source` (B,), -1 for a filler.
         named = [about["name"] for about in self.plan["validation"]["sequences"]]
-        self.sources: list[str] = (
-            [name if named.count(name) == 1 else f"{name}-{n}" for n, name in enumerate(named)]
-            if len(named) > 1
-            else []
-        )
-
-    @classmethod
-    def open(cls, preparation: Preparation) -> "ValidationRows":
-        return cls(preparation)
+        self.sources: list[str] = []
+        if len(named) > 1:
+            for number, name in enumerate(named):
+                if named.count(name) > 1:
+                    name = f"{name}-{number}"
+                self.sources.append(name)
 
     @property
     def keeps_text(self) -> bool:
@@ -55,33 +53,31 @@ class ValidationRows:
         known."""
         is_chat, of_documents = self.plan["kind"] == "chat", name == VAL_BPB_DOCUMENTS
         about = self.plan["documents" if of_documents else "validation"]
-        settings = [sequence["settings"] for sequence in about["sequences"]]
-        weights = [part["weight"] for part in about["parts"]]
-        score, packing = (
-            ("assistant", "whole conversations") if is_chat else ("rows", f"best_fit_crop of {VALIDATION_BUFFER}")
-        )
-        if not is_chat and settings[0]["packing"] == ONE_TEXT:
-            packing = "one document"
-        # Which bytes of a document a row has left over depends on the tokenizer.
-        of_rows = {"packing": packing, "tokenizer": settings[0]["tokenizer"][:16]}
-        if self.plan["isolated"] and not is_chat:
-            of_rows["isolated"] = "documents"
-        return Protocol(
-            {
-                "score": "documents" if of_documents else score,
-                "texts": digest([[one["source"], weight] for one, weight in zip(settings, weights, strict=True)]),
-                "bytes": scored_bytes,
-                **({"rows": about["total_rows"]} if scored_bytes is None else {}),
-                "window": self.plan["row_tokens"],
-                "stride": "window",
-                "bos": "each piece" if of_documents else "as the template" if is_chat else "each document",
-                **({"end": "each document"} if "end" in settings[0] else {}),
-                **({} if of_documents else of_rows),
-                "dtype": dtype,
-                "coverage": self.coverage,
-                "rule": RULE,
-            }
-        )
+        texts = []
+        for sequence, part in zip(about["sequences"], about["parts"], strict=True):
+            texts.append([sequence["settings"]["source"], part["weight"]])
+        first = about["sequences"][0]["settings"]
+        if of_documents:
+            score, bos = "documents", "each piece"
+        elif is_chat:
+            score, bos, packing = "assistant", "as the template", "whole conversations"
+        else:
+            score, bos, packing = "rows", "each document", f"best_fit_crop of {VALIDATION_BUFFER}"
+            if first["packing"] == ONE_TEXT:
+                packing = "one document"
+        # In the order in which people read them.
+        parts = {"score": score, "texts": digest(texts), "bytes": scored_bytes}
+        if scored_bytes is None:
+            parts["rows"] = about["total_rows"]
+        parts |= {"window": self.plan["row_tokens"], "stride": "window", "bos": bos}
+        if "end" in first:
+            parts["end"] = "each document"
+        if not of_documents:
+            # Which bytes of a document a row has left over depends on the tokenizer.
+            parts |= {"packing": packing, "tokenizer": first["tokenizer"][:16]}
+            if self.plan["isolated"] and not is_chat:
+                parts["isolated"] = "documents"
+        return Protocol({**parts, "dtype": dtype, "coverage": self.coverage, "rule": RULE})
 
     def batches(self, *, rows: int, rank: int = 0, world_size: int = 1) -> Iterator[dict]:
         """Yield a rank's batches of `rows` rows for val/bpb; every rank gets equally many, the last ones filled up
@@ -138,11 +134,17 @@ class ValidationRows:
         import torch
 
         for step in range(-(-total // (rows * world_size))):
-            numbers = rows_of_micro_batch(step, rank=rank, world_size=world_size, rows=rows, total=total)
-            places = [None if i is None else stream.places(i, 1)[0] for i in numbers]
-            batch = reader.batch([None if p is None else (stream.shard(p), p.row) for p in places])
+            found: list[tuple[Shard, int] | None] = [None] * rows
+            sources = [-1] * rows
+            for at, number in enumerate(
+                rows_of_micro_batch(step, rank=rank, world_size=world_size, rows=rows, total=total)
+            ):
+                if number is not None:
+                    (place,) = stream.places(number, 1)
+                    found[at], sources[at] = (stream.shard(place), place.row), place.source
+            batch = reader.batch(found)
             if self.sources:
-                batch["source"] = torch.tensor([-1 if p is None else p.source for p in places])
+                batch["source"] = torch.tensor(sources)
             yield batch
 
 
@@ -159,9 +161,12 @@ def held_out_coverage(tokenizer: Any, sources: list[Any]) -> float:
 def first_texts(source: Any, *, num_bytes: int, role: str | None = None) -> Iterator[str]:
     """Yield the first documents of a source, or messages of conversations (those of a role), until they have so many
     bytes."""
-    for item in (item for block in source.read() for item in block.items):
-        said = (m for m in getattr(item, "messages", ()) if role in (None, m.get("role")))
-        texts = [item.text] if hasattr(item, "text") else [str(message.get("content") or "") for message in said]
+    for item in chain.from_iterable(block.items for block in source.read()):
+        if hasattr(item, "text"):
+            texts = [item.text]
+        else:
+            said = [message for message in item.messages if role in (None, message.get("role"))]
+            texts = [str(message.get("content") or "") for message in said]
         yield from texts
         num_bytes -= sum(len(text.encode()) for text in texts)
         if num_bytes <= 0:
@@ -170,6 +175,7 @@ def first_texts(source: Any, *, num_bytes: int, role: str | None = None) -> Iter
 
 def _bytes_of(shard: Shard, rows: int, lengths_V: np.ndarray | None) -> int:
     """Return bytes of the text that the targets of a shard's first rows stand for."""
+    # Some rows at a time: their lengths are a copy, of wider numbers than the ids.
     total, width = 0, shard.input_ids.shape[1]
     for first in range(0, min(rows, len(shard.used)), ROWS_AT_ONCE):
         part = slice(first, min(first + ROWS_AT_ONCE, rows))
@@ -178,6 +184,7 @@ def _bytes_of(shard: Shard, rows: int, lengths_V: np.ndarray | None) -> int:
         else:
             assert lengths_V is not None
             lengths = lengths_V[shard.input_ids[part]]
+        # A row's first token is nobody's target.
         if shard.trained is not None:
             is_target = bits(shard.trained[part], width)
         else:

@@ -63,6 +63,7 @@ class EncodeJob:
         the file's end."""
         source, settings = self.datasets[folder]
         made = []
+        # The file may end before `count` blocks are read.
         for number, block in zip(range(first, first + count), source.read_file(file, block=first), strict=False):
             path = self.path(folder, file, number)
             encoded = read_encoded(path)
@@ -103,6 +104,7 @@ def _encode(*block_range: Any) -> list[int]:
         found = from_rust_panic(error) or error
         if not isinstance(found, TandemError):
             found.add_note("".join(traceback.format_exception(found)))
+        # An exception is sent by pickle, which calls its class with its arguments: not every class takes them.
         sendable: BaseException = RuntimeError(repr(found))
         with suppress(Exception):  # a user's format may raise what cannot be sent
             sendable = pickle.loads(pickle.dumps(found))
@@ -156,6 +158,7 @@ class BlockRanges:
             file, block = file + 1, 0
         self.file, self.block = file, block
         self.num_blocks: int | None = None
+        # This file, and the next one while this one is read.
         if file < len(self.source.files):
             for each in (file, file + parts):
                 self._fetch(each)

@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.evals.core_bundle import TASKS as CORE_TASKS
 from pipeline.evals.core_bundle import open_bundle
 from pipeline.evals.subject import Subject, code_of_command, find_subject, load
+from pipeline.metrics import Results
 from pipeline.process.commands import program
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.process.progress import progress
@@ -20,6 +21,7 @@ from pipeline.process.storage import NOT_WRITABLE, cache_of_run, write_json
 from pipeline.process.user_code import allow_task_folder
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.failures import exit_with_status
+from pipeline.run_dir.rows import read_rows
 
 BUILT_IN = ("bpb", "core", "chat", "samples")
 EXAMPLES = {"core": "copa,piqa", "chat": "arc_easy,gsm8k", "lm_eval": "hellaswag,arc_easy"}
@@ -168,7 +170,7 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     arguments = parser.parse_intermixed_args(argv)
     arguments.own_task = _own_tasks(arguments.own_task)
     arguments.defaults = not (arguments.tasks or arguments.own_task)
-    arguments.tasks = _tasks(arguments.tasks or ([] if arguments.own_task else list(DEFAULT)))
+    arguments.tasks = _tasks(list(DEFAULT) if arguments.defaults else arguments.tasks)
     if arguments.own_task and "chat" not in arguments.tasks:
         arguments.tasks["chat"] = []
     if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
@@ -216,12 +218,10 @@ def _tasks(names: list[str]) -> dict[str, list[str] | None]:
         elif colon and listed and head not in BUILT_IN:
             found[name] = None
         else:
-            near = get_close_matches(name, BUILT_IN, n=1)
-            raise RecipeError(
-                f"command line: there is no evaluation called {name}, so nothing was scored. "
-                + (f"Did you mean {near[0]}? " if near else "")
-                + f"Use {', '.join(BUILT_IN)}, lm_eval:TASKS or module:attr."
-            )
+            what = f"command line: there is no evaluation called {name}, so nothing was scored."
+            if near := get_close_matches(name, BUILT_IN, n=1):
+                what += f" Did you mean {near[0]}?"
+            raise RecipeError(f"{what} Use {', '.join(BUILT_IN)}, lm_eval:TASKS or module:attr.")
     known = [task.name for task in CORE_TASKS]
     if unknown := [part for part in found.get("core") or [] if part not in known]:
         raise RecipeError(
@@ -289,8 +289,8 @@ class EvalsCommand:
         run = subject.run
         self.recipe = load_mapping(run.recipe) if run is not None and run.recipe.exists() else {}
         self.own = [task for task in self.tasks if task not in (*BUILT_IN, "lm_eval")]
-        self.results: list[dict[str, Any]] = []
-        self.samples: list[dict[str, Any]] = []
+        self.results: Results = []
+        self.samples: Results = []
 
     def open_inputs(self) -> None:
         """Open everything but the model; raise what is wrong with it."""
@@ -354,8 +354,11 @@ class EvalsCommand:
 
     def refuse_nonfinite(self) -> None:
         """Raise DataError where a score is no number: what was scored is recorded all the same."""
-        values = {row["name"]: row["value"] for row in self.results if isinstance(row["value"], float)}
-        if wrong := [name for name, value in values.items() if not math.isfinite(value)]:
+        wrong = []
+        for row in self.results:
+            if isinstance(row["value"], float) and not math.isfinite(row["value"]):
+                wrong.append(row["name"])
+        if wrong:
             raise DataError(
                 f"{self.subject.path}: {', '.join(wrong)} is no finite number, so the model computes nothing there. "
                 "Take another checkpoint."
@@ -380,7 +383,7 @@ class EvalsCommand:
                     "--output FILE keeps the figures elsewhere."
                 )
 
-    def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> list[dict[str, Any]]:
+    def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> Results:
         from pipeline.evals.core import closing_lines, core_results, heading, score_core, task_line
 
         print(heading())
@@ -402,14 +405,14 @@ class EvalsCommand:
 
         return findings_of(self.subject.run) if self.subject.run is not None else None
 
-    def _print_contamination(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _print_contamination(self, results: Results) -> Results:
         from pipeline.contrib.contaminated_items import contamination_line
 
         if self.subject.run is not None:
             print(contamination_line(results))
         return results
 
-    def _harness(self, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
+    def _harness(self, model: Any, tokenizer: Any) -> Results:
         from pipeline.evals.harness import harness_scores, print_rows
 
         folder = self.arguments.include_path
@@ -429,13 +432,16 @@ class EvalsCommand:
     def _as_chat(self) -> bool:
         return self.arguments.as_chat or self.subject.stage == "sft"
 
-    def _samples(self, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
+    def _samples(self, model: Any, tokenizer: Any) -> Results:
         from pipeline.evals.texts import sample_texts
 
         prompts = (self.recipe.get("samples") or {}).get("prompts")
+        if not prompts and self.subject.run is not None:  # its prompts may be those of held-out texts
+            prompts = list(dict.fromkeys(row["prompt"] for row in read_rows(self.subject.run.samples)))
         samples = sample_texts(model, tokenizer, chat=self._as_chat(), prompts=prompts)
         for row in samples:
-            print(f"[{'greedy' if row['temperature'] == 0 else 'sampled'}] {row['prompt']!r} -> {row['text']!r}")
+            how = "greedy" if row["temperature"] == 0 else "sampled"
+            print(f"[{how}] {row['prompt']!r} -> {row['text']!r}")
         return samples
 
 

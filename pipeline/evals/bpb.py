@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from pipeline.metrics import BPB_OF_STAGE, VAL_BPB_DOCUMENTS, VAL_LOSS
+from pipeline.metrics import BPB_OF_STAGE, VAL_BPB_DOCUMENTS, VAL_LOSS, Numbers
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.progress import progress
 
@@ -26,6 +26,10 @@ IGNORED = -100
 LOGITS_AT_ONCE = 2**28
 # Targets whose logits are turned to fp32 together, so that bf16 logits are never copied whole.
 TARGETS_AT_ONCE = 2048
+
+
+# What batches or items go through, which may end the evaluation early by EvaluationInterrupted.
+Watched = Callable[[Iterable], Iterable]
 
 
 class EvaluationInterrupted(Exception):
@@ -92,14 +96,17 @@ def bits_per_byte(
         for batch in batches:
             beat()
             batch = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+            # 1. Nats of each target, which targets count, and the bytes of text under them.
             nll_BT = (nll or per_token_nll)(model, batch, autocast_dtype=autocast_dtype)
             is_target_BT = batch["shift_labels"] != IGNORED
             bytes_BT, is_text_BT = target_bytes(batch, lengths_V)
+            # 2. Their sums by row, of text and of every target.
             # where, not a product: 0 x inf at a target that does not count would be nan.
             nll_BT = nll_BT.to(sums_device).double()
             is_text_BT, is_target_BT = is_text_BT.to(sums_device), is_target_BT.to(sums_device)
             nats_2B = torch.stack([torch.where(mask, nll_BT, 0.0).sum(-1) for mask in (is_text_BT, is_target_BT)])
             counts_2B = torch.stack([bytes_BT.to(sums_device).sum(-1), is_target_BT.sum(-1)])
+            # 3. Added to the sums of the source of each row.
             source_B = batch["source"].to(sums_device) if sources else number_S1.new_zeros(len(nll_BT))
             is_of_S1B = (number_S1 == source_B)[:, None]
             nats_S2 += torch.where(is_of_S1B, nats_2B, 0.0).sum(-1)
@@ -107,14 +114,15 @@ def bits_per_byte(
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(nats_S2)
         torch.distributed.all_reduce(counts_S2)
-    (nats, all_nats), (num_bytes, tokens) = nats_S2.sum(0).tolist(), counts_S2.sum(0).tolist()
-    # After the sum over ranks, so that all of them stop.
+
+    # bits per byte = nats / ln 2 / bytes. Checked after the sum over ranks, so that all of them stop.
+    nats, all_nats = nats_S2.sum(0).tolist()
+    num_bytes, tokens = counts_S2.sum(0).tolist()
     if num_bytes == 0:
         raise ValueError("no byte of text was scored: every target is ignored or special")
-    of_sources = [
-        nats / (math.log(2) * count) if count else None
-        for nats, count in zip(nats_S2[:sources, 0].tolist(), counts_S2[:sources, 0].tolist(), strict=True)
-    ]
+    of_sources: list[float | None] = []
+    for of_one, count in zip(nats_S2[:sources, 0].tolist(), counts_S2[:sources, 0].tolist(), strict=True):
+        of_sources.append(of_one / (math.log(2) * count) if count else None)
     return BpbResult(
         bpb=nats / (math.log(2) * num_bytes),
         loss=all_nats / tokens,
@@ -125,11 +133,13 @@ def bits_per_byte(
     )
 
 
-def by_source(name: str, score: BpbResult, names: Sequence[str]) -> dict[str, float]:
+def by_source(name: str, score: BpbResult, names: Sequence[str]) -> Numbers:
     """Return the bpb of each source of a mixture as metrics `<name>/<source>`; nothing where there is one source."""
-    return {
-        f"{name}/{source}": bpb for source, bpb in zip(names, score.of_sources or (), strict=True) if bpb is not None
-    }
+    numbers = {}
+    for source, bpb in zip(names, score.of_sources or (), strict=True):
+        if bpb is not None:
+            numbers[f"{name}/{source}"] = bpb
+    return numbers
 
 
 def target_bytes(
@@ -169,7 +179,7 @@ def per_token_nll(
         flat_labels = labels_BT[part].flatten()
         chunks = zip(logits_BTV.flatten(0, 1).split(TARGETS_AT_ONCE), flat_labels.split(TARGETS_AT_ONCE), strict=True)
         flat = [F.cross_entropy(x.float(), y, ignore_index=IGNORED, reduction="none") for x, y in chunks]
-        nll.append(torch.cat(flat).view_as(labels_BT[part]))
+        nll.append(torch.cat(flat).view_as(labels_BT[part]))  # 0 at an ignored one
     return torch.cat(nll)
 
 
@@ -191,7 +201,8 @@ def compiled_nll(model, **options) -> Callable[..., torch.Tensor]:
     def of_documents(ids_BT, labels_BT, positions_BT):
         return model.per_token_nll(ids_BT, labels_BT, position_ids=positions_BT)
 
-    rows, documents = (torch.compile(function, dynamic=False, **options) for function in (of_rows, of_documents))
+    rows = torch.compile(of_rows, dynamic=False, **options)
+    documents = torch.compile(of_documents, dynamic=False, **options)
 
     def nll(_model, batch, *, autocast_dtype=None):
         ids_BT, labels_BT = batch["input_ids"], batch["shift_labels"]
@@ -218,9 +229,9 @@ def score_validation(
     world_size: int,
     device: torch.device,
     autocast_dtype: torch.dtype | None,
-    watched: Callable[[Iterable], Iterable] = iter,
+    watched: Watched = iter,
     nll: Callable[..., torch.Tensor] | None = None,
-) -> dict[str, float]:
+) -> Numbers:
     """Return val/bpb, val/loss and val/bpb_documents of a pretraining; sft/assistant_bpb and val/loss, on assistants'
     turns, of SFT. Of a mixture also the bits per byte of each source, as <name>/<source>.
 

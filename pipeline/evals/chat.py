@@ -5,12 +5,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from pipeline.evals.bpb import evaluating
+from pipeline.evals.bpb import Watched, evaluating
 from pipeline.evals.chat_tasks import (
     BUILT_IN,
     HUMANEVAL,
@@ -26,7 +28,7 @@ from pipeline.evals.intervals import mean_interval, share_interval
 from pipeline.evals.subject import code_of_command
 from pipeline.evals.tasks import gathered_over_ranks
 from pipeline.generation.texts import continuations, positions
-from pipeline.metrics import Protocol, digest
+from pipeline.metrics import Protocol, Results, digest
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.process.storage import cache_dir
@@ -52,7 +54,9 @@ def letter_ids(tokenizer, letters: Iterable[str]) -> dict[str, int]:
         else:
             wrong.append(letter)
     if wrong or len(set(ids.values())) < len(ids):
-        what = f"{', '.join(map(repr, wrong))} is not one token" if wrong else "two letters are the same token"
+        what = "two letters are the same token"
+        if wrong:
+            what = f"{', '.join(map(repr, wrong))} is not one token"
         raise DataError(
             f"the tokenizer: {what} where the assistant's answer begins, so the letters' logits say nothing. Take a "
             "tokenizer that has them, or leave out the tasks of letters."
@@ -67,7 +71,7 @@ def chosen_letters(
     *,
     pad: int,
     batch_rows: int,
-    watched: Callable[[Iterable], Iterable] = iter,
+    watched: Watched = iter,
 ) -> list[int]:
     """Return, for each prompt, the index among its letters' ids of the highest logit behind the prompt.
 
@@ -85,15 +89,16 @@ def chosen_letters(
 def _longest_first(prompts: Sequence[list[int]], batch_rows: int) -> list[list[int]]:
     """Return the prompts' places in batches: what does not fit into memory is known at once, and a batch is padded
     little."""
-    order = sorted(range(len(prompts)), key=lambda n: -len(prompts[n]))
+    order = sorted(range(len(prompts)), key=lambda n: -len(prompts[n]))  # stable: equal ones stay in order
     return [order[first : first + batch_rows] for first in range(0, len(order), batch_rows)]
 
 
 def _last_logits(model, prompts: list[list[int]], *, pad: int) -> torch.Tensor:
     """Return (B, V) logits behind each prompt, fp32 on the CPU."""
     beat()
-    width = max(map(len, prompts))
-    ids_BT = torch.tensor([ids + [pad] * (width - len(ids)) for ids in prompts], device=model.device)
+    rows = [torch.tensor(ids) for ids in prompts]
+    # Padded on the right, where a causal model does not look.
+    ids_BT = pad_sequence(rows, batch_first=True, padding_value=pad).to(model.device)
     last_B = torch.tensor([len(ids) - 1 for ids in prompts], device=model.device)
     kept_K, place_B = last_B.unique(return_inverse=True)  # Few: the prompts are sorted by length.
     with torch.no_grad():
@@ -117,16 +122,20 @@ class ChatScorer:
     model: Any
     tokenizer: Any
     batch_rows: int
-    watched: Callable[[Iterable], Iterable]
+    watched: Watched
     ids_of_letters: Mapping[str, int]
 
     def share(self, task: ChatTask, items: Mapping[int, ChatItem]) -> RankShare:
         """Return the items' outcome. items: by their place in the task."""
         started = time.perf_counter()
-        prompts = {n: prompt_ids(self.tokenizer, item.messages, tools=item.tools) for n, item in items.items()}
-        # An answer needs a position of its own, but for a letter, which is read off the last one.
-        limit = (positions(self.model) or math.inf) - (task.kind == "text")
-        fitting = {n: prompt for n, prompt in prompts.items() if len(prompt) <= limit}
+        limit = positions(self.model) or math.inf
+        if task.kind == "text":
+            limit -= 1  # for the answer; a letter is read off the prompt's last position
+        fitting = {}
+        for n, item in items.items():
+            prompt = prompt_ids(self.tokenizer, item.messages, tools=item.tools)
+            if len(prompt) <= limit:
+                fitting[n] = prompt
         put = [items[n] for n in fitting]
         judge = self._right_letters if task.kind == "letters" else self._right_texts
         right = judge(task, put, list(fitting.values()))
@@ -137,10 +146,13 @@ class ChatScorer:
         )
 
     def _right_letters(self, task: ChatTask, items: list[ChatItem], prompts: list[list[int]]) -> list[bool]:
+        letters = []
+        for item in items:
+            letters.append([self.ids_of_letters[letter] for letter in item.letters])
         chosen = chosen_letters(
             self.model,
             prompts,
-            [[self.ids_of_letters[letter] for letter in item.letters] for item in items],
+            letters,
             pad=self.tokenizer.pad_token_id or 0,
             batch_rows=self.batch_rows,
             watched=self.watched,
@@ -207,7 +219,7 @@ def score_chat_tasks(
     batch_rows: int = 8,
     rank: int = 0,
     world_size: int = 1,
-    watched: Callable[[Iterable], Iterable] = iter,
+    watched: Watched = iter,
     report: Callable[[LoadedTask, TaskScore], None] | None = None,
 ) -> list[TaskScore]:
     """Return the scores of the tasks in their order, the same on every rank and for any batch_rows.
@@ -229,12 +241,14 @@ def score_chat_tasks(
     scores: list[TaskScore] = []
     with evaluating(model):
         for loaded in tasks:
+            # 1. This rank's items, every world_size-th one. An error is kept: the others wait for this rank.
             items = dict(list(enumerate(loaded.items[:max_per_task]))[rank::world_size])
             share, error = None, None
             try:
                 share = scorer.share(loaded.task, items)
             except Exception as problem:  # raised below, on every rank
                 error = problem
+            # 2. The items of all ranks, as one score.
             shares = gathered_over_ranks(share, world_size=world_size, error=error)
             scores.append(_task_score(loaded, shares, positions(model), tokenizer))
             if report is not None:
@@ -249,6 +263,7 @@ def chat_core(scores: list[TaskScore]) -> dict[str, Any] | None:
     if not set(CHAT_CORE) <= set(by_name):
         return None
     chosen = [by_name[task] for task in CHAT_CORE]
+    # The mean of (accuracy - baseline) / (1 - baseline): an accuracy's interval counts 1 / (1 - baseline) times in it.
     complete = all(score.complete for score in chosen)
     value = math.fsum(score.centred for score in chosen) / len(chosen)
     shares = [(round(score.accuracy * score.n), score.n) for score in chosen]
@@ -264,17 +279,23 @@ def require_ready(tasks: list[LoadedTask], tokenizer) -> dict[str, int]:
         raise DataError(
             "the tokenizer has no chat template, so questions cannot be put to the model. Score a model tuned for chat."
         )
-    letters = {letter for loaded in tasks for item in loaded.items for letter in item.letters}
+    letters: set[str] = set()
+    for loaded in tasks:
+        for item in loaded.items:
+            letters.update(item.letters)
     return letter_ids(tokenizer, sorted(letters))
 
 
 def _texts(item: ChatItem) -> Iterator[str]:
-    yield from (message.get("content") or "" for message in item.messages)
+    for message in item.messages:
+        yield message.get("content") or ""
     yield item.answer
 
 
 def _task_score(loaded: LoadedTask, shares: list[RankShare], window: int | None, tokenizer) -> TaskScore:
-    correct = {n: right for share in shares for n, right in share.correct.items()}
+    correct: dict[int, bool] = {}
+    for share in shares:
+        correct |= share.correct
     right, n, of = sum(correct.values()), len(correct), len(loaded.items)
     return TaskScore(
         name=loaded.task.name,
@@ -288,7 +309,7 @@ def _task_score(loaded: LoadedTask, shares: list[RankShare], window: int | None,
         too_long=sum(share.too_long for share in shares),
         seconds=max(share.seconds for share in shares),
         window=window,
-        coverage=coverage(tokenizer, (text for item in loaded.items[:n] for text in _texts(item))),
+        coverage=coverage(tokenizer, chain.from_iterable(map(_texts, loaded.items[:n]))),
         subjects=_by_subject(loaded, correct),
     )
 
@@ -308,16 +329,14 @@ def _by_subject(loaded: LoadedTask, correct: dict[int, bool]) -> dict[str, tuple
 RULE = 1  # raise it when the same items under the same window give other answers
 
 
-def chat_results(
-    tasks: list[LoadedTask], scores: list[TaskScore], findings: dict[str, Any] | None = None
-) -> list[dict[str, Any]]:
+def chat_results(tasks: list[LoadedTask], scores: list[TaskScore], findings: dict[str, Any] | None = None) -> Results:
     """Return rows for evals.json: ChatCORE where there is one, then each task and its subjects.
 
     findings: of the training text of the run that is scored; rows then have the contaminated items too.
     """
     loaded_by_name = {loaded.task.name: loaded for loaded in tasks}
     protocols = {score.name: chat_protocol(loaded_by_name[score.name], score) for score in scores}
-    rows: list[dict[str, Any]] = []
+    rows: Results = []
     mean = chat_core(scores)
     if mean:
         parts = {task: dict(protocols[task].parts) for task in CHAT_CORE}
@@ -352,7 +371,7 @@ def chat_results(
     return rows
 
 
-def _subject_rows(score: TaskScore, row: dict[str, Any]) -> list[dict[str, Any]]:
+def _subject_rows(score: TaskScore, row: dict[str, Any]) -> Results:
     """Return a row for each subject of a task, under the task's protocol."""
     found = []
     for name, (right, n) in score.subjects.items():
@@ -366,21 +385,20 @@ def _subject_rows(score: TaskScore, row: dict[str, Any]) -> list[dict[str, Any]]
 def chat_protocol(loaded: LoadedTask, score: TaskScore) -> Protocol:
     """Return the protocol of a task: the first so many items of its files, its longest answer and checker."""
     task = loaded.task
-    return Protocol(
-        {
-            "score": "chat",
-            "task": task.name,
-            "texts": digest([file["sha256"] for file in loaded.files]),
-            "items": "all" if score.n == len(loaded.items) else score.n,
-            **({"max_new_tokens": task.max_new_tokens} if task.kind == "text" else {}),
-            **({"checker": task.checker} if task.checker else {}),
-            # A question that fits may still leave a written answer too few positions.
-            "window": (score.window or "any") if score.too_long or task.kind == "text" else "whole prompts",
-            "bos": "as the template",
-            "coverage": score.coverage,
-            "rule": RULE,
-        }
-    )
+    parts: dict[str, Any] = {
+        "score": "chat",
+        "task": task.name,
+        "texts": digest([file["sha256"] for file in loaded.files]),
+        "items": "all" if score.n == len(loaded.items) else score.n,
+    }
+    if task.kind == "text":
+        parts["max_new_tokens"] = task.max_new_tokens
+    if task.checker:
+        parts["checker"] = task.checker
+    window: Any = "whole prompts"
+    if score.too_long or task.kind == "text":  # a question that fits may leave a written answer too few positions
+        window = score.window or "any"
+    return Protocol({**parts, "window": window, "bos": "as the template", "coverage": score.coverage, "rule": RULE})
 
 
 def task_line(loaded: LoadedTask, score: TaskScore) -> str:
@@ -398,6 +416,10 @@ def task_line(loaded: LoadedTask, score: TaskScore) -> str:
     for name, (right, n) in score.subjects.items():
         line += f"\n  {name:<18} {n:>7,} {right / n:>9.4f}"
     return line
+
+
+def print_task(loaded: LoadedTask, score: TaskScore) -> None:
+    print(task_line(loaded, score), flush=True)
 
 
 def heading() -> str:
@@ -451,8 +473,8 @@ class ChatBenchmark:
         device: Any = None,
         rank: int,
         world_size: int,
-        watched: Callable[[Iterable], Iterable],
-    ) -> list[dict[str, Any]]:
+        watched: Watched,
+    ) -> Results:
         """Return rows for evals.json; their values are the same on every rank.
 
         findings: of the run's training text, on the rank that writes. device: the model's, unused.
@@ -468,7 +490,7 @@ class ChatBenchmark:
             rank=rank,
             world_size=world_size,
             watched=watched,
-            report=(lambda loaded, score: print(task_line(loaded, score), flush=True)) if self.shown else None,
+            report=print_task if self.shown else None,
         )
         if self.shown:
             print(closing_line(scores))
@@ -515,9 +537,12 @@ def benchmark_of_command(
         folder = code_of_command(arguments)
         tasks.append(custom_task(name, source=source, checker=arguments.checker, folder=folder, where=where))
     longest = arguments.max_new_tokens or settings.get("max_new_tokens") or 512
+    places = arguments.chat_data
+    if not places and settings.get("data"):
+        places = [settings["data"]]
     loaded = load_chat_tasks(
         [replace(task, max_new_tokens=longest) for task in tasks],
-        places=arguments.chat_data or ([settings["data"]] if settings.get("data") else None),
+        places=places,
         folder=str(Path.cwd()),
         cache=cache_dir(cache),
         where=where,
@@ -535,13 +560,11 @@ def _own_tasks(entries: list[OwnTask], *, code: CodeFolder, where: str) -> list[
                 f"{where}: a task of evals.chat.own needs a name, and files or an id. Write "
                 "{name: mine, files: mine.jsonl, checker: exact}."
             )
+        form = own.format
+        if form is None and not (own.id or "").startswith("tandem:"):
+            form = "messages"
         source = Source(
-            files=own.files,
-            id=own.id,
-            config=own.config,
-            split=own.split,
-            revision=own.revision,
-            format=own.format or (None if (own.id or "").startswith("tandem:") else "messages"),
+            files=own.files, id=own.id, config=own.config, split=own.split, revision=own.revision, format=form
         )
         tasks.append(custom_task(own.name, source=source, checker=own.checker, folder=code, where=where))
     return tasks

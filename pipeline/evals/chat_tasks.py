@@ -56,8 +56,11 @@ def number_after_marks(text: str) -> str | None:
 
 def number_said(text: str) -> str | None:
     """Return the number after ####, else the last one in the text, in digits or in words up to twelve."""
+    marked = number_after_marks(text)
     words = re.findall(rf"\b(?:\d+|{'|'.join(NUMBER_WORDS)})\b", text.lower())
-    return number_after_marks(text) or (NUMBER_WORDS.get(words[-1], words[-1]) if words else None)
+    if marked or not words:
+        return marked
+    return NUMBER_WORDS.get(words[-1], words[-1])
 
 
 def gsm8k_correct(item: ChatItem, text: str) -> bool:
@@ -70,6 +73,7 @@ def spelling_correct(item: ChatItem, text: str) -> bool:
     commas, dashes or spaces."""
     if item.answer.isdecimal():
         return number_said(text) == item.answer
+    # "p-a-r-k" or "p, a, r, k": letters with one or two of ,.- or blank between them.
     runs = re.findall(r"(?<![a-z])[a-z](?:[ ,.-]{1,2}[a-z])+(?![a-z])", text.lower())
     return item.answer in (re.sub(r"[^a-z]", "", run) for run in runs)
 
@@ -120,7 +124,8 @@ def arc_item(row: Any) -> ChatItem:
         question = column(row, "query", str).removeprefix("Question: ")
         return _lettered(question, string.ascii_uppercase[: len(choices)], choices, index=column(row, "gold", int))
     choices = column(row, "choices", dict)
-    texts, labels = (_texts(column(choices, name, list), f"choices.{name}") for name in ("text", "label"))
+    texts = _texts(column(choices, "text", list), "choices.text")
+    labels = _texts(column(choices, "label", list), "choices.label")
     key = column(row, "answerKey", str)
     if len(texts) != len(labels) or len(set(labels)) != len(labels):
         raise ValueError(f"has {len(texts)} choices under the labels {', '.join(labels)}")
@@ -152,7 +157,8 @@ def gsm8k_item(row: Any) -> ChatItem:
 def spelling_item(row: Any) -> ChatItem:
     """Return the first question of a conversation of `tandem:spelling`. answer: the word to be spelled, or a
     number."""
-    asked, answered = (column(message, "content", str) for message in column(row, "messages", list)[:2])
+    first, second = column(row, "messages", list)[:2]
+    asked, answered = column(first, "content", str), column(second, "content", str)
     spelled = re.fullmatch(r"([a-z]+): [a-z](?:, [a-z])*\.", answered)
     answer = spelled[1] if spelled else number_said(answered)
     if answer is None:
@@ -403,7 +409,7 @@ def _load(task: ChatTask, files: list[SourceFile], revision: str | None, where: 
     for file in files:
         path = file.local_path()
         found = check_file(path, _AnyRows("any", "chat", None), column_key="").problems
-        kept, bad = ([], found) if found else _items(task, path)
+        kept, bad = _items(task, path) if not found else ([], found)
         items += kept
         problems += bad
         label = file.label if revision else path.name
@@ -413,6 +419,7 @@ def _load(task: ChatTask, files: list[SourceFile], revision: str | None, where: 
     if not items:
         names = ", ".join(file.label for file in files)
         raise DataError(f"{where}: {names} has no rows, so nothing can be scored. Download it again, or name another.")
+    # The permutation of datasets.Dataset.shuffle(seed=42), which nanochat asks in.
     order = np.random.default_rng(42).permutation(len(items))
     return LoadedTask(task=task, items=[items[index] for index in order], files=recorded, revision=revision)
 
@@ -421,6 +428,7 @@ def _files_of(
     task: ChatTask, places: list[str] | None, folder: str | None, cache: Path, where: str
 ) -> tuple[str | None, list[SourceFile]]:
     spec = task.source
+    # 1. Among the files that the user has; 2. the user's own task; 3. made here; 4. the Hub.
     if places is not None and task.local_name is not None:
         return None, _recognised(task, local_files(places, where=where, folder=folder), places, where)
     if spec.id is None:
@@ -448,20 +456,22 @@ def _recognised(task: ChatTask, files: list[SourceFile], places: list[str], wher
     """Return the task's file, or its shards, among others: by its own name, else by its folders'. Other splits are not
     taken."""
     expression = re.compile(task.local_name or "", re.IGNORECASE)
-    named = [f for f in files if expression.search(f.local_path().name)]
-    named = named or [f for f in files if expression.search("/".join(f.local_path().parts[-3:]))]
-    found = [f for f in named if _split_in(f.label) in (None, "test")]
+    named = [file for file in files if expression.search(file.local_path().name)]
+    if not named:
+        named = [file for file in files if expression.search("/".join(file.local_path().parts[-3:]))]
+    found = [file for file in named if _split_in(file.label) in (None, "test")]
     looked = ", ".join(places)
     if not found:
-        others = f" {', '.join(f.label for f in named)} is of another split." if named else ""
+        others = ""
+        if named:
+            others = f" {', '.join(file.label for file in named)} is of another split."
         raise InputMissingError(
             f"{where}: no file of it in {looked}, so it cannot be scored.{others} Its name must match "
             f"{task.local_name} (in any case)."
         )
-    if len({re.sub(r"\d+-of-", "", str(f.local_path())) for f in found}) > 1:
-        raise RecipeError(
-            f"{where}: {', '.join(f.label for f in found)} in {looked} could all be it. Name the one that is meant."
-        )
+    if len({re.sub(r"\d+-of-", "", str(file.local_path())) for file in found}) > 1:
+        labels = ", ".join(file.label for file in found)
+        raise RecipeError(f"{where}: {labels} in {looked} could all be it. Name the one that is meant.")
     return found
 
 
@@ -491,6 +501,7 @@ def _items(task: ChatTask, path: Path) -> tuple[list[ChatItem], list[str]]:
                 bad.append((name, str(error)))
     except (EOFError, zlib.error, OSError) as error:
         return [], [f"{path} is truncated or damaged: {error}. Download it again."]
+    # Every row bad for one reason: it is another kind of file, and one line says so.
     reasons = {reason for _, reason in bad}
     if bad and not items and len(reasons) == 1:
         return [], [f"{path}: every row {reasons.pop()}. It is no file of {task.name}: name another."]
@@ -514,20 +525,20 @@ def _about_words(words: Iterable[str]) -> Iterator[tuple[str, dict]]:
     """Yield questions on WORDS of the words that `tandem:spelling` never trains on, whatever list they come from."""
     from pipeline.sources.spelling import SPELLED_LETTERS, is_held_out, word_conversation
 
-    held_out = {
-        w
-        for w in words
-        if re.fullmatch(f"[a-z]{{{SPELLED_LETTERS[0]},{SPELLED_LETTERS[1]}}}", w)
-        and len(set(w)) > 1
-        and is_held_out(w)
-    }
-    order = np.random.default_rng(42).permutation(len(held_out))
+    shortest, longest = SPELLED_LETTERS
+    spelled = re.compile(f"[a-z]{{{shortest},{longest}}}")
+    held_out = set()
+    for word in words:
+        if spelled.fullmatch(word) and len(set(word)) > 1 and is_held_out(word):
+            held_out.add(word)
     chosen = sorted(held_out)
+    order = np.random.default_rng(42).permutation(len(chosen))
     for index in order[:WORDS]:
         yield chosen[index], word_conversation(chosen[index])
 
 
 def _must_be_characters(item: ChatItem) -> None:
     """Raise ValueError for half of a character, which a JSON escape can make and no tokenizer can read."""
-    for text in (item.answer, *item.row.values(), *(message.get("content") or "" for message in item.messages)):
+    said = [message.get("content") or "" for message in item.messages]
+    for text in (item.answer, *item.row.values(), *said):
         text.encode("utf-8")

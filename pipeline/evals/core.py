@@ -4,21 +4,23 @@ Letters: B rows, T positions, N scored targets, V vocabulary.
 """
 
 import inspect
+import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from pipeline.evals.bpb import TARGETS_AT_ONCE, evaluating
+from pipeline.evals.bpb import TARGETS_AT_ONCE, Watched, evaluating
 from pipeline.evals.core_bundle import TASKS, Bundle, CoreTask, open_bundle, why_partial
 from pipeline.evals.intervals import bootstrap_means, interval, share_interval
 from pipeline.evals.tasks import gathered_over_ranks
 from pipeline.generation.texts import cache_argument, cache_of
-from pipeline.metrics import Protocol
+from pipeline.metrics import Protocol, Results
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Core
@@ -28,6 +30,7 @@ from pipeline.tokenizer.encode import document_start, encode_documents
 LongPrompts = Literal["crop", "fewer_shots"]
 SHUFFLE_SEED, SHOTS_SEED = 1337, 1234  # of the items' order and, plus an item's place in it, of its examples
 ITEMS_AT_ONCE = 1024
+Span = tuple[np.ndarray, int]  # ids (T,), and where those that are scored begin: at 1 or later
 
 
 @dataclass(frozen=True)
@@ -53,23 +56,34 @@ def shots_of(task: CoreTask, index: int, num_items: int) -> list[int]:
     few."""
     k = min(task.shots, num_items - 1)
     # Of the others' places rather than of a list of the others: the same draw, without a list of all items for each.
-    drawn = random.Random(SHOTS_SEED + index).sample(range(num_items - 1), k) if k else []
-    return [place + (place >= index) for place in drawn]
+    drawn = random.Random(SHOTS_SEED + index).sample(range(num_items - 1), k)
+    return [place if place < index else place + 1 for place in drawn]
 
 
 def prompts_of(task: CoreTask, item: dict, shots: list[dict]) -> list[str]:
     """Return the texts of an item's rows; of language modelling the prompt alone, then the prompt with its
     continuation."""
+    before = "".join(_example(task, shot) for shot in shots)
     if task.kind == "multiple_choice":
-        before = "".join(f"{s['query']}{task.delimiter}{s['choices'][s['gold']]}\n\n" for s in shots)
-        return [f"{before}{item['query']}{task.delimiter}{choice}" for choice in item["choices"]]
+        question = f"{before}{item['query']}{task.delimiter}"
+        return [question + choice for choice in item["choices"]]
     if task.kind == "schema":
-        before = "".join(f"{s['context_options'][s['gold']]}{task.delimiter}{s['continuation']}\n\n" for s in shots)
-        return [f"{before}{context}{task.delimiter}{item['continuation']}" for context in item["context_options"]]
-    before = "".join(f"{s['context'].strip()}{task.delimiter}{s['continuation']}\n\n" for s in shots)
+        answer = f"{task.delimiter}{item['continuation']}"
+        return [before + context + answer for context in item["context_options"]]
     prompt = f"{before}{item['context'].strip()}{task.delimiter}"
     # A trailing blank would be a token of its own in the prompt, and part of the first word in the whole.
     return [prompt.strip(), prompt + item["continuation"]]
+
+
+def _example(task: CoreTask, item: dict) -> str:
+    """Return an item with its right answer, as it comes before the question."""
+    if task.kind == "multiple_choice":
+        question, answer = item["query"], item["choices"][item["gold"]]
+    elif task.kind == "schema":
+        question, answer = item["context_options"][item["gold"]], item["continuation"]
+    else:
+        question, answer = item["context"].strip(), item["continuation"]
+    return f"{question}{task.delimiter}{answer}\n\n"
 
 
 @dataclass(frozen=True)
@@ -95,15 +109,21 @@ class Tokens:
 
 def rows_of(task: CoreTask, items: list[dict], tokens: Tokens) -> tuple[list[Row], int]:
     """Return the rows of all items, and how many items were too long for the model."""
+    # 1. Each item with all of its examples.
     shots = dict.fromkeys(range(len(items)), min(task.shots, len(items) - 1))
     spans = _encoded(task, items, shots, tokens)
-    num_long = sum(not _fit(found, tokens) for found in spans.values())
+    long = [index for index, found in spans.items() if not _fit(found, tokens)]
+    num_long = len(long)
+
+    # 2. Those that are too long lose an example at a time, until they fit or have none.
     keep_bos = tokens.long_prompts == "fewer_shots"
-    while keep_bos and (
-        long := {i: shots[i] - 1 for i, found in spans.items() if shots[i] and not _fit(found, tokens)}
-    ):
-        shots |= long
-        spans |= _encoded(task, items, long, tokens)
+    while keep_bos and long:
+        fewer = {index: shots[index] - 1 for index in long if shots[index]}
+        shots |= fewer
+        spans |= _encoded(task, items, fewer, tokens)
+        long = [index for index in fewer if not _fit(spans[index], tokens)]
+
+    # 3. What is still too long is cut.
     rows: list[Row] = []
     for index, found in spans.items():
         for option, (ids, start) in enumerate(found):
@@ -111,7 +131,7 @@ def rows_of(task: CoreTask, items: list[dict], tokens: Tokens) -> tuple[list[Row
     return rows, num_long
 
 
-def _encoded(task: CoreTask, items: list[dict], shots: dict[int, int], tokens: Tokens) -> dict[int, list[tuple]]:
+def _encoded(task: CoreTask, items: list[dict], shots: dict[int, int], tokens: Tokens) -> dict[int, list[Span]]:
     """Return (ids, start) of each item's rows, with so many of its examples, the last ones."""
     found = {}
     indices = list(shots)
@@ -121,24 +141,25 @@ def _encoded(task: CoreTask, items: list[dict], shots: dict[int, int], tokens: T
         for index in some:
             drawn = shots_of(task, index, len(items))
             texts.append(prompts_of(task, items[index], [items[i] for i in drawn[len(drawn) - shots[index] :]]))
-        encoded = iter(tokens.of([text for group in texts for text in group]))
+        encoded = iter(tokens.of(list(chain.from_iterable(texts))))  # all at once: the tokenizer has threads
         for index, group in zip(some, texts, strict=True):
-            found[index] = _spans(task, [next(encoded) for _ in group])
+            found[index] = _spans(task, list(islice(encoded, len(group))))
     return found
 
 
-def _fit(spans: list[tuple[np.ndarray, int]], tokens: Tokens) -> bool:
+def _fit(spans: list[Span], tokens: Tokens) -> bool:
     return tokens.positions is None or max(len(ids) for ids, _ in spans) <= tokens.positions
 
 
-def _spans(task: CoreTask, rows: list[np.ndarray]) -> list[tuple[np.ndarray, int]]:
+def _spans(task: CoreTask, rows: list[np.ndarray]) -> list[Span]:
     """Return (ids, start) of the rows to score."""
     if task.kind == "schema":
         suffix = common_length([ids[::-1] for ids in rows])
         return [(ids, len(ids) - suffix) for ids in rows]
-    # Of language modelling the two rows are one: the prompt is the beginning of the whole.
     start = common_length(rows)
-    return [(ids, start) for ids in (rows if task.kind == "multiple_choice" else rows[1:])]
+    if task.kind == "language_modeling":  # whose two rows are one: the prompt is the beginning of the whole
+        rows = rows[1:]
+    return [(ids, start) for ids in rows]
 
 
 def common_length(rows: list[np.ndarray]) -> int:
@@ -150,7 +171,7 @@ def common_length(rows: list[np.ndarray]) -> int:
     return int(differ.argmax()) if differ.any() else shortest
 
 
-def _cropped(ids: np.ndarray, start: int, positions: int | None, *, keep_bos: bool) -> tuple[np.ndarray, int]:
+def _cropped(ids: np.ndarray, start: int, positions: int | None, *, keep_bos: bool) -> Span:
     """Return the row's last tokens, so that at least one stands before what is scored."""
     cut = 0 if positions is None else max(len(ids) - positions, 0)
     kept = ids[cut:]
@@ -184,13 +205,13 @@ class Scores:
 
 def score_rows(
     model,
-    rows: list[tuple[np.ndarray, int]],
+    rows: list[Span],
     *,
     device: torch.device | str,
     rank: int = 0,
     world_size: int = 1,
     batch_tokens: int | None = None,
-    watched: Callable[[Iterable], Iterable] = iter,
+    watched: Watched = iter,
 ) -> Scores:
     """Return scores of rows (ids (T,), start): targets ids[start:] given what comes before them; start is at least 1.
 
@@ -203,6 +224,7 @@ def score_rows(
     error = None
     try:
         with evaluating(model):
+            # Rows that begin alike are forwarded once up to there, as far as their cache has room.
             position_bytes = _bytes_of_a_position(model)
             batches = batches_of(
                 groups_of(rows, share=position_bytes > 0),
@@ -219,23 +241,24 @@ def score_rows(
     return Scores(nats=sum(nats for nats, _ in of_ranks), greedy=sum(misses for _, misses in of_ranks) == 0)
 
 
-def groups_of(rows: list[tuple[np.ndarray, int]], *, share: bool = True) -> list[Group]:
+def groups_of(rows: list[Span], *, share: bool = True) -> list[Group]:
     """Return the rows as groups that share at least half of their tokens (without `share` one row each)."""
     groups: list[Group] = []
     # In the order of their ids, rows that begin alike are neighbours.
     for number in sorted(range(len(rows)), key=lambda n: rows[n][0].astype(">u4").tobytes(), reverse=True):
-        shared = _shared_with(groups[-1], number, rows) if share and groups else 0
         length = len(rows[number][0])
-        if shared:
-            groups[-1].numbers.append(number)
-            groups[-1].shared = shared
-            groups[-1].longest = max(groups[-1].longest, length)
-        else:
+        shared = _shared_with(groups[-1], number, rows) if share and groups else 0
+        if not shared:
             groups.append(Group([number], length))
+            continue
+        last = groups[-1]
+        last.numbers.append(number)
+        last.shared = shared
+        last.longest = max(last.longest, length)
     return groups
 
 
-def _shared_with(group: Group, number: int, rows: list[tuple[np.ndarray, int]]) -> int:
+def _shared_with(group: Group, number: int, rows: list[Span]) -> int:
     """Return the tokens that the group would share with this row in it; 0 when it should not go in."""
     if len(group.numbers) == ROWS_OF_A_PREFIX:
         return 0
@@ -255,6 +278,7 @@ def batches_of(groups: list[Group], *, batch_tokens: int, cached_tokens: int) ->
     """
     batches: list[list[Group]] = []
     for group in sorted(groups, key=lambda g: (g.shared, g.longest), reverse=True):
+        # With the group in it: prefixes take (groups x shared) positions, then the rows theirs behind the prefix.
         batch = [*batches[-1], group] if batches else [group]
         num_rows = sum(len(one.numbers) for one in batch)
         longest, kept = max(one.longest for one in batch), group.shared
@@ -267,20 +291,25 @@ def batches_of(groups: list[Group], *, batch_tokens: int, cached_tokens: int) ->
     return batches
 
 
-def _score_batch(
-    model, rows: list[tuple[np.ndarray, int]], batch: list[Group], device: torch.device, nats_R, misses_R
-) -> None:
+def _score_batch(model, rows: list[Span], batch: list[Group], device: torch.device, nats_R, misses_R) -> None:
     """Add the nats and misses of the batch's targets to those of their rows."""
-    numbers = [number for group in batch for number in group.numbers]
-    # What all groups of the batch can keep; the rest of a longer prefix goes with its rows.
+    numbers: list[int] = []
+    groups_B: list[int] = []
+    for place, group in enumerate(batch):
+        numbers += group.numbers
+        groups_B += [place] * len(group.numbers)
+
+    # 1. The prefixes, one row a group: as much as all groups can keep. The rest of a longer one goes with its rows.
     kept = min(group.shared for group in batch)
     cache = None
     if kept:
-        prefix_BT = torch.from_numpy(np.stack([rows[group.numbers[0]][0][:kept] for group in batch])).to(device)
+        prefixes = np.stack([rows[group.numbers[0]][0][:kept] for group in batch])
+        prefix_BT = torch.from_numpy(prefixes).to(device)
         cache = cache_of(forward_at(model, prefix_BT, torch.tensor([kept - 1], device=device), use_cache=True))
-        groups_B = [n for n, group in enumerate(batch) for _ in group.numbers]
         # reorder_cache, not batch_select_indices: the latter forgets the states of layers that keep more than keys.
         cache.reorder_cache(torch.tensor(groups_B, device=device))
+
+    # 2. The rows behind their prefixes: each target's logits are at the position before it.
     width = max(group.longest for group in batch) - kept
     ids_BT = np.zeros((len(numbers), width), np.int64)
     places: list[int] = []
@@ -297,6 +326,8 @@ def _score_batch(
     output = forward_at(
         model, torch.from_numpy(ids_BT).to(device), wanted.to(device), cache=cache, use_cache=cache is not None
     )
+
+    # 3. Nats and misses, of some targets at a time, added to their rows.
     owner_N = torch.tensor(numbers)[row_N].numpy()
     for some in torch.arange(len(owner_N)).split(TARGETS_AT_ONCE):
         logits_NV = output.logits[row_N[some].to(device), position_N[some].to(device)].float()
@@ -396,7 +427,7 @@ def score_core(
     long_prompts: LongPrompts = "fewer_shots",
     rank: int = 0,
     world_size: int = 1,
-    watched: Callable[[Iterable], Iterable] = iter,
+    watched: Watched = iter,
     report: Callable[[TaskScore], None] | None = None,
 ) -> CoreScore:
     """Score the bundle's tasks; every rank calls it and gets the same.
@@ -404,6 +435,7 @@ def score_core(
     max_per_task: the first so many items of each task. report: called with each task's score as soon as it is there.
     Raises DataError for a tokenizer without BOS and EOS and for a model whose loss is no number.
     """
+    # 1. What a prompt begins with, and how long it may be.
     started = time.monotonic()
     bos = document_start(tokenizer)
     if bos is None:
@@ -413,9 +445,14 @@ def score_core(
         )
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     tokens = Tokens(tokenizer, bos, positions, long_prompts)
-    items = {t: in_order(bundle.items[t.file], max_per_task) for t in TASKS if t.name not in bundle.missing}
+    # 2. Each task's items as rows, scored by all ranks together.
     scores = []
-    for task, of_task in items.items():
+    texts: list[str] = []
+    for task in TASKS:
+        if task.name in bundle.missing:
+            continue
+        of_task = in_order(bundle.items[task.file], max_per_task)
+        texts += chain.from_iterable(map(_texts, of_task))
         rows, shortened = rows_of(task, of_task, tokens)
         given = [(row.ids, row.start) for row in rows]
         found = score_rows(model, given, device=device, rank=rank, world_size=world_size, watched=watched)
@@ -429,19 +466,17 @@ def score_core(
         scores.append(TaskScore(task, _correct(task, of_task, rows, found), shortened))
         if report is not None:
             report(scores[-1])
-    return CoreScore(
-        tasks=scores,
-        missing=dict(bundle.missing),
-        bundle=bundle,
-        protocol=core_protocol(
-            bundle,
-            max_per_task=max_per_task,
-            long_prompts=long_prompts,
-            window=positions if any(score.shortened for score in scores) else None,
-            coverage=coverage(tokenizer, (text for some in items.values() for item in some for text in _texts(item))),
-        ),
-        seconds=time.monotonic() - started,
+    # 3. What the figures are of. A window changes them only where a prompt was longer.
+    was_long = any(score.shortened for score in scores)
+    protocol = core_protocol(
+        bundle,
+        max_per_task=max_per_task,
+        long_prompts=long_prompts,
+        window=positions if was_long else None,
+        coverage=coverage(tokenizer, texts),
     )
+    seconds = time.monotonic() - started
+    return CoreScore(tasks=scores, missing=dict(bundle.missing), bundle=bundle, protocol=protocol, seconds=seconds)
 
 
 def core_protocol(
@@ -466,7 +501,9 @@ def core_protocol(
 def _texts(item: dict) -> Iterator[str]:
     """Yield all that a prompt takes from an item: question or context, options and continuation."""
     for value in item.values():
-        yield from (text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str))
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                yield text
 
 
 def _correct(task: CoreTask, items: list[dict], rows: list[Row], scores: Scores) -> np.ndarray:
@@ -474,18 +511,22 @@ def _correct(task: CoreTask, items: list[dict], rows: list[Row], scores: Scores)
     least loss per token."""
     if task.kind == "language_modeling":
         return scores.greedy  # one row an item
+    # Nats per token of each option; the lowest is the model's answer.
     losses: list[list[float]] = [[] for _ in items]
     for row, nats in zip(rows, scores.nats.tolist(), strict=True):
         targets = len(row.ids) - row.start
         # Nothing is scored of an option that is the beginning of all others: no number, as nanochat has it.
-        losses[row.item].append(nats / targets if targets else float("nan"))
-    return np.array([found.index(min(found)) == item["gold"] for found, item in zip(losses, items, strict=True)])
+        losses[row.item].append(nats / targets if targets else math.nan)
+    correct = []
+    for found, item in zip(losses, items, strict=True):
+        correct.append(found.index(min(found)) == item["gold"])
+    return np.array(correct)
 
 
 VERSIONS = ("v1", "v2")
 
 
-def core_results(score: CoreScore, findings: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+def core_results(score: CoreScore, findings: dict[str, Any] | None = None) -> Results:
     """Return rows for evals.json: one for each version of the mean, then one for each task.
 
     findings: of the training text of the run that is scored; rows then have the contaminated items too.
@@ -536,11 +577,13 @@ def core_results(score: CoreScore, findings: dict[str, Any] | None = None) -> li
 def task_line(scored: TaskScore) -> str:
     low, high = scored.interval()
     centred = "  ".join(f"{scored.task.centred(scored.accuracy, version):>8.4f}" for version in VERSIONS)
-    note = f"  {scored.shortened:,} prompts shortened" if scored.shortened else ""
-    return (
+    line = (
         f"{scored.task.name:<34} {scored.task.shots:>5} {len(scored.correct):>7,} {scored.accuracy:>9.4f}  "
-        f"{low:.3f}-{high:.3f}  {centred}{note}"
+        f"{low:.3f}-{high:.3f}  {centred}"
     )
+    if scored.shortened:
+        line += f"  {scored.shortened:,} prompts shortened"
+    return line
 
 
 def heading() -> str:
@@ -582,9 +625,7 @@ class CoreBenchmark:
 
         return texts_of_bundle(self.bundle)
 
-    def score(
-        self, model: Any, tokenizer: Any, *, findings: dict[str, Any] | None = None, **where: Any
-    ) -> list[dict[str, Any]]:
+    def score(self, model: Any, tokenizer: Any, *, findings: dict[str, Any] | None = None, **where: Any) -> Results:
         """Return rows for evals.json; their values are the same on every rank.
 
         findings: of the run's training text, on the rank that writes. where: device, rank ... as score_core takes them.

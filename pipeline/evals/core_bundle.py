@@ -95,8 +95,11 @@ def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
     """
     place = folder / blob
     with file_lock(folder / f".{blob}.lock"):
-        if place.exists() and git_blob(content := place.read_bytes()) == blob:
-            return content
+        if place.exists():
+            content = place.read_bytes()
+            if git_blob(content) == blob:
+                return content
+        # The first mirror whose content has the published hash.
         reasons = []
         for mirror in [*os.environ.get("TANDEM_CORE_MIRRORS", "").split(), *MIRRORS]:
             address = mirror.replace("{file}", file)
@@ -145,8 +148,8 @@ class Bundle:
 
     @property
     def id(self) -> str:
-        digest = hashlib.sha256("".join(f"{f}{self.sha256[f]}" for f in sorted(self.sha256)).encode())
-        return f"core-{digest.hexdigest()[:12]}"
+        files = "".join(f"{file}{sha256}" for file, sha256 in sorted(self.sha256.items()))
+        return f"core-{hashlib.sha256(files.encode()).hexdigest()[:12]}"
 
     def only(self, names: list[str] | None) -> "Bundle":
         """Return the bundle with these tasks alone; the others are missing because they were not asked for."""
@@ -167,26 +170,33 @@ def open_bundle(path: str | None = None, *, cache: str | None = None, wanted: li
     nothing is there or a wanted task is not, DataError with every file and row that is not what a task needs, and
     ServiceError when no mirror gives a published file.
     """
+    # 1. The files: those of the folder, or the published ones.
     contents, missing = {}, {}
     if path is None:
-        for file, blob in {task.file: task.blob for task in TASKS}.items():
-            contents[file] = fetch_file(file, blob, folder=cache_dir(cache) / "core")
+        for task in TASKS:  # two of them may have one file
+            if task.file not in contents:
+                contents[task.file] = fetch_file(task.file, task.blob, folder=cache_dir(cache) / "core")
     else:
         contents = _local(Path(path).expanduser())
-        missing = {t.name: f"{t.file} is not in {path}" for t in TASKS if t.file not in contents}
+        missing = {task.name: f"{task.file} is not in {path}" for task in TASKS if task.file not in contents}
         if absent := [name for name in wanted or [] if name in missing]:
             raise InputMissingError(
                 f"{path}: the bundle lacks {', '.join(absent)} ({'; '.join(missing[name] for name in absent)}), so "
                 "nothing was scored. Add the files, or leave the path out to fetch the published ones."
             )
-    items, problems = {}, []
-    for task in {t.file: t for t in TASKS if t.file in contents}.values():
-        items[task.file], wrong = _read(task, contents[task.file])
-        problems += [f"{path or 'CORE bundle'}: {task.file}{what}" for what in wrong]
+    # 2. Their items, and all that is wrong with them.
+    items: dict[str, list[dict]] = {}
+    problems: list[str] = []
+    for task in TASKS:
+        if task.file in contents and task.file not in items:
+            items[task.file], wrong = _read(task, contents[task.file])
+            problems += [f"{path or 'CORE bundle'}: {task.file}{what}" for what in wrong]
     if problems:
-        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        shown = problems[:SHOWN]
+        if len(problems) > SHOWN:
+            shown.append(f"and {len(problems) - SHOWN} more")
         raise DataError(
-            "\n".join([*problems[:SHOWN], *more])
+            "\n".join(shown)
             + "\nNothing was scored. Download the bundle again, or leave the path out to fetch the published files."
         )
     return Bundle(
@@ -204,15 +214,17 @@ def git_blob(content: bytes) -> str:
 
 def _local(path: Path) -> dict[str, bytes]:
     """Return the tasks' files in a folder (the bundle, or what it is in), by their names under eval_data/."""
-    files = {task.file for task in TASKS}
-    folders = [path, path / "eval_data", path / "eval_bundle" / "eval_data"]
-    places = {file: folder / file for folder in folders for file in files if (folder / file).is_file()}
-    if not places:
+    found = {}
+    for folder in (path, path / "eval_data", path / "eval_bundle" / "eval_data"):
+        for task in TASKS:
+            if (folder / task.file).is_file():
+                found[task.file] = (folder / task.file).read_bytes()
+    if not found:
         raise InputMissingError(
             f"{path}: holds no file of a CORE task (such as eval_data/{TASKS[0].file}), so nothing can be scored. "
             "Name the folder of the eval_bundle, unzipped, or leave it out to fetch the published files."
         )
-    return {file: place.read_bytes() for file, place in places.items()}
+    return found
 
 
 def _read(task: CoreTask, content: bytes) -> tuple[list[dict], list[str]]:
@@ -250,6 +262,7 @@ def _reason(task: CoreTask, item: Any) -> str | None:
     for name, kind in FIELDS[task.kind].items():
         if type(item.get(name)) is not kind:
             return f"{name} is {item.get(name)!r}, where {kind.__name__} belongs."
+    # What the types do not say: two options or more, the right one among them, something to continue with.
     if options := OPTIONS.get(task.kind):
         texts = item[options]
         if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
@@ -266,8 +279,9 @@ def why_partial(missing: Iterable[str], published: Mapping[str, bool]) -> list[s
 
     published: of each task scored, whether its file is the published one.
     """
-    missing = list(missing)
-    reasons = [f"missing {', '.join(missing)}"] if missing else []
+    missing, reasons = list(missing), []
+    if missing:
+        reasons.append(f"missing {', '.join(missing)}")
     other = [name for name, is_published in published.items() if not is_published]
     if other and len(other) == len(published):
         reasons.append("none of the files is the published one")

@@ -7,11 +7,12 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pipeline.evals.intervals import interval_of_error
-from pipeline.metrics import Protocol, digest
+from pipeline.metrics import Protocol, Results, digest
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, raise_errors
 from pipeline.tokenizer.coverage import coverage
 
@@ -39,7 +40,7 @@ def harness_scores(
     include_path: Path | None = None,
     chat: bool = False,
     system: str | None = None,
-) -> list[dict[str, Any]]:
+) -> Results:
     """Return one row per task and metric of the harness, groups after their tasks, from the model as it is in memory.
 
     Rows: name `lm_eval/<task>/<metric>` (`<metric>,<filter>` where the task has filters), value, stderr (None where
@@ -132,7 +133,7 @@ def _manager(names: list[str], include_path: Path | None) -> Any:
     for name in names:
         if name not in manager.all_tasks:
             near = difflib.get_close_matches(name, manager.all_tasks, 3)
-            unknown.append(name + (f" (did you mean {' or '.join(near)}?)" if near else ""))
+            unknown.append(f"{name} (did you mean {' or '.join(near)}?)" if near else name)
     if unknown:
         raise RecipeError(
             f"command line: lm-evaluation-harness {_version()} has no task {', '.join(unknown)}, so nothing was "
@@ -209,42 +210,49 @@ def _rows(
     system: str | None,
     limit: int | None,
     window: int,
-) -> list[dict[str, Any]]:
+) -> Results:
     rows = []
     for task, numbers in found["results"].items():
+        # 1. What the task's figures are of: its items, how they were put, and what the tokenizer kept of them.
         version, num_fewshot = str(found["versions"].get(task)), found["n-shot"].get(task)
         samples = [found["samples"].get(leaf, []) for leaf in _leaves(task, found.get("group_subtasks", {}))]
         num_cut = sum(_num_cut(of_leaf, cut) for of_leaf in samples)
-        protocol = Protocol(
-            {
-                "score": "lm_eval",
-                "task": task,
-                "version": version,
-                "texts": digest(sorted(map(_hashes, samples))),
-                "items": limit or "all",
-                "num_fewshot": num_fewshot,
-                "chat": chat,
-                **({"system": digest(system)} if system else {}),
-                "window": window if num_cut else "whole prompts",
-                "bos": "as the template" if chat else "each prompt",
-                "coverage": coverage(tokenizer, (text for of_leaf in samples for text in _texts(of_leaf))),
-                "dtype": "float32",
-                "harness": _version(),
-                "rule": RULE,
-            }
-        )
+        parts: dict[str, Any] = {
+            "score": "lm_eval",
+            "task": task,
+            "version": version,
+            "texts": digest(sorted(map(_hashes, samples))),
+            "items": limit or "all",
+            "num_fewshot": num_fewshot,
+            "chat": chat,
+        }
+        if system:
+            parts["system"] = digest(system)
+        parts |= {
+            "window": window if num_cut else "whole prompts",
+            "bos": "as the template" if chat else "each prompt",
+            "coverage": coverage(tokenizer, chain.from_iterable(map(_texts, samples))),
+            "dtype": "float32",
+            "harness": _version(),
+            "rule": RULE,
+        }
+        protocol = Protocol(parts)
+
+        # 2. A row for each metric, with its 95 % interval where the harness gives an error.
         for key, value in numbers.items():
             metric, _, chosen = key.partition(",")
             if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            given = numbers.get(f"{metric}_stderr,{chosen}")
-            stderr = float(given) if isinstance(given, int | float) else None
             n = numbers.get("sample_count", {}).get(key, numbers["sample_len"])
-            ends = None if stderr is None else interval_of_error(value, stderr, n)
-            low, high = ends or (None, None)
+            stderr = low = high = None
+            given = numbers.get(f"{metric}_stderr,{chosen}")
+            if isinstance(given, int | float):
+                stderr = float(given)
+                low, high = interval_of_error(value, stderr, n) or (None, None)
+            shown = metric if chosen == "none" else key
             rows.append(
                 {
-                    "name": f"{PREFIX}/{task}/{metric if chosen == 'none' else key}",
+                    "name": f"{PREFIX}/{task}/{shown}",
                     "value": float(value),
                     "stderr": stderr,
                     "low": low,
@@ -263,37 +271,45 @@ def _rows(
 def _leaves(task: str, children: dict[str, list[str]]) -> list[str]:
     if task not in children:
         return [task]
-    return [leaf for child in children[task] for leaf in _leaves(child, children)]
+    leaves = []
+    for child in children[task]:
+        leaves += _leaves(child, children)
+    return leaves
 
 
-def _hashes(samples: list[dict[str, Any]]) -> list[str]:
+def _hashes(samples: Results) -> list[str]:
     """Return the harness's own hashes of items and answers, each once: of several filters an item has several
     samples."""
     return sorted({f"{sample.get('doc_hash')} {sample.get('target_hash')}" for sample in samples})
 
 
-def _texts(samples: list[dict[str, Any]]) -> Iterator[str]:
+def _texts(samples: Results) -> Iterator[str]:
     """Yield prompts and their continuations, each once: of several filters an item has several samples."""
-    given = (text for sample in samples for request in sample["arguments"] for text in request)
-    yield from dict.fromkeys(text for text in given if isinstance(text, str))
+    requests = chain.from_iterable(sample["arguments"] for sample in samples)
+    yield from dict.fromkeys(text for text in chain.from_iterable(requests) if isinstance(text, str))
 
 
-def _num_cut(samples: list[dict[str, Any]], cut: set[str]) -> int:
-    return len({sample["doc_id"] for sample in samples if any(given[0] in cut for given in sample["arguments"])})
+def _num_cut(samples: Results, cut: set[str]) -> int:
+    items = set()
+    for sample in samples:
+        if any(request[0] in cut for request in sample["arguments"]):
+            items.add(sample["doc_id"])
+    return len(items)
 
 
 def _version() -> str:
     return importlib.metadata.version("lm_eval")
 
 
-def print_rows(rows: list[dict[str, Any]]) -> None:
+def print_rows(rows: Results) -> None:
     """Print a line for each row of `harness_scores`."""
     print(f"{'lm_eval metric':<48} {'value':>9} {'stderr':>8}  {'95 %':<15} {'items':>7} {'shots':>5}")
     for row in rows:
         stderr = "" if row["stderr"] is None else f"{row['stderr']:.4f}"
         ends = "" if row["low"] is None else f"{row['low']:.4f}-{row['high']:.4f}"
-        cut = f"  {row['cut']:,} prompts cut" if row["cut"] else ""
-        print(
-            f"{row['name']:<48} {row['value']:>9.4f} {stderr:>8}  {ends:<15} {row['n']:>7,} "
-            f"{row['num_fewshot']!s:>5}{cut}"
+        line = (
+            f"{row['name']:<48} {row['value']:>9.4f} {stderr:>8}  {ends:<15} {row['n']:>7,} {row['num_fewshot']!s:>5}"
         )
+        if row["cut"]:
+            line += f"  {row['cut']:,} prompts cut"
+        print(line)

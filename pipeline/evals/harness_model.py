@@ -22,7 +22,9 @@ class HarnessModel(HFLM):
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, batch_rows: int, chat: bool):
-        first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        first = tokenizer.bos_token_id
+        if first is None:
+            first = tokenizer.eos_token_id
         if first is None:
             raise DataError(
                 "the tokenizer has neither a BOS nor an EOS token, so a text has nothing to begin with. Set bos_token "
@@ -92,5 +94,7 @@ class HarnessModel(HFLM):
             return ids
         if text is not None:  # A window of a long text, which the harness has cut to fit.
             self.cut.add(text)
-        first = ids[:1] if ids[0] == self.tokenizer.bos_token_id else []
-        return first + ids[len(ids) - limit + len(first) :]
+        kept = ids[len(ids) - limit :]
+        if ids[0] == self.tokenizer.bos_token_id:
+            kept[:1] = ids[:1]
+        return kept

@@ -54,7 +54,9 @@ def interval_of_error(value: float, stderr: float, n: int) -> tuple[float, float
         share = right / n
         if math.isclose(stderr, math.sqrt(share * (1 - share) / (n - 1)), rel_tol=1e-3, abs_tol=1e-9):
             return share_interval(right, n)
-    return (value - NORMAL * stderr, value + NORMAL * stderr) if stderr > 0 else None
+    if stderr > 0:
+        return value - NORMAL * stderr, value + NORMAL * stderr
+    return None
 
 
 def bootstrap_means(correct: np.ndarray, *, seed: int = 0) -> np.ndarray:
@@ -100,7 +102,10 @@ def student_t(chance: float, freedom: float) -> float:
         high *= 2
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle, freedom) > chance else (low, middle)
+        if two_sided(middle, freedom) > chance:
+            low = middle
+        else:
+            high = middle
     return high
 
 
@@ -114,5 +119,8 @@ def _lower_end(right: int, n: int) -> float:
     for _ in range(50):
         share = (low + high) / 2
         chances = np.exp(ways + k * math.log(share) + (n - k) * math.log1p(-share))
-        low, high = (share, high) if chances.sum() - chances[0] / 2 < (1 - CONFIDENCE) / 2 else (low, share)
+        if chances.sum() - chances[0] / 2 < (1 - CONFIDENCE) / 2:
+            low = share
+        else:
+            high = share
     return high

@@ -29,7 +29,9 @@ class Subject:
         """Return how the run's own files call it: model/, checkpoint-<step>, or the folder or id itself."""
         if self.run is None:
             return self.path
-        return "model/" if Path(self.path) == self.run.model else Path(self.path).name
+        if Path(self.path) == self.run.model:
+            return "model/"
+        return Path(self.path).name
 
     @property
     def code(self) -> CodeFolder:
@@ -54,10 +56,13 @@ def find_subject(name: str, *, trust_code: bool = False) -> Subject:
 
 
 def _find(name: str) -> Subject:
+    # 1. A folder with a model. 2. A run. 3. What looks like a path and is none. 4. A Hub id.
     path = Path(name)
     if (path / "config.json").exists():
         return _folder(path)
-    run = find_run(name) or (RunDirectory(path) if (path / "checkpoints").is_dir() else None)
+    run = find_run(name)
+    if run is None and (path / "checkpoints").is_dir():
+        run = RunDirectory(path)
     if run is not None:
         return _of_run(run)
     if name.startswith("latest:"):
@@ -82,11 +87,14 @@ def _find(name: str) -> Subject:
 
 
 def _folder(path: Path) -> Subject:
-    step = step_of(path)
-    for parent, found in ((path.resolve().parent, None), (path.resolve().parent.parent, step)):
-        run = RunDirectory(parent)
-        if run.manifest.exists() and path.resolve() in (run.model.resolve(), run.checkpoints.resolve() / path.name):
-            return Subject(path=str(path), run=run, step=found if found is not None else _finished_step(run))
+    """Return the subject of a folder with a model: of a run where it is RUN/model or RUN/checkpoints/checkpoint-N."""
+    folder, step = path.resolve(), step_of(path)
+    run = RunDirectory(folder.parent)
+    if run.manifest.exists() and folder == run.model.resolve():
+        return Subject(path=str(path), run=run, step=_finished_step(run))
+    run = RunDirectory(folder.parent.parent)
+    if run.manifest.exists() and folder == run.checkpoints.resolve() / path.name:
+        return Subject(path=str(path), run=run, step=step)
     return Subject(path=str(path), step=step)
 
 
@@ -99,11 +107,10 @@ def _of_run(run: RunDirectory) -> Subject:
         if not found:
             return Subject(path=str(folder), run=run, step=step_of(folder))
         damaged.append(f"{folder.name}: {'; '.join(found)}")
-    why = f" ({' / '.join(damaged)})" if damaged else ""
-    raise InputMissingError(
-        f"{run.path}: the run has neither model/ nor a whole checkpoint yet{why}. Let it train until its first one "
-        "(train.save_steps)."
-    )
+    why = "the run has neither model/ nor a whole checkpoint yet"
+    if damaged:
+        why += f" ({' / '.join(damaged)})"
+    raise InputMissingError(f"{run.path}: {why}. Let it train until its first one (train.save_steps).")
 
 
 def _finished_step(run: RunDirectory) -> int | None:
@@ -161,6 +168,7 @@ def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | 
 
     at = f"{where}: {path}" if where else path
     try:
+        # Code of the model may end the process or raise anything: `guarded` names the file then.
         trust = trusts_model_code(path, code=code, where=where, revision=revision)
         with guarded(at) if trust else nullcontext():
             return load_model(path, revision=revision, trust_remote_code=trust, **settings)
@@ -187,10 +195,10 @@ def trusts_model_code(path: str, *, code: CodeFolder, where: str = "", revision:
     known = needs_no_code(config.get("model_type"))
     if not allow_model_code(config, path, known=known, code=code, where=where):
         return False
-    classes = config["auto_map"] if isinstance(config["auto_map"], dict) else {}
+    classes = config["auto_map"]
     with importing(f"{where}: {path}" if where else path):
         for name in ("AutoConfig", "AutoModelForCausalLM"):
-            if isinstance(classes.get(name), str):
+            if isinstance(classes, dict) and isinstance(classes.get(name), str):
                 get_class_from_dynamic_module(classes[name], path, revision=revision)
     return True
 

@@ -7,13 +7,13 @@ import importlib.metadata
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from pipeline.evals.bpb import EvaluationInterrupted, evaluating
-from pipeline.metrics import Protocol
+from pipeline.evals.bpb import EvaluationInterrupted, Watched, evaluating
+from pipeline.metrics import Numbers, Protocol, Results
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import RecipeError, TandemError
 from pipeline.process.storage import file_lock, read_json, write_json
@@ -35,6 +35,7 @@ def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None =
         if error is not None:
             raise error
         return [mine]
+    # 0: scored, 1: failed, 2: interrupted. All ranks learn of the worst before any of them raises.
     severity = 0
     if error is not None:
         severity = 2 if isinstance(error, EvaluationInterrupted) else 1
@@ -43,19 +44,20 @@ def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None =
         shared.of_all_ranks = True
     everyones: list[Any] = [None] * world_size
     torch.distributed.all_gather_object(everyones, (severity, shared, None if error else mine))
-    of_one = next((shared for _, shared, _ in everyones if shared is not None), None)
     worst = max(severity for severity, _, _ in everyones)
     if worst == 2:
         raise EvaluationInterrupted
-    failed = error or of_one
-    if failed is not None:
-        raise failed
+    if error is not None:
+        raise error
+    for _, of_rank, _ in everyones:
+        if of_rank is not None:
+            raise of_rank
     if worst:
         raise OtherRankFailed("another rank failed in its share of the evaluation")
     return [found for _, _, found in everyones]
 
 
-Task = Callable[[Any, Any], dict[str, float]]
+Task = Callable[[Any, Any], Numbers]
 
 
 def load_tasks(names: list[str], *, folder: CodeFolder | str | None, where: str) -> dict[str, Task]:
@@ -74,20 +76,19 @@ def load_tasks(names: list[str], *, folder: CodeFolder | str | None, where: str)
     return tasks
 
 
-def score_tasks(
-    tasks: dict[str, Task], model, tokenizer, *, watched: Callable[[Iterable], Iterable] = iter
-) -> dict[str, float]:
+def score_tasks(tasks: dict[str, Task], model, tokenizer, *, watched: Watched = iter) -> Numbers:
     """Return the numbers of all tasks by name, the same on every rank: those of rank 0.
 
     Every rank calls every task, as a sharded model needs; without gradients and in evaluation mode. Raises RecipeError
     when a task gives something else than finite or infinite numbers under names with a slash, which a tracker groups
     by. watched: what the tasks go through.
     """
-    numbers: dict[str, float] = {}
+    numbers: Numbers = {}
     with evaluating(model):
         for name, task in watched(tasks.items()):
             beat()
             numbers |= _checked(name, task(model, tokenizer))
+    # A user's task may give each rank other numbers: those of rank 0 count.
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         box = [numbers]
         torch.distributed.broadcast_object_list(box, src=0)
@@ -95,13 +96,16 @@ def score_tasks(
     return numbers
 
 
-def _checked(task: str, numbers: Any) -> dict[str, float]:
+def _checked(task: str, numbers: Any) -> Numbers:
     if not isinstance(numbers, dict):
         raise RecipeError(
             f"evals.tasks: {task} gave {type(numbers).__name__}, so there is nothing to record. Return a dict of "
             "numbers by metric name."
         )
-    wrong = [n for n, v in numbers.items() if not isinstance(n, str) or "/" not in n or not isinstance(v, int | float)]
+    wrong = []
+    for name, value in numbers.items():
+        if not isinstance(name, str) or "/" not in name or not isinstance(value, int | float):
+            wrong.append(name)
     if wrong:
         raise RecipeError(
             f"evals.tasks: {task} gave {wrong}, which cannot be recorded. Names need a group before a slash "
@@ -118,8 +122,8 @@ def entry_of(
     subject: str,
     step: int | None,
     device: str,
-    results: list[dict[str, Any]],
-    samples: list[dict[str, Any]] | None = None,
+    results: Results,
+    samples: Results | None = None,
     command: list[str] | None = None,
 ) -> dict[str, Any]:
     """Return one evaluation: command, time, versions, device, results by name with their protocols, samples.
@@ -138,10 +142,14 @@ def entry_of(
     }
 
 
-def in_precision(results: list[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
+def in_precision(results: Results, dtype: str) -> Results:
     """Return the rows with what the model computed in; another precision than fp32 may give other answers, and is
     another protocol."""
-    return [row | {"dtype": dtype} | Protocol(row["protocol_parts"]).having(dtype=dtype).row() for row in results]
+    rows = []
+    for row in results:
+        protocol = Protocol(row["protocol_parts"]).having(dtype=dtype)
+        rows.append(row | {"dtype": dtype} | protocol.row())
+    return rows
 
 
 def append_entry(run: RunDirectory, entry: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from pipeline.data.losses import fit_conversation
 from pipeline.evals.bpb import IGNORED, bits_per_byte, by_source
 from pipeline.evals.subject import Subject
 from pipeline.generation.texts import complete
-from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, Protocol, digest
+from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, Protocol, Results, digest
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.process.storage import cache_of_run
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder
@@ -66,7 +66,8 @@ def _items(
     """Return the first items of the files in sorted order, and what was taken of each file."""
     files = local_files(patterns, where=option, folder=None)
     form = format_of(Source(files=patterns), kind=kind, where=option, folder=None)
-    if found := recognise(first_rows(files), kind=kind):
+    found = recognise(first_rows(files), kind=kind)
+    if found:
         if not found.format:
             raise DataError(f"{option}: {files[0].label} {found.refusal}")
         form = found.format
@@ -77,9 +78,12 @@ def _items(
     total = 0
     for file in files:
         path, first, before, complete = file.local_path(), len(items), total, total < limit
-        if complete and (problems := check_file(path, form, column_key=option).problems):
-            raise DataError(f"{option}: {problems[0]}")
-        rows = chain.from_iterable(read_blocks(path, columns=form.read_columns)) if complete else ()
+        rows: Iterable[Any] = ()
+        if complete:
+            problems = check_file(path, form, column_key=option).problems
+            if problems:
+                raise DataError(f"{option}: {problems[0]}")
+            rows = chain.from_iterable(read_blocks(path, columns=form.read_columns))
         for _, row, value in rows:
             if total >= limit:
                 complete = False
@@ -97,10 +101,13 @@ def _items(
         counted = total - before if kind == "text" else 0
         parts.append(FilePart(file.label, len(items) - first, counted, complete, path.stat().st_size))
     if bad:
-        shown = "\n  ".join(bad[:SHOWN]) + (f"\n  and {len(bad) - SHOWN} more" if len(bad) > SHOWN else "")
+        shown = bad[:SHOWN]
+        if len(bad) > SHOWN:
+            shown.append(f"and {len(bad) - SHOWN} more")
         raise DataError(
             f"{option}: {len(bad)} bad rows, so the figure would not be of the text that was named:\n  "
-            f"{shown}\nCorrect them, or name other files."
+            + "\n  ".join(shown)
+            + "\nCorrect them, or name other files."
         )
     if not items:
         raise InputMissingError(
@@ -124,8 +131,9 @@ def sources_of_run(run: RunDirectory, *, trust_code: bool = False) -> tuple[Reci
     folder = recipe.run.code_folder if trust_code else None
     code = CodeFolder(folder, trusted=trust_code, trust_with=COMMAND_TRUST, closed=why)
     recipe = with_values(recipe, {"code": code, "data.cache_dir": str(cache_of_run(recipe.data.cache_dir))})
-    recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs") or {})
-    return recipe, open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    data = with_recorded_inputs(recipe.data, run.read_manifest().get("inputs") or {})
+    recipe = with_values(recipe, {"data": data})
+    return recipe, open_sources(recipe.source_settings())
 
 
 def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False) -> Any:
@@ -138,17 +146,19 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
     from pipeline.data.prepare import ShardBuilder
     from pipeline.data.row_plan import locks, plan_rows
     from pipeline.data.validation import ValidationRows, held_out_coverage
+    from pipeline.recipe.dial import row_settings
 
     if not run.recipe.exists():
         raise InputMissingError(
             f"{run.recipe}: missing, so the run's validation text is unknown. Name text with --text."
         )
     recipe, sources = sources_of_run(run, trust_code=trust_code)
-    plan = {**plan_rows(recipe, tokenizer, sources=sources), "train": None}
+    plan = {**plan_rows(row_settings(recipe), tokenizer, sources=sources), "train": None}
+    # Only what the cache does not have is made.
     with locks(plan):
         for _ in ShardBuilder(plan, tokenizer, sources=sources).prepare():
             pass
-    rows = ValidationRows.open(Preparation(plan))
+    rows = ValidationRows(Preparation(plan))
     rows.coverage = held_out_coverage(tokenizer, sources[1])
     return rows
 
@@ -192,6 +202,7 @@ def document_batches(tokenizer, texts: list[str], *, window: int, rows: int) -> 
     for ids, lengths in _encoded(tokenizer, texts):
         for first in range(0, len(ids), window):
             own = slice(first, first + window)
+            # Every token is a target once; the input of the first one is BOS, the last one is no input.
             inputs = np.insert(ids[own][:-1], 0, start)
             pieces.append({"input_ids": inputs, "shift_labels": ids[own], "target_bytes": lengths[own]})
     return _batches(pieces, rows=rows, padding={"input_ids": start, "shift_labels": IGNORED, "target_bytes": -1})
@@ -216,11 +227,12 @@ def _batches(
     padding."""
     pieces.sort(key=lambda piece: -len(piece["input_ids"]))
     for first in range(0, len(pieces), rows):
-        some = [{name: torch.from_numpy(row) for name, row in piece.items()} for piece in pieces[first : first + rows]]
-        yield {
-            name: pad_sequence([piece[name] for piece in some], batch_first=True, padding_value=value)
-            for name, value in padding.items()
-        }
+        some = pieces[first : first + rows]
+        batch = {}
+        for name, value in padding.items():
+            tensors = [torch.from_numpy(piece[name]) for piece in some]
+            batch[name] = pad_sequence(tensors, batch_first=True, padding_value=value)
+        yield batch
 
 
 CONVERSATIONS_RULE = 1  # raise it when the same conversations under the same window give another figure
@@ -233,11 +245,14 @@ def conversations_protocol(
 
     A shorter window cuts long conversations, which is another text: its scored_bytes are fewer.
     """
-    with_tools = [(messages, getattr(messages, "tools", None)) for messages in conversations]
+    texts = []
+    for messages in conversations:
+        tools = getattr(messages, "tools", None)
+        texts.append(digest([messages, tools] if tools else messages))
     return Protocol(
         {
             "score": "assistant",
-            "texts": digest([digest([messages, tools] if tools else messages) for messages, tools in with_tools]),
+            "texts": digest(texts),
             "bytes": scored_bytes,
             "window": window,
             "stride": "each conversation",
@@ -267,6 +282,7 @@ def conversation_batches(
     tools = [getattr(messages, "tools", None) for messages in conversations]
     all_rendered = render_batch(tokenizer, conversations, tools=tools)
     for messages, its_tools, rendered in zip(conversations, tools, all_rendered, strict=True):
+        # As training packs it, in a row of one more token than the window has targets.
         ids, trained, outcome = fit_conversation(
             messages, rendered, partial(render, tokenizer, tools=its_tools), capacity=window + 1, overflow="cut"
         )
@@ -293,17 +309,15 @@ GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 50}
 
 
-def sample_texts(model, tokenizer, *, chat: bool, prompts: list[str] | None = None) -> list[dict[str, Any]]:
+def sample_texts(model, tokenizer, *, chat: bool, prompts: list[str] | None = None) -> Results:
     """Return rows of prompt, text, chat and the settings that made them; the same on every call. Default prompts: the
     recipe's."""
     prompts = prompts or Samples().prompts
     rows = []
     for settings in (GREEDY, SAMPLED):
         texts = complete(model, tokenizer, prompts, chat=chat, max_new_tokens=SAMPLE_TOKENS, seed=0, **settings)
-        rows += [
-            {"prompt": prompt, "text": text, "chat": chat, **settings}
-            for prompt, text in zip(prompts, texts, strict=True)
-        ]
+        for prompt, text in zip(prompts, texts, strict=True):
+            rows.append({"prompt": prompt, "text": text, "chat": chat, **settings})
     return rows
 
 
@@ -328,7 +342,7 @@ def bpb_results(
     device: str,
     rank: int = 0,
     world_size: int = 1,
-) -> list[dict[str, Any]]:
+) -> Results:
     """Return every bits-per-byte figure that was asked for: of --text and --chat, else of the run's own validation.
 
     Computed in --dtype, else a run's own validation in what the run was trained in, any other text in float32.
@@ -346,8 +360,9 @@ def bpb_results(
         dtype = arguments.dtype or dtype_of_run(subject.run)
         figures = _of_validation(subject.run, subject.stage, tokenizer, trust_code=subject.trust_code)
 
-    results: list[dict[str, Any]] = []
+    results: Results = []
     for name, protocol, lengths, batches, more in figures:
+        # Each rank scores every world_size-th batch, and the sums are over all ranks.
         names = more.pop("sources", [])
         mine = islice(batches(rows=rows), rank, None, world_size)
         autocast_dtype = None if dtype == "float32" else getattr(torch, dtype)
@@ -355,10 +370,9 @@ def bpb_results(
         scored_on = protocol(scored_bytes=score.bytes, dtype=dtype)
         sums = {"loss": score.loss, "bytes": score.bytes, "tokens": score.tokens}
         results.append({"name": name, "value": score.bpb, **scored_on.row(), **sums, "dtype": dtype, **more})
-        results += [
-            {"name": of_source, "value": bpb, **scored_on.having(source=of_source.rpartition("/")[2]).row()}
-            for of_source, bpb in by_source(name, score, names).items()
-        ]
+        for of_source, bpb in by_source(name, score, names).items():
+            protocol_of_source = scored_on.having(source=of_source.rpartition("/")[2])
+            results.append({"name": of_source, "value": bpb, **protocol_of_source.row()})
     return results
 
 
@@ -383,7 +397,8 @@ def _of_texts(tokenizer, arguments: argparse.Namespace, *, window: int) -> Figur
 def _of_conversations(tokenizer, arguments: argparse.Namespace, *, window: int) -> Figure:
     limit = arguments.max_conversations
     conversations, files = _items(arguments.chat, kind="chat", option="--chat", limit=limit, size=lambda messages: 1)
-    kept = coverage(tokenizer, (str(m.get("content") or "") for messages in conversations for m in messages))
+    messages = chain.from_iterable(conversations)
+    kept = coverage(tokenizer, (str(message.get("content") or "") for message in messages))
     require_coverage(kept, where="--chat")
     _print_left_out(files, limit=f"--max-conversations {limit}")
     return (
@@ -398,16 +413,16 @@ def _of_conversations(tokenizer, arguments: argparse.Namespace, *, window: int) 
 def _of_validation(run: RunDirectory, stage: str | None, tokenizer, *, trust_code: bool) -> list[Figure]:
     held_out = held_out_rows(run, tokenizer, trust_code=trust_code)
     require_coverage(held_out.coverage, where=f"{run.path}: its validation text")
-    is_chat = stage == "sft"
-    # Rows of text carry their targets' bytes where ids have no fixed ones.
-    lengths = _byte_lengths(tokenizer) if is_chat or is_byte_level(tokenizer) else None
-    batches = {SFT_BPB if is_chat else VAL_BPB: held_out.batches}
+    lengths = None
+    if stage == "sft" or is_byte_level(tokenizer):  # else rows of text carry their targets' bytes
+        lengths = _byte_lengths(tokenizer)
+    batches = {SFT_BPB if stage == "sft" else VAL_BPB: held_out.batches}
     if held_out.has_documents:
         batches[VAL_BPB_DOCUMENTS] = held_out.document_batches
-    return [
-        (name, partial(held_out.protocol, name), lengths, of_rows, {"sources": held_out.sources})
-        for name, of_rows in batches.items()
-    ]
+    figures: list[Figure] = []
+    for name, of_rows in batches.items():
+        figures.append((name, partial(held_out.protocol, name), lengths, of_rows, {"sources": held_out.sources}))
+    return figures
 
 
 def dtype_of_run(run: RunDirectory) -> str:
@@ -433,7 +448,7 @@ def _window(model, asked: int | None) -> int:
     return asked or min(positions, WINDOW)
 
 
-def print_figures(results: list[dict[str, Any]]) -> None:
+def print_figures(results: Results) -> None:
     """Print a line for each figure, then one for each protocol: what it is made of."""
     print(f"{'metric':<20} {'value':>10} {'loss':>10} {'bytes':>12} {'targets':>12}  protocol")
     for r in results:

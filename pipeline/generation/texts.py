@@ -7,6 +7,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from pipeline.generation.tools import ToolCalls
 
 
+Ids = list[int]  # of tokens
+
+
 def next_tokens(
     logits_BV: torch.Tensor,
     *,
@@ -27,7 +31,7 @@ def next_tokens(
     top_k: int | None,
     top_p: float | None,
     generators: Sequence[torch.Generator],
-) -> list[int]:
+) -> Ids:
     """Return each row's likeliest token at temperature 0, else one drawn after temperature, then top_k, then top_p, as
     `generate` does.
 
@@ -35,16 +39,19 @@ def next_tokens(
     logits and seed give the same token on any device. One wait for the device, however many rows. Raises DataError for
     logits that are no numbers.
     """
+    # 1. The likeliest, found on the device: one wait for ids and whether they mean anything.
     if temperature == 0:
         likeliest_B = logits_BV.argmax(-1)
         finite_B = logits_BV.gather(-1, likeliest_B[:, None])[:, 0].isfinite()
         ids, finite = torch.stack([likeliest_B, finite_B.to(likeliest_B.dtype)]).tolist()
         _refuse_nonfinite(all(finite))
         return ids
+    # 2. Or one drawn from what temperature, top_k and top_p leave.
     logits_BV = logits_BV.float().cpu() / temperature
     _refuse_nonfinite(bool(logits_BV.amax(-1).isfinite().all()))
     if top_k is not None and top_k < logits_BV.shape[-1]:
-        logits_BV = logits_BV.masked_fill(logits_BV < logits_BV.topk(top_k).values[:, -1:], -torch.inf)
+        lowest_B1 = logits_BV.topk(top_k).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < lowest_B1, -torch.inf)
     if top_p is not None and top_p < 1:
         sorted_BV, order_BV = logits_BV.sort(descending=True)
         share_BV = sorted_BV.softmax(-1)
@@ -52,11 +59,10 @@ def next_tokens(
         dropped_BV = share_BV.cumsum(-1) - share_BV >= top_p
         dropped_BV[:, 0] = False
         logits_BV = logits_BV.masked_fill(dropped_BV.gather(-1, order_BV.argsort(-1)), -torch.inf)
-    shares_BV = logits_BV.softmax(-1)
-    return [
-        int(torch.multinomial(share_V, 1, generator=generator))
-        for share_V, generator in zip(shares_BV, generators, strict=True)
-    ]
+    drawn = []
+    for share_V, generator in zip(logits_BV.softmax(-1), generators, strict=True):
+        drawn.append(int(torch.multinomial(share_V, 1, generator=generator)))
+    return drawn
 
 
 def _refuse_nonfinite(finite: bool) -> None:
@@ -73,7 +79,7 @@ def generator_of(seed: int) -> torch.Generator:
     return torch.Generator(device="cpu").manual_seed(seed)
 
 
-def stream(model, tokenizer, ids: list[int], *, seed: int = 0, **settings: Any) -> Iterator[int]:
+def stream(model, tokenizer, ids: Ids, *, seed: int = 0, **settings: Any) -> Iterator[int]:
     """Yield the tokens that follow `ids`, each as soon as it is there; the settings are those of `stream_together`."""
     for step in stream_together(model, tokenizer, [ids], seeds=[seed], **settings):
         for _, token in step:
@@ -83,7 +89,7 @@ def stream(model, tokenizer, ids: list[int], *, seed: int = 0, **settings: Any) 
 def stream_together(
     model,
     tokenizer,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Ids],
     *,
     seeds: Sequence[int],
     max_new_tokens: int,
@@ -113,25 +119,25 @@ def stream_together(
     if calculator:
         from pipeline.generation.tools import ToolCalls
 
-    rows = [
-        _Row(
-            place=place,
-            room=max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids)),
-            generator=generator_of(seed),
-            calls=ToolCalls(tokenizer) if calculator else None,
-        )
-        for place, (ids, seed) in enumerate(zip(prompts, seeds, strict=True))
-    ]
+    # 1. One row a prompt, padded on the left so that all of them end where the next token comes.
+    rows = []
+    for place, (ids, seed) in enumerate(zip(prompts, seeds, strict=True)):
+        room = max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids))
+        calls = ToolCalls(tokenizer) if calculator else None
+        rows.append(_Row(place=place, room=room, generator=generator_of(seed), calls=calls))
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     pad = tokenizer.pad_token_id or 0
     input_ids_BT = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in prompts], device=model.device)
     aligned = _alignment([len(ids) for ids in prompts], model.device)
+
+    # 2. A token for each row, until none has room. The cache holds what came before; the forward gets the new tokens.
     cache: Any = None
     while rows:
         logits_BV, cache = forward_last(model, input_ids_BT, cache=cache, **aligned)
         drawn = next_tokens(logits_BV, generators=[row.generator for row in rows], **sampling)
         tokens = [row.take(token, stops) for row, token in zip(rows, drawn, strict=True)]
         yield [(row.place, token) for row, token in zip(rows, tokens, strict=True) if token is not None]
+        # 3. Rows that ended leave the batch.
         kept = [n for n, row in enumerate(rows) if row.room > 0]
         if 0 < len(kept) < len(rows):
             kept_B = torch.tensor(kept, device=model.device)
@@ -164,7 +170,7 @@ class _Row:
         return token
 
 
-def _alignment(lengths: list[int], device: torch.device) -> dict[str, torch.Tensor]:
+def _alignment(lengths: Ids, device: torch.device) -> dict[str, torch.Tensor]:
     """Return mask and positions of rows that are padded on the left; nothing for equal lengths, whose kernels need no
     mask."""
     longest = max(lengths)
@@ -235,8 +241,9 @@ def stop_ids_of(model, tokenizer) -> set[int]:
     """Return what ends a text: the end token, a BOS (the next document begins), and what the model's generation config
     names."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    named = named if isinstance(named, list) else [named]
-    return {i for i in (*named, tokenizer.eos_token_id, tokenizer.bos_token_id) if i is not None}
+    if not isinstance(named, list):
+        named = [named]
+    return {*named, tokenizer.eos_token_id, tokenizer.bos_token_id} - {None}
 
 
 def complete(
@@ -255,35 +262,37 @@ def complete(
     answers the model's tool calls; else it is a document's beginning. The settings are those of `continuations`: a
     prompt's text does not depend on the other prompts, and no global random state moves.
     """
-    ids = [_chat_ids(tokenizer, prompt, system) if chat else document_ids(tokenizer, prompt) for prompt in prompts]
+    ids_of = partial(_chat_ids, system=system) if chat else document_ids
+    ids = [ids_of(tokenizer, prompt) for prompt in prompts]
     found = continuations(model, tokenizer, ids, batch_size=batch_size, calculator=chat, **settings)
     return [tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False) for new in found]
 
 
-def document_ids(tokenizer, text: str) -> list[int]:
+def document_ids(tokenizer, text: str) -> Ids:
     """Return the ids of a document's beginning: what documents began with in training, where the tokenizer has it, and
     the text."""
     start = document_start(tokenizer)
-    return ([] if start is None else [start]) + encode_documents(tokenizer, [text])[0].tolist()
+    ids = encode_documents(tokenizer, [text])[0].tolist()
+    return ids if start is None else [start, *ids]
 
 
 def continuations(
     model,
     tokenizer,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Ids],
     *,
     batch_size: int,
     seed: int = 0,
     watched: Callable[[Iterable], Iterable] = iter,
     **settings: Any,
-) -> list[list[int]]:
+) -> list[Ids]:
     """Return the tokens that follow each prompt, in the prompts' order; the settings are those of `stream_together`.
 
     Prompts of about one length are continued together, the longest first: what is too much for the memory is so at
     once. Each prompt has its own seed (seed + its place). watched: what the steps of a batch go through, for a caller
     who may want to end early.
     """
-    found: list[list[int]] = [[] for _ in prompts]
+    found: list[Ids] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
     for first in range(0, len(order), batch_size):
         places = order[first : first + batch_size]
@@ -295,6 +304,6 @@ def continuations(
     return found
 
 
-def _chat_ids(tokenizer, prompt: str, system: str | None) -> list[int]:
+def _chat_ids(tokenizer, prompt: str, system: str | None) -> Ids:
     messages = [{"role": "system", "content": system}] if system else []
     return prompt_ids(tokenizer, [*messages, {"role": "user", "content": prompt}])

@@ -8,10 +8,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pipeline.hardware.processor import cpu_name, memory_bytes
 
@@ -24,7 +24,7 @@ class DeviceInfo:
     None where only torch could tell. hosts: machines of this kind that train, or that a plan is for.
 
     peak_flops: dense FLOP/s of one device by format (bfloat16, float16, tf32, float32, float8), None when unknown, and
-    then MFU is not printed. source: where peaks and bandwidth come from.
+    then MFU is not printed. power_w: rated.
     """
 
     kind: Kind
@@ -32,16 +32,12 @@ class DeviceInfo:
     count: int
     memory_gib: float | None
     peak_flops: dict[str, float] | None = None
-    bandwidth_bytes_s: float | None = None
     power_w: float | None = None
-    source: str | None = None
     hosts: int = 1
 
 
-# Accelerators we know: dense peak FLOP/s by number format, memory bandwidth, memory, power, each with its source.
+# Accelerators we know: dense peak FLOP/s by number format, memory, power, each with its source.
 TERA = 1e12
-NVIDIA = "https://www.nvidia.com/en-us/data-center/"
-GEFORCE = "NVIDIA architecture whitepaper, tensor rates with FP32 accumulation: "
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,6 @@ class Accelerator:
     name: str
     device_name: str  # regular expression for the whole name that the driver gives
     peak_flops: dict[str, float]
-    bandwidth_bytes_s: float
     memory_gib: float
     power_w: float | None
     source: str
@@ -77,25 +72,25 @@ H100_SXM = _peaks(989.5, tf32=494.5, float32=67, float8=1979)
 A100 = _peaks(312, tf32=156, float32=19.5)
 # fmt: off
 ACCELERATORS = (
-    Accelerator("H100", r"NVIDIA H100 80GB HBM3", H100_SXM, 3.35e12, 80, 700, NVIDIA + "h100/ (SXM; sparse rates halved)"),
-    Accelerator("H100-PCIe", r"NVIDIA H100 PCIe", _peaks(756, tf32=378, float32=51, float8=1513), 2.0e12, 80, 350, NVIDIA + "h100/ (PCIe datasheet 2022; sparse rates halved)"),
-    Accelerator("H200", r"NVIDIA H200", H100_SXM, 4.8e12, 140, 700, NVIDIA + "h200/ (SXM; sparse rates halved)"),
-    Accelerator("B200", r"NVIDIA B200", _peaks(2250, float32=75, float8=4500), 8.0e12, 180, 1000, NVIDIA + "hgx/ (B200, an eighth of the board; sparse rates halved)"),
-    Accelerator("A100", r"NVIDIA A100-SXM4-80GB", A100, 2.039e12, 80, 400, NVIDIA + "a100/"),
-    Accelerator("A100-40GB", r"NVIDIA A100-SXM4-40GB", A100, 1.555e12, 40, 400, NVIDIA + "a100/"),
-    Accelerator("A100-PCIe", r"NVIDIA A100 80GB PCIe", A100, 1.935e12, 80, 300, NVIDIA + "a100/"),
-    Accelerator("A100-PCIe-40GB", r"NVIDIA A100-PCIE-40GB", A100, 1.555e12, 40, 250, NVIDIA + "a100/"),
-    Accelerator("A40", r"NVIDIA A40", _peaks(149.7, tf32=74.8, float32=37.4), 0.696e12, 48, 300, NVIDIA + "a40/"),
-    Accelerator("A10", r"NVIDIA A10", _peaks(125, tf32=62.5, float32=31.2), 0.6e12, 24, 150, NVIDIA + "products/a10-gpu/"),
-    Accelerator("L40S", r"NVIDIA L40S", _peaks(362, tf32=183, float32=91.6, float8=733), 0.864e12, 48, 350, NVIDIA + "l40s/"),
-    Accelerator("L40", r"NVIDIA L40", _peaks(181, tf32=90.5, float32=90.5, float8=362), 0.864e12, 48, 300, NVIDIA + "l40/"),
-    Accelerator("L4", r"NVIDIA L4", _peaks(121, tf32=60, float32=30.3, float8=242.5), 0.3e12, 24, 72, NVIDIA + "l4/ (sparse rates halved)"),
-    Accelerator("T4", r"(NVIDIA |)(Tesla |)T4", _peaks(float16=65, float32=8.1), 0.32e12, 16, 70, NVIDIA + "tesla-t4/ (no bfloat16)"),
-    Accelerator("V100", r"(NVIDIA |)Tesla V100-SXM2-(16|32)GB", _peaks(float16=125, float32=15.7), 0.9e12, 16, 300, NVIDIA + "v100/ (no bfloat16)"),
-    Accelerator("RTX5090", r"NVIDIA GeForce RTX 5090", _peaks(209.5, tf32=104.8, float32=104.8, float8=419), 1.792e12, 32, 575, GEFORCE + "Blackwell"),
-    Accelerator("RTX4090", r"NVIDIA GeForce RTX 4090", _peaks(165.2, tf32=82.6, float32=82.6, float8=330.3), 1.008e12, 24, 450, GEFORCE + "Ada"),
-    Accelerator("RTX3090", r"NVIDIA GeForce RTX 3090", _peaks(71, tf32=35.6, float32=35.6), 0.936e12, 24, 350, GEFORCE + "Ampere GA102"),
-    Accelerator("MI300X", r"AMD Instinct MI300X( OAM|)", _peaks(1307.4, tf32=653.7, float32=163.4, float8=2614.9), 5.3e12, 192, 750, "AMD Instinct MI300X data sheet"),
+    Accelerator("H100", r"NVIDIA H100 80GB HBM3", H100_SXM, 80, 700, "https://www.nvidia.com/en-us/data-center/h100/ (SXM; sparse rates halved)"),
+    Accelerator("H100-PCIe", r"NVIDIA H100 PCIe", _peaks(756, tf32=378, float32=51, float8=1513), 80, 350, "https://www.nvidia.com/en-us/data-center/h100/ (PCIe datasheet 2022; sparse rates halved)"),
+    Accelerator("H200", r"NVIDIA H200", H100_SXM, 140, 700, "https://www.nvidia.com/en-us/data-center/h200/ (SXM; sparse rates halved)"),
+    Accelerator("B200", r"NVIDIA B200", _peaks(2250, float32=75, float8=4500), 180, 1000, "https://www.nvidia.com/en-us/data-center/hgx/ (B200, an eighth of the board; sparse rates halved)"),
+    Accelerator("A100", r"NVIDIA A100-SXM4-80GB", A100, 80, 400, "https://www.nvidia.com/en-us/data-center/a100/"),
+    Accelerator("A100-40GB", r"NVIDIA A100-SXM4-40GB", A100, 40, 400, "https://www.nvidia.com/en-us/data-center/a100/"),
+    Accelerator("A100-PCIe", r"NVIDIA A100 80GB PCIe", A100, 80, 300, "https://www.nvidia.com/en-us/data-center/a100/"),
+    Accelerator("A100-PCIe-40GB", r"NVIDIA A100-PCIE-40GB", A100, 40, 250, "https://www.nvidia.com/en-us/data-center/a100/"),
+    Accelerator("A40", r"NVIDIA A40", _peaks(149.7, tf32=74.8, float32=37.4), 48, 300, "https://www.nvidia.com/en-us/data-center/a40/"),
+    Accelerator("A10", r"NVIDIA A10", _peaks(125, tf32=62.5, float32=31.2), 24, 150, "https://www.nvidia.com/en-us/data-center/products/a10-gpu/"),
+    Accelerator("L40S", r"NVIDIA L40S", _peaks(362, tf32=183, float32=91.6, float8=733), 48, 350, "https://www.nvidia.com/en-us/data-center/l40s/"),
+    Accelerator("L40", r"NVIDIA L40", _peaks(181, tf32=90.5, float32=90.5, float8=362), 48, 300, "https://www.nvidia.com/en-us/data-center/l40/"),
+    Accelerator("L4", r"NVIDIA L4", _peaks(121, tf32=60, float32=30.3, float8=242.5), 24, 72, "https://www.nvidia.com/en-us/data-center/l4/ (sparse rates halved)"),
+    Accelerator("T4", r"(NVIDIA |)(Tesla |)T4", _peaks(float16=65, float32=8.1), 16, 70, "https://www.nvidia.com/en-us/data-center/tesla-t4/ (no bfloat16)"),
+    Accelerator("V100", r"(NVIDIA |)Tesla V100-SXM2-(16|32)GB", _peaks(float16=125, float32=15.7), 16, 300, "https://www.nvidia.com/en-us/data-center/v100/ (no bfloat16)"),
+    Accelerator("RTX5090", r"NVIDIA GeForce RTX 5090", _peaks(209.5, tf32=104.8, float32=104.8, float8=419), 32, 575, "NVIDIA architecture whitepaper, tensor rates with FP32 accumulation: Blackwell"),
+    Accelerator("RTX4090", r"NVIDIA GeForce RTX 4090", _peaks(165.2, tf32=82.6, float32=82.6, float8=330.3), 24, 450, "NVIDIA architecture whitepaper, tensor rates with FP32 accumulation: Ada"),
+    Accelerator("RTX3090", r"NVIDIA GeForce RTX 3090", _peaks(71, tf32=35.6, float32=35.6), 24, 350, "NVIDIA architecture whitepaper, tensor rates with FP32 accumulation: Ampere GA102"),
+    Accelerator("MI300X", r"AMD Instinct MI300X( OAM|)", _peaks(1307.4, tf32=653.7, float32=163.4, float8=2614.9), 192, 750, "AMD Instinct MI300X data sheet"),
 )
 # fmt: on
 
@@ -111,10 +106,10 @@ def device_of_driver(name: str, count: int, memory_gib: float | None) -> DeviceI
 
 
 def _rated(name: str, count: int, memory_gib: float | None, known: Accelerator | None, *, hosts: int) -> DeviceInfo:
-    rated: dict[str, Any] = {}
-    if known:
-        rated = {key: getattr(known, key) for key in ("peak_flops", "bandwidth_bytes_s", "power_w", "source")}
-    return DeviceInfo("cuda", name, count, memory_gib, hosts=hosts, **rated)
+    device = DeviceInfo("cuda", name, count, memory_gib, hosts=hosts)
+    if known is None:
+        return device
+    return replace(device, peak_flops=known.peak_flops, power_w=known.power_w)
 
 
 def _launched_hosts() -> int:
@@ -126,11 +121,13 @@ def _launched_hosts() -> int:
 def parse_hardware(text: str) -> tuple[int, int, Accelerator]:
     """Return `64x8xH100`, `8xH100` or `H100` as hosts, devices of each and row. Raises ValueError with a sentence that lists the known names."""
     match = re.fullmatch(r"(?:(?:(\d+)\s*[xX*]\s*)?(\d+)\s*[xX*]\s*)?(.+)", text.strip())
-    hosts, count = (int(match[part] or 1) if match else 1 for part in (1, 2))
-    wanted = (match[3] if match else text).lower().replace(" ", "").replace("_", "-")
-    for row in ACCELERATORS:
-        if wanted in (row.name.lower(), row.name.lower().replace("-", "")) and hosts * count:
-            return hosts, count, row
+    if match:
+        hosts, count = int(match[1] or 1), int(match[2] or 1)
+        wanted = match[3].lower().replace(" ", "").replace("_", "-")
+        for row in ACCELERATORS:
+            name = row.name.lower()
+            if wanted in (name, name.replace("-", "")) and hosts * count:
+                return hosts, count, row
     names = " ".join(row.name for row in ACCELERATORS)
     raise ValueError(
         f"{text!r} is no hardware we know, and a plan for it would be a guess. Write <count>x<name> or <hosts>x<count>x<name>, one of: {names}."
@@ -176,11 +173,15 @@ def visible_gpus(environ: Mapping[str, str]) -> list[tuple[str | None, float | N
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not present:
         return present
-    # CUDA stops reading at the first id that is none.
-    ids = [part.strip() for part in visible.split(",")]
-    ids = ids[: next((n for n, part in enumerate(ids) if part in ("", "-1")), len(ids))]
-    # An id that is no number names a device or a slice of one; which, only the driver knows.
-    return [present[int(i)] if i.isdecimal() and int(i) < len(present) else present[0] for i in ids]
+    gpus = []
+    for part in map(str.strip, visible.split(",")):
+        if part in ("", "-1"):  # CUDA stops reading at the first id that is none
+            break
+        gpu = present[0]  # an id that is no number names a device or a slice of one; which, only the driver knows
+        if part.isdecimal() and int(part) < len(present):
+            gpu = present[int(part)]
+        gpus.append(gpu)
+    return gpus
 
 
 def _nvidia() -> list[tuple[str | None, float | None]]:
@@ -189,8 +190,14 @@ def _nvidia() -> list[tuple[str | None, float | None]]:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [line.rpartition(", ") for line in lines if line.strip()]
-    return [(name, float(mebibytes) / 1024 if mebibytes.isdecimal() else None) for name, _, mebibytes in rows]
+    gpus = []
+    for line in filter(str.strip, lines):
+        name, _, mebibytes = line.rpartition(", ")
+        memory_gib = None
+        if mebibytes.isdecimal():  # else [N/A], of a device that shares the machine's memory
+            memory_gib = float(mebibytes) / 1024
+        gpus.append((name, memory_gib))
+    return gpus
 
 
 def _amd() -> list[tuple[str | None, float | None]]:

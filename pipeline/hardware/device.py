@@ -2,7 +2,9 @@
 compilation."""
 
 import os
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from pipeline.hardware.accelerators import DeviceInfo, Kind, cpu_was_asked_for, device_of_driver
 from pipeline.hardware.processor import cpu_can_compile, cpu_name, memory_bytes
@@ -14,13 +16,15 @@ def device_info() -> DeviceInfo:
     """Return the device of this process: CUDA or ROCm, else Apple's MPS, else the processor."""
     import torch
 
-    use_cpu = cpu_was_asked_for()
-    if torch.cuda.is_available() and not use_cpu:
-        # Not current_device(): until a rank has chosen its device that is 0 for all of them.
-        rank = int(os.environ.get("LOCAL_RANK", 0))
-        properties = torch.cuda.get_device_properties(rank if rank < torch.cuda.device_count() else 0)
-        return device_of_driver(properties.name, torch.cuda.device_count(), properties.total_memory / 2**30)
-    kind: Kind = "mps" if torch.backends.mps.is_available() and not use_cpu else "cpu"
+    kind: Kind = "cpu"
+    if not cpu_was_asked_for():
+        if torch.cuda.is_available():
+            # Not current_device(): until a rank has chosen its device that is 0 for all of them.
+            rank, count = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+            properties = torch.cuda.get_device_properties(rank if rank < count else 0)
+            return device_of_driver(properties.name, count, properties.total_memory / 2**30)
+        if torch.backends.mps.is_available():
+            kind = "mps"
     return DeviceInfo(kind, cpu_name(), 1, memory_bytes() / 2**30)
 
 
@@ -96,15 +100,27 @@ def decide_bf16(value: bool | str | None, *, fp16: bool = False) -> bool:
     return bool(value)
 
 
+def autocast_dtype(train: Mapping[str, Any]) -> str:
+    """Return the type that a recipe's `train:` computes in, by its name in torch."""
+    fp16 = bool(train.get("fp16"))
+    if decide_bf16(train.get("bf16"), fp16=fp16):
+        return "bfloat16"
+    return "float16" if fp16 else "float32"
+
+
 def decide_compile(value: bool | str | None) -> bool:
     """Return train.torch_compile resolved: `auto` is True where a compiler is at hand and the model is not sharded."""
-    return can_compile() and not shards_model() if value == "auto" else bool(value)
+    if value == "auto":
+        return can_compile() and not shards_model()
+    return bool(value)
 
 
 def compute_format(*, bf16: bool, fp16: bool, tf32: bool, fp8: bool = False) -> str:
     """Return the format the matrices are multiplied in, as `peak_flops` names it; of the blocks' under train.fp8."""
     if fp8:
         return "float8"
-    if bf16 or fp16:
-        return "bfloat16" if bf16 else "float16"
+    if bf16:
+        return "bfloat16"
+    if fp16:
+        return "float16"
     return "tf32" if tf32 and device_info().kind == "cuda" else "float32"

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -29,7 +30,9 @@ def _quota() -> int | None:
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((CGROUP / name).read_text() for name in names).split()
-            return None if quota in ("max", "-1") else max(1, int(quota) // int(period))
+            if quota in ("max", "-1"):
+                return None
+            return max(1, int(quota) // int(period))
         except (OSError, ValueError):
             continue
     return None
@@ -87,15 +90,27 @@ def peak_bytes() -> int:
 
         memory = psutil.Process().memory_info()
         return getattr(memory, "peak_wset", memory.rss)
-    # Of the whole life of the process, a part before exec included; macOS counts bytes, others KiB.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    # Of the whole life of the process, a part before exec included.
+    peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if sys.platform == "darwin":  # which counts bytes, others KiB
+        return peak_rss
+    return 1024 * peak_rss
+
+
+_training_called: float | None = None
+
+
+def training_is_called() -> None:
+    """Note that a training begins now in a process that had lived before, such as a notebook's."""
+    global _training_called
+    _training_called = time.time()
 
 
 def process_start() -> float:
-    """Return when this process began, in seconds since 1970: imports came after it."""
+    """Return when this process began, or called the training, in seconds since 1970: imports came after it."""
     import psutil
 
-    return psutil.Process().create_time()
+    return _training_called or psutil.Process().create_time()
 
 
 def cpu_name() -> str:

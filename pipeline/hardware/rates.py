@@ -62,6 +62,7 @@ def measure() -> ProductRates:
     """Multiply matrices of both dtypes in turn on one thread, and return the best rate of each."""
     import torch
 
+    # Ones: the time of a product does not depend on its numbers, but for denormal ones.
     factors = {dtype: torch.ones(2, WIDTH, WIDTH, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
     # On several threads a product waits for the slowest, and another program makes one slow.
     best = _seconds_of_products(factors, threads=1)

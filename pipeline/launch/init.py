@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.estimate import about_steps, about_tokens
 from pipeline.data.preview import OWN_RECIPES, preview
+from pipeline.launch.budget import Schedule, schedule_of
+from pipeline.plan.table import time_text
 from pipeline.process.commands import command, program
-from pipeline.process.errors import CannotWriteError, TandemError
+from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
 from pipeline.process.storage import write_text
 from pipeline.recipe import read_recipe
-from pipeline.recipe.start_from import resolve_start
 from pipeline.run_dir.earlier_runs import EarlierRuns
 from pipeline.run_dir.failures import exit_with_status
 
@@ -26,58 +26,84 @@ TEXT = """
 # model: {depth: 6}               # larger learns more and takes longer: the plan says how long
 
 TRAIN
-samples:
-  prompts: ["The"]                # what the model continues after each evaluation
+# samples: {prompts: ["The"]}     # what the model continues after each evaluation, besides held-out beginnings
 """
 CHAT = """
 model:
   start_from: latest:pretrain     # what learns to chat: runs/NAME, latest:RECIPE_NAME, or a model of the Hub
 
 TRAIN
-samples:
-  prompts: ["Who are you?"]       # asked after each evaluation
+# samples: {prompts: ["Who are you?"]}   # asked after each evaluation, besides what held-out chats ask
 """
-SCORINGS = 5  # of a run that is shorter than so many times the shipped recipe's train.eval_steps
 FEW_STEPS = 10
-LEAST_STEPS = 5  # between two of them: a scoring and a checkpoint cost more than some steps of a small model
+LEAST_MINUTES = 2  # imports, compilation and report take one
+LONG_MINUTES = 15  # from which on a shorter run is offered
 
 
-def recipe_text(source: dict[str, Any], *, stage: str, path: Path, train: str) -> str:
-    """Return a recipe over the source, with comments. train: its lines of that section."""
-    source_lines = yaml.safe_dump({"data": {"sources": [source]}}, sort_keys=False, width=100, allow_unicode=True)
+def recipe_text(source: dict[str, Any], *, stage: str, path: Path, schedule: Schedule) -> str:
+    """Return a recipe over the source, with comments."""
+    data: dict[str, Any] = {"sources": [source]}
+    if "data.batch_tokens" in schedule.keys:
+        data["batch_tokens"] = schedule.keys["data.batch_tokens"]
+    source_lines = yaml.safe_dump({"data": data}, sort_keys=False, width=100, allow_unicode=True)
+    title, rest = "Stage 1, pretraining", TEXT
+    if stage == "sft":
+        title, rest = "Stage 2, chat SFT", CHAT
     return (
-        f"# {'Stage 2, chat SFT' if stage == 'sft' else 'Stage 1, pretraining'}, on files of yours. Written by "
-        f"`{program('init')}`; change what you like.\n"
+        f"# {title}, on files of yours. Written by `{program('init')}`; change what you like.\n"
         f"# Look at the rows: {command('data', path)} --show 3\n"
         f"# Time and memory:  {command('plan', path)}\n"
         f"# Run:              {command(stage, path)}\n\n"
         f"extends: {OWN_RECIPES[stage]}   # everything that is not set here: a small model, minutes on a CPU\n\n"
-        f"{source_lines}{(CHAT if stage == 'sft' else TEXT).replace('TRAIN', train)}"
+        f"{source_lines}{rest.replace('TRAIN', train_lines(schedule))}"
     )
 
 
-def train_lines(source: dict[str, Any], *, stage: str) -> str:
-    """Return the section `train`: the passes of the shipped recipe, and for a short run when it is scored and
-    saved."""
-    words = [OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"]
-    recipe = read_recipe(words, stage=stage, earlier=EarlierRuns())  # type: ignore[arg-type]
-    import pipeline.model.build  # noqa: F401 - makes the type of our models known, whose tokenizer may be loaded
+COMMENTS = {
+    "num_train_epochs": "passes over your data",
+    "max_steps": "as many as fit into the time; in its place num_train_epochs: 4 reads all of your data",
+    "per_device_train_batch_size": "small steps, as the chats are few",
+    "eval_steps": "steps between two scorings of what is held out",
+    "save_steps": "steps between two checkpoints, from which a stopped run continues",
+}
 
-    try:
-        tokens = None if "id" in source else about_tokens(resolve_start(recipe))[0]  # nothing is fetched for a comment
-        steps = about_steps(tokens, recipe)
-    except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
-        steps = None
-    passes = "passes over your data"
-    if steps is not None:
-        passes += f", about {steps:,} steps" + "; so few teach little: take more passes" * (steps < FEW_STEPS)
-    keys = {"num_train_epochs": (f"{recipe.train['num_train_epochs']:g}", passes)}
-    if steps is not None and steps < SCORINGS * recipe.train["eval_steps"]:
-        every = str(max(LEAST_STEPS, steps // SCORINGS))
-        keys["eval_steps"] = (every, "steps between two scorings of what is held out")
-        keys["save_steps"] = (every, "steps between two checkpoints, from which a stopped run continues")
-    lines = (f"{f'  {key}: {value}':<34}# {meaning}\n" for key, (value, meaning) in keys.items())
-    return "train:\n" + "".join(lines)
+
+def train_lines(schedule: Schedule) -> str:
+    """Return the sections `train` and `evals` of the schedule, with comments."""
+    keys = {}
+    if "train.max_steps" not in schedule.keys:
+        keys["num_train_epochs"] = f"{schedule.passes:g}"
+    for key, value in schedule.keys.items():
+        section, _, name = key.partition(".")
+        if section == "train":
+            keys[name] = "null" if value is None else str(value)
+    text = "train:\n"
+    for key, value in keys.items():
+        setting, comment = f"  {key}: {value}", COMMENTS.get(key)
+        if key == "num_train_epochs" and schedule.steps is not None:
+            comment = f"{comment}, about {schedule.steps:,} steps"
+            if schedule.steps < FEW_STEPS:
+                comment += "; so few teach little: take more passes"
+        if comment and value != "null":
+            setting = f"{setting:<34}# {comment}"
+        text += f"{setting}\n"
+    if "evals.bpb.tokens" in schedule.keys:
+        bpb = ", ".join(f"{name}: {schedule.keys[f'evals.bpb.{name}']}" for name in ("tokens", "document_bytes"))
+        text += f"evals:\n  bpb: {{{bpb}}}   # scored each time: as much as the time allows\n"
+    return text
+
+
+def time_lines(schedule: Schedule, *, again: str) -> list[str]:
+    """Return how long the run takes. again: the command that makes a recipe of ten minutes."""
+    if schedule.minutes is None:
+        return ["time: not known before its data are read; `tandem plan` says more then"]
+    how = "by arithmetic, a half to twice that; a measurement is truer"
+    if schedule.measured:
+        how = "by steps measured here"
+    lines = [f"time: about {time_text(60 * schedule.minutes)} on this machine ({how})"]
+    if not schedule.measured and schedule.minutes > LONG_MINUTES:
+        lines.append(f"      for a run of ten minutes: {again}")
+    return lines
 
 
 PIECE = 4_000  # characters of a document at least, a page or two
@@ -88,10 +114,12 @@ LONGEST = 4  # times PIECE: a text without blank lines is cut at a line's end, o
 def only_text(data: str) -> Path | None:
     """Return the text file that is all of the data; None where there are several files, or one of another kind."""
     place = Path(data).expanduser()
+    files = [place]
     if place.is_dir():
         files = [path for path in place.rglob("*") if path.is_file() and not path.name.startswith(".")]
-        place = files[0] if len(files) == 1 else place
-    return place if place.suffix == ".txt" and place.is_file() else None
+    if len(files) == 1 and files[0].suffix == ".txt" and files[0].is_file():
+        return files[0]
+    return None
 
 
 def documents_of(lines: Iterable[str], *, characters: int) -> Iterator[str]:
@@ -133,12 +161,23 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="default: the data's name with .yaml, in this folder"
     )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="measure this machine and size the run so that all of it ends in so many minutes",
+    )
     arguments = parser.parse_intermixed_args(argv)
+    if arguments.minutes is not None and not arguments.minutes >= LEAST_MINUTES:
+        raise RecipeError(
+            f"command line: --minutes {arguments.minutes:g} leaves no time to train. Give {LEAST_MINUTES} or more."
+        )
     name = re.sub(r"\W+", "_", Path(arguments.data).resolve().with_suffix("").name).strip("_") or "own"
     path = arguments.output or Path(f"{name}.yaml")
     data, into = arguments.data, path.with_suffix(".jsonl")
     text = only_text(data)
-    for file in (path, into) if text else (path,):
+    written = [path, into] if text else [path]
+    for file in written:
         if file.exists():
             raise CannotWriteError(
                 f"{file}: is there already, and is not written over. Remove it, or name another --output."
@@ -150,20 +189,28 @@ def main(argv: list[str]) -> int:
             f"documents, cut at blank lines; the recipe reads that file. To cut it otherwise, write one document "
             'a line: {"text": "..."}.\n'
         )
-    lines = preview(data, arguments.settings, tokenizer=None, rows=2, colour=sys.stdout.isatty(), recipe=False)
+    lines = preview(data, arguments.settings, tokenizer=None, rows=2, colour=sys.stdout.isatty(), with_recipe=False)
     while True:
         try:
             print(next(lines))
-        except StopIteration as end:
+        except StopIteration as end:  # what the generator returns
             source, stage = end.value
             break
-    train = train_lines(source, stage=stage)
+    words = [OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"]
+    try:
+        found = schedule_of(words, stage=stage, minutes=arguments.minutes)
+    except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
+        passes = read_recipe(words, stage=stage, earlier=EarlierRuns()).train["num_train_epochs"]
+        found = Schedule({}, steps=None, passes=passes, minutes=None, measured=False)
     for key in ("files", "id"):  # a path in a recipe is read from the recipe's folder
         if isinstance(value := source.get(key), str) and Path(value).expanduser().exists():
-            place = Path(value).expanduser().absolute()
-            inside = place.is_relative_to(path.absolute().parent)
-            source[key] = str(place.relative_to(path.absolute().parent) if inside else place)
-    write_text(path, recipe_text(source, stage=stage, path=path, train=train))
+            place, folder = Path(value).expanduser().absolute(), path.absolute().parent
+            if place.is_relative_to(folder):
+                place = place.relative_to(folder)
+            source[key] = str(place)
+    write_text(path, recipe_text(source, stage=stage, path=path, schedule=found))
+    ten = path.with_name(f"{path.stem}_10min.yaml")
+    print(*time_lines(found, again=f"{command('init', arguments.data)} --minutes 10 --output {ten}"), sep="\n")
     print(f"{path}: a recipe for it, with comments. What to type next:\n  {command(stage, path)}")
     return 0
 

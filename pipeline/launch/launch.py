@@ -54,13 +54,14 @@ RESTARTABLE = (1, 70, *(128 + number for number in signal.Signals if number not 
 def choose(environ: Mapping[str, str], gpus: int) -> tuple[str, int]:
     """Return the config file's name and the number of processes. Raises RecipeError."""
     processes = whole_number(environ, "NPROC", gpus or 1, least=1)
-    if not gpus:
-        return ("cpu" if processes == 1 else "cpu_2"), processes
-    if processes > gpus:
-        raise RecipeError(
-            f"NPROC is {processes}, but {gpus} GPUs are visible, and two processes cannot share one. Lower NPROC."
-        )
-    return ("single_gpu" if processes == 1 else "ddp"), processes
+    alone, together = "cpu", "cpu_2"
+    if gpus:
+        alone, together = "single_gpu", "ddp"
+        if processes > gpus:
+            raise RecipeError(
+                f"NPROC is {processes}, but {gpus} GPUs are visible, and two processes cannot share one. Lower NPROC."
+            )
+    return (alone if processes == 1 else together), processes
 
 
 def with_recipe(arguments: list[str], default_recipe: str) -> list[str]:
@@ -153,8 +154,10 @@ class Supervisor:
     def wait(self) -> int:
         """Return the launcher's exit status, once it and all ranks are gone."""
         while True:
+            # Ranks are looked for until all are here, and a signal then reaches each of them.
+            poll_s = 0.1 if len(self.ranks) < self.processes else 1.0
             try:
-                status = self.launcher.wait(timeout=0.1 if len(self.ranks) < self.processes else 1.0)
+                status = self.launcher.wait(timeout=poll_s)
                 break
             except psutil.TimeoutExpired:
                 self.find_ranks()
@@ -179,25 +182,27 @@ def report(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
 
+def stopped_status(number: int) -> int:
+    """Return the status of a run that a signal stopped."""
+    return 130 if number == signal.SIGINT else 75
+
+
 def final_status(status_file: Path, launcher_status: int, signals: list[int]) -> tuple[int, str]:
     """Return the run's exit status and message: what the ranks wrote, else what the launcher and the signals say."""
-    if status_file.exists() and (
-        text := status_file.read_text()
-    ):  # empty on a full disk; the message is on the screen then
+    text = status_file.read_text() if status_file.exists() else ""
+    if text:  # nothing on a full disk; the message is on the screen then
         number, _, message = text.partition("\n")
         return int(number), message.strip()
-    if signals:
+    if len(signals) > 1:
         name = signal.Signals(signals[-1]).name
-        if len(signals) > 1:
-            return (
-                128 + signals[-1],
-                (
-                    f"a second signal ({name}) ended the run at once. Run the same command again to continue from its "
-                    "newest checkpoint."
-                ),
-            )
-        status = 130 if signals[0] == signal.SIGINT else 75
-        return status, f"{name} came before training could answer it; nothing is lost. Run the same command again."
+        return 128 + signals[-1], (
+            f"a second signal ({name}) ended the run at once. Run the same command again to continue from its newest "
+            "checkpoint."
+        )
+    if signals:
+        name = signal.Signals(signals[0]).name
+        message = f"{name} came before training could answer it; nothing is lost. Run the same command again."
+        return stopped_status(signals[0]), message
     if launcher_status < 0:
         name = signal.Signals(-launcher_status).name
         return 128 - launcher_status, f"the launcher was ended by {name}. Run the same command again to continue."
@@ -215,7 +220,9 @@ def progress(status_file: Path) -> tuple[int, int] | None:
         take_lock(run.checkpoints, wait_s=WRITER_WAIT_S).release()
     begun = [row["step"] for row in read_rows(run.metrics) if row.get("event") == "attempt"]
     saved = [step_of(folder) or 0 for folder in by_step(run.checkpoints)]
-    return (begun[-1], max(saved, default=0)) if begun else None
+    if not begun:
+        return None
+    return begun[-1], max(saved, default=0)
 
 
 def worth_another_start(status: int, status_file: Path, *, left: int) -> str | None:
@@ -246,7 +253,7 @@ def run(command: list[str], environ: dict[str, str], *, processes: int, restarts
                 report(message)
             again = None if signals else worth_another_start(status, status_file, left=left)
         if signals and again is not None:  # it came while a killed run's last checkpoint was waited for
-            return 130 if signals[0] == signal.SIGINT else 75
+            return stopped_status(signals[0])
         if again is None:
             return status
         report(f"{again} ({restarts - left + 1} of MAX_RESTARTS={restarts})")
@@ -265,13 +272,14 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
     if gpus > 1 and processes == 1:  # with more in sight Trainer would spread one process over all of them
         environ["CUDA_VISIBLE_DEVICES"] = environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     arguments = with_recipe(arguments, default_recipe)
-    count = "1 process" if processes == 1 else f"{processes} processes"
+    count, device = "1 process", "a GPU"
+    if processes > 1:
+        count, device = f"{processes} processes", "GPUs"
+    if not gpus:
+        device = "the CPU"
     if meeting:
         config = "multi_node"
         count += " on each machine"
-    device = "the CPU"
-    if gpus:
-        device = "a GPU" if processes == 1 else "GPUs"
     what = f"{Path(entry).name} {' '.join(arguments)} (accelerate_configs/{config}.yaml)"
     with suppress(BrokenPipeError):  # a reader such as `head` has left; the run continues
         print(f"starting {count} on {device}: {what}", flush=True)

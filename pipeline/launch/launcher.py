@@ -47,9 +47,11 @@ def report(rank: int, number: int) -> None:
     words = file.read_text().split() if file.exists() else []  # nothing of a rank that found its disk full
     if words and int(words[0]) not in LEFT_BEHIND:
         return
-    reasons = " (on Linux often the kernel, when memory ran out)" if number == getattr(signal, "SIGKILL", None) else ""
+    killer = signal.Signals(number).name
+    if killer == "SIGKILL":
+        killer += " (on Linux often the kernel, when memory ran out)"
     write_status(
-        f"rank {rank} was lost: killed by {signal.Signals(number).name}{reasons}, which ended the run. The "
+        f"rank {rank} was lost: killed by {killer}, which ended the run. The "
         "last whole checkpoint is good. Run the same command again to continue from it."
     )
 
@@ -57,9 +59,12 @@ def report(rank: int, number: int) -> None:
 def alone(config: dict[str, object], threads: str) -> dict[str, str] | None:
     """Return the variables that `accelerate launch` gives to one process; None for a config that only accelerate
     understands."""
-    if not isinstance(use_cpu := config.get("use_cpu"), bool) or config != {**ALONE, "use_cpu": use_cpu}:
+    use_cpu = config.get("use_cpu")
+    if not isinstance(use_cpu, bool) or config != {**ALONE, "use_cpu": use_cpu}:
         return None
-    on_cpu = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"} if use_cpu else {}
+    on_cpu = {}
+    if use_cpu:
+        on_cpu = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
     return {
         "ACCELERATE_USE_CPU": str(use_cpu),
         "ACCELERATE_MIXED_PRECISION": "no",

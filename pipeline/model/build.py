@@ -113,8 +113,10 @@ def initialize_identity_blocks(model: PreTrainedModel) -> None:
         elif group == "matrices" and name.split(".")[-2] in RESIDUAL_OUTPUTS:
             parameter.zero_()
         elif group == "matrices":
-            into_mlp = name.split(".")[-2] in ("gate_proj", "up_proj")
-            parameter.uniform_(-0.4 * bound, 0.4 * bound) if into_mlp else parameter.uniform_(-bound, bound)
+            width = bound
+            if name.split(".")[-2] in ("gate_proj", "up_proj"):
+                width = 0.4 * bound
+            parameter.uniform_(-width, width)
 
 
 def _build(model_type: str | Callable[..., Any], fields: dict, attn_implementation: str | None) -> Any:
@@ -125,10 +127,10 @@ def _build(model_type: str | Callable[..., Any], fields: dict, attn_implementati
         return model_type._from_config(config, attn_implementation=attn_implementation, dtype=torch.float32)
     if model_type not in ("tandem", *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         near = difflib.get_close_matches(model_type, ["tandem", *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES], 3)
-        raise ModelOptionsError(
-            f"model.type: {model_type} is no causal language model of transformers."
-            + (f" Did you mean {' or '.join(near)}?" if near else " Write tandem, gpt2, llama ..., or module:attr.")
-        )
+        advice = "Write tandem, gpt2, llama ..., or module:attr."
+        if near:
+            advice = f"Did you mean {' or '.join(near)}?"
+        raise ModelOptionsError(f"model.type: {model_type} is no causal language model of transformers. {advice}")
     config = _config(CONFIG_MAPPING[model_type], fields, model_type)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation, dtype=torch.float32)
 
@@ -137,10 +139,12 @@ def _config(config_class, fields: dict, model_type: str):
     # transformers keeps unknown fields without a word, and the model would be another one than was meant.
     known = {*config_class.__dataclass_fields__, *config_class.attribute_map} - {"model_type"}
     if unknown := sorted(set(fields) - known):
-        near = {name: difflib.get_close_matches(name, known, 1) for name in unknown}
-        names = ", ".join(name + (f" (did you mean {near[name][0]}?)" if near[name] else "") for name in unknown)
+        names = []
+        for name in unknown:
+            near = difflib.get_close_matches(name, known, 1)
+            names.append(f"{name} (did you mean {near[0]}?)" if near else name)
         raise ModelOptionsError(
-            f"model.options: {config_class.__name__} of model.type {model_type} has no field {names}."
+            f"model.options: {config_class.__name__} of model.type {model_type} has no field {', '.join(names)}."
         )
     try:
         return config_class(**fields)
@@ -151,9 +155,11 @@ def _config(config_class, fields: dict, model_type: str):
 def set_generation_config(model: PreTrainedModel) -> None:
     """Generation ends at the end token, and at a document's beginning: nothing of this text follows it."""
     # Not every config class has all of them.
-    bos, eos, pad = (getattr(model.config, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
-    ends = list(dict.fromkeys([*(eos if isinstance(eos, list) else [eos]), bos]))
-    ends = [token for token in ends if token is not None]
+    bos = getattr(model.config, "bos_token_id", None)
+    eos = getattr(model.config, "eos_token_id", None)
+    pad = getattr(model.config, "pad_token_id", None)
+    given = eos if isinstance(eos, list) else [eos]
+    ends = [token for token in dict.fromkeys([*given, bos]) if token is not None]
     eos = ends[0] if len(ends) == 1 else ends or None
     model.generation_config = GenerationConfig(bos_token_id=bos, eos_token_id=eos, pad_token_id=pad)
 

@@ -67,8 +67,12 @@ class TandemConfig(GPT2Config):
     vocab_multiple: int = 1
 
     def __post_init__(self, **kwargs):
-        names = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_kv_head", "n_inner")
-        if none := [f"{k} is {v}" for k in names if (v := getattr(self, k)) is not None and v < 1]:
+        none = []
+        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_kv_head", "n_inner"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                none.append(f"{name} is {size}")
+        if none:
             raise ValueError(f"the model cannot be built: {', '.join(none)}")
         if self.n_kv_head is None:
             self.n_kv_head = self.n_head
@@ -151,7 +155,12 @@ class TandemConfig(GPT2Config):
         """Return what transformers' caches read. The first layer of a smearing model also carries smear's state, the
         next one (or without smear the first) the last token for bigram_embeddings."""
         types = ["full_attention" if window is None else "sliding_attention" for window in self.windows]
-        for layer in [0] * self.smear + [self.bigram_state_layer] * (self.bigram_embeddings is not None):
+        with_state = []
+        if self.smear:
+            with_state.append(0)
+        if self.bigram_embeddings is not None:
+            with_state.append(self.bigram_state_layer)
+        for layer in with_state:
             types[layer] = "hybrid" if types[layer] == "full_attention" else "hybrid_sliding"
         return types
 

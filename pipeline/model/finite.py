@@ -17,15 +17,20 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     """
     by_device: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
-        part = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+        part = tensor.detach()
+        if isinstance(part, DTensor):
+            part = part.to_local()
         if part.is_floating_point() and part.numel():
             by_device[part.device][name] = part
-    bad = set()
+    is_finite: dict[str, bool] = {}
     for parts in by_device.values():
         # The smallest and the largest value: both are NaN where one is, and nothing of the tensor's size is made.
-        finite = torch.stack([torch.stack(part.aminmax()).isfinite().all() for part in parts.values()]).tolist()
-        bad |= {name for name, is_finite in zip(parts, finite, strict=True) if not is_finite}
-    return next((name for name in tensors if name in bad), None)
+        finite = [torch.stack(part.aminmax()).isfinite().all() for part in parts.values()]
+        is_finite |= zip(parts, torch.stack(finite).tolist(), strict=True)
+    for name in tensors:
+        if not is_finite.get(name, True):
+            return name
+    return None
 
 
 def first_nonfinite_of_files(folder: Path) -> str | None:

@@ -59,9 +59,12 @@ def repaired_generation_config(given: dict[str, Any]) -> tuple[GenerationConfig,
         config = GenerationConfig(**settings)
         config.validate(strict=True)
     except Exception:  # the file is somebody else's, and may hold anything
-        ids = {name: settings[name] for name in TOKEN_IDS if isinstance(settings.get(name), int | list)}
-        ids = {name: value for name, value in ids.items() if value != -1}  # an unset pad_token_id of old
-        return GenerationConfig(**ids), {name: value for name, value in settings.items() if name not in ids}
+        ids = {}
+        for name in TOKEN_IDS:
+            value = settings.get(name)
+            if isinstance(value, int | list) and value != -1:  # -1: an unset pad_token_id of old
+                ids[name] = settings.pop(name)
+        return GenerationConfig(**ids), settings
     return config, {}
 
 
@@ -95,7 +98,10 @@ def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 def freeze_other_parts(model: PreTrainedModel) -> dict[str, int]:
     """Keep what does not read text from being trained; return how many parameters each such part has, by its name."""
     text = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
-    trained = {id(parameter) for module in text if module is not None for parameter in module.parameters()}
+    trained: set[int] = set()
+    for module in text:
+        if module is not None:
+            trained.update(map(id, module.parameters()))
     frozen: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         if id(parameter) not in trained:
@@ -147,6 +153,7 @@ def load_model(
     given = {"revision": revision, "dtype": dtype, "generation_config": generation}
     # Always given: else the values of config.json count.
     kernels = {"attn_implementation": attn_implementation, "experts_implementation": None}
+    # 1. The class: all parts of a model that also reads pictures, or the text alone; ours where it computes the same.
     whole = whole_class(config)
     if config.get_text_config().model_type == text_type:
         whole = None
@@ -163,6 +170,7 @@ def load_model(
         trust = {} if whole else {"trust_remote_code": trust_remote_code}
         model = from_pretrained(auto, path, config=config, **kernels, **given, **trust)
         use_chunked_loss(model)
+    # 2. What the files say otherwise than transformers would save.
     if generation is None and model.generation_config is not None:  # made of config.json then
         model.generation_config, dropped = repaired_generation_config(model.generation_config.to_dict())
     if dropped:
@@ -170,6 +178,7 @@ def load_model(
         notes.append(f"model: left out of generation_config.json, as generate ignores or refuses it so: {listed}")
     if keep_own_head(model) or own_head:
         notes.append("model: its head is not its embedding, so tie_word_embeddings is false from now on")
+    # 3. The parts that do not read text stay as they are.
     if whole:
         model.processor_files = files_beside(path, PROCESSOR_FILES, revision)
         frozen = freeze_other_parts(model)
@@ -190,9 +199,8 @@ def _nanochat_as_tandem(native: PreTrainedModel, *, attn_implementation, dtype: 
             tandem_config(native.config), attn_implementation=attn_implementation, dtype=dtype
         )
     weights = native.state_dict()
-    model.load_state_dict(
-        {name: weights[to_native_name(name, "nanochat")] for name in model.state_dict()}, assign=True
-    )
+    renamed = {name: weights[to_native_name(name, "nanochat")] for name in model.state_dict()}
+    model.load_state_dict(renamed, assign=True)
     model.tie_weights()
     model.generation_config = native.generation_config
     return model.eval()

@@ -576,11 +576,13 @@ class TandemAttention(nn.Module):
             projections = self.c_attn(x_BTD).split(self.widths, dim=-1)
         else:
             projections = self.c_q(x_BTD), self.c_k(x_BTD), self.c_v(x_BTD)
+        # 1. Queries, keys and values, (B, H, T, K).
         query, key, value = (p.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for p in projections)
         if self.config.has_value_embedding(self.layer_idx):
             gate = 3 * torch.sigmoid(self.value_gate(x_BTD[..., :VALUE_GATE_CHANNELS]))  # (B, T, KV heads), 0 to 3
             embedded = self.value_embedding(input_ids).unflatten(-1, (-1, self.head_dim))
             value = value + (gate.unsqueeze(-1) * embedded.to(gate.dtype)).transpose(1, 2).to(value.dtype)
+        # 2. Positions, then the norm of each head; both in the dtype of the values afterwards.
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
         if self.config.qk_norm:
@@ -589,6 +591,7 @@ class TandemAttention(nn.Module):
         if past_key_values is not None:
             # A paged one adds to kwargs
             key, value = past_key_values.update(key, value, self.layer_idx, kwargs=kwargs)
+        # 3. Attention.
         implementation = self.implementation(value, attention_mask)
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
         # vLLM reads this one call out of the source of `forward`. A `scaling` that it does not find spelt out becomes
@@ -746,6 +749,7 @@ class TandemModel(TandemPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         past_key_values = kwargs.pop("cache", past_key_values)  # its name since transformers 5.24
         config = self.config
+        # 1. What is given, and whether a cache is kept.
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("forward takes exactly one of input_ids and inputs_embeds")
         if input_ids is None and (config.value_embeddings or config.bigram_embeddings):
@@ -761,6 +765,7 @@ class TandemModel(TandemPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=config)
 
+        # 2. The embeddings, and what each token sees: masks, and positions, at which documents begin.
         x_BTD = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
         if self.stream_dtype is not None:
             x_BTD = x_BTD.to(self.stream_dtype)
@@ -778,6 +783,7 @@ class TandemModel(TandemPreTrainedModel):
                 )
             position_ids = positions(attention_mask, past_length, x_BTD.shape[1], x_BTD.device)
 
+        # 3. What is added to the embeddings.
         if config.position_embedding == "learned":
             x_BTD = x_BTD + self.wpe(position_ids)
         if config.normalization == "rms_norm" and torch.is_autocast_enabled(x_BTD.device.type):
@@ -788,6 +794,7 @@ class TandemModel(TandemPreTrainedModel):
             x_BTD = self._smear(x_BTD, position_ids if restarts else None, past_key_values)
         x_BTD = self.drop(x_BTD)
 
+        # 4. The blocks. A row that begins at 0 takes its rotation from a table that a compiled graph holds.
         rotary, rope = None, (config.head_dim, config.rope_theta)
         if config.position_embedding == "rope" and not restarts and x_BTD.shape[1] <= config.n_positions:
             table = rotary_table(config.n_positions, *rope, x_BTD.device)
@@ -808,6 +815,7 @@ class TandemModel(TandemPreTrainedModel):
             )
             if config.backout and i == config.n_layer // 2:
                 middle_BTD = x_BTD
+        # 5. Less a share of the middle layer's output, and the last norm.
         if middle_BTD is not None:
             x_BTD = x_BTD - self.backout_lambda.to(x_BTD.dtype) * middle_BTD
         return BaseModelOutputWithPast(self.ln_f(x_BTD), past_key_values if use_cache else None)

@@ -101,7 +101,8 @@ def to_native_name(name: str, model_type: str) -> str:
 
 
 def _is_gpt2(config) -> bool:
-    defaults = {name: TandemConfig.__dataclass_fields__[name].default for name in EXTRAS - FREE}
-    return config.n_kv_head == config.n_head and all(
-        getattr(config, name) == value for name, value in defaults.items()
-    )
+    """Return whether every option that GPT-2 has not is at its default."""
+    for name in EXTRAS - FREE:
+        if getattr(config, name) != TandemConfig.__dataclass_fields__[name].default:
+            return False
+    return config.n_kv_head == config.n_head

@@ -135,14 +135,17 @@ def _assign(
     dtype: torch.dtype | None = None,
     strict: bool = True,
 ) -> None:
-    if dtype is not None:
-        state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
-    if isinstance(model.config, TandemConfig):
-        state = {to_native_name(name, form.config.model_type): value for name, value in state.items()}
-        # Only rows of padding can be more than the form has.
-        rows = {name: len(value) for name, value in form.state_dict().items()}
-        state = {name: value[: rows.get(name)] for name, value in state.items()}
-    form.load_state_dict(state, assign=True, strict=strict)
+    written = {}
+    shapes = form.state_dict()
+    for name, value in state.items():
+        if dtype is not None and value.is_floating_point():
+            value = value.to(dtype)
+        if isinstance(model.config, TandemConfig):
+            name = to_native_name(name, form.config.model_type)
+            if name in shapes:  # rows of padding are all that can be more than the form has
+                value = value[: len(shapes[name])]
+        written[name] = value
+    form.load_state_dict(written, assign=True, strict=strict)
     form.tie_weights()
 
 
@@ -169,11 +172,9 @@ def load_weights(model: PreTrainedModel, folder) -> None:
     found = {name: state[theirs] for name, theirs in names.items() if theirs in state}
     wrong = [f"{name} is missing" for name in own if name not in found and name not in tied]
     wrong += [f"{name} is left over" for name in sorted(set(state) - set(names.values()))]
-    wrong += [
-        f"{name} is {tuple(value.shape)}, not {tuple(own[name].shape)}"
-        for name, value in found.items()
-        if value.shape != own[name].shape
-    ]
+    for name, value in found.items():
+        if value.shape != own[name].shape:
+            wrong.append(f"{name} is {tuple(value.shape)}, not {tuple(own[name].shape)}")
     if wrong:
         raise ValueError(f"{folder}: these are not this model's weights: {'; '.join(wrong[:5])}.")
     with torch.no_grad():
@@ -200,7 +201,10 @@ def read_tensors(folder, name: str = "model.safetensors") -> dict[str, torch.Ten
     index = Path(folder) / f"{name}.index.json"
     if not index.exists():
         return load_file(Path(folder) / name)
-    return {name: value for file in weight_files(index) for name, value in load_file(file).items()}
+    tensors: dict[str, torch.Tensor] = {}
+    for file in weight_files(index):
+        tensors |= load_file(file)
+    return tensors
 
 
 def weight_files(index: Path) -> list[Path]:
@@ -223,9 +227,14 @@ def from_pretrained(model_class, path: str, **given) -> PreTrainedModel:
     """Return the model, or raise ModelOptionsError where its weights are not those of its config."""
     # Shapes that do not fit raise nothing here, so that everything wrong is named at once, below.
     model, info = model_class.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **given)
-    wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
-    if any(wrong.values()):
+    wrong = []
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        keys = sorted(map(str, info[kind]))
+        if keys:
+            wrong.append(f"{kind.replace('_', ' ')}: {', '.join(keys[:5])}")
+    if wrong:
         where = Path(path) if Path(path).exists() else path
-        listed = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(of[:5])}" for kind, of in wrong.items() if of)
-        raise ModelOptionsError(f"{where}: its weights are not those of its config ({listed}). Save the model again.")
+        raise ModelOptionsError(
+            f"{where}: its weights are not those of its config ({'; '.join(wrong)}). Save the model again."
+        )
     return model

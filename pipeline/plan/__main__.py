@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 
-from pipeline.hardware.accelerators import DeviceInfo, device_without_torch, leave_accelerators, planned_device
+from pipeline.hardware.accelerators import device_without_torch, leave_accelerators, planned_device
 from pipeline.plan.capacity import find_notes, find_problems, memory_doubt
 from pipeline.plan.plan import Plan, make_plan, scored_at_most
 from pipeline.plan.probe import NotMeasured, measure
@@ -17,7 +17,7 @@ from pipeline.process.commands import command, program, whole_number
 from pipeline.process.errors import RecipeError, TandemError, raise_errors
 from pipeline.process.storage import cache_dir, can_be_used
 from pipeline.recipe import Recipe, describe_filled, read_recipe
-from pipeline.recipe.schema import Source
+from pipeline.recipe.schema import Data
 from pipeline.recipe.start_from import resolve_start, start_folder
 from pipeline.run.attention import attention_line, choose_attention
 from pipeline.run.checks import (
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     given = [options.recipe, *options.overrides]
     if options.depths:
         recipes = [read_recipe([*given, f"model.depth={depth}"], earlier=EarlierRuns()) for depth in options.depths]
-        count = cache(partial(_about_tokens, recipes[0]))  # the text is the same at every depth
+        count = cache(partial(about_tokens_of, recipes[0]))  # the text is the same at every depth
         plans = [plan_of(recipe, count)[0] for recipe in recipes]
         print(f"plans of {options.recipe}")
         print(plan_table(plans, [f"depth {depth}" for depth in options.depths]))
@@ -65,9 +65,9 @@ def main(argv: list[str]) -> int:
     recipe = read_recipe(given, earlier=EarlierRuns())
     if start_folder(recipe) is not None:
         recipe = resolve_start(recipe)
-    plan, is_elsewhere = plan_of(recipe, partial(_about_tokens, recipe))
+    plan, is_elsewhere = plan_of(recipe, partial(about_tokens_of, recipe))
     if options.probe and not is_elsewhere:
-        plan = _probed(plan, given, seconds=options.probe)
+        plan = probed(plan, given, seconds=options.probe)
     print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
     for line in describe_filled(recipe):
         print(f"  {line}")
@@ -90,7 +90,7 @@ def _depths(text: str) -> list[int]:
     return depths
 
 
-def _probed(plan: Plan, given: list[str], *, seconds: float) -> Plan:
+def probed(plan: Plan, given: list[str], *, seconds: float) -> Plan:
     """Return the plan with measured steps; a sentence says why where they cannot be measured."""
     if not _has_torch() or "WORLD_SIZE" in os.environ:  # which a launcher sets: its processes are not ours to start
         return plan
@@ -112,61 +112,63 @@ def plan_of(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]
 
     count: gives about the tokens of a run in epochs, and the bytes that are held out.
     """
+    # 1. The devices, and a process for each; of this machine as many as the launcher starts.
     if recipe.train.get("use_cpu"):
         leave_accelerators()
-    here = device_without_torch()
-    device = here if recipe.run.hardware is None else _planned(recipe)
-    is_elsewhere = device.hosts > 1 or (device.kind, device.count) != (here.kind, here.count)
-    is_elsewhere = is_elsewhere or device.peak_flops != here.peak_flops
+    here = device = device_without_torch()
+    if recipe.run.hardware is not None:
+        try:
+            device = planned_device(recipe.run.hardware)
+        except ValueError as error:
+            raise RecipeError(f"{recipe.where('run.hardware')}: {error}") from None
+    theirs, ours = (device.kind, device.count, device.peak_flops), (here.kind, here.count, here.peak_flops)
+    is_elsewhere = device.hosts > 1 or theirs != ours
     processes = device.hosts * device.count
     if not is_elsewhere:
         processes = whole_number(os.environ, "NPROC", device.count, least=1)
     processes = int(os.environ.get("WORLD_SIZE") or processes)
     make = partial(make_plan, recipe, device, processes=processes)
     plan = make()
-    if plan.steps is None and _has_torch() and _can_count(recipe):
-        from pipeline.data.estimate import about_steps
-
+    # 2. Steps of a horizon in epochs, by a sample of the data where they are here.
+    is_local = recipe.tokenizer.path is None or os.path.isdir(recipe.tokenizer.path)
+    if plan.steps is None and _has_torch() and is_local and _keeps_sources(recipe.data):
         tokens, held_out = count()
-        scored = None if held_out is None else scored_at_most(recipe.evals.bpb, held_out, chat=recipe.stage == "sft")
-        make = partial(make, scored_bytes=scored, about_steps=about_steps(tokens, plan.recipe))
+        scored, steps = None, None
+        if held_out is not None:
+            scored = scored_at_most(recipe.evals.bpb, held_out, chat=recipe.stage == "sft")
+        if tokens is not None:
+            steps = plan.recipe.step_rows.steps(int(tokens / recipe.data.row_tokens))
+        make = partial(make, scored_bytes=scored, about_steps=steps)
         plan = make()
+    # 3. Whether the devices share the model.
     if is_elsewhere and plan.row_fits is False and processes > 1:
         plan = make(shards=processes)
     return plan, is_elsewhere
 
 
-def _about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:
+def about_tokens_of(recipe: Recipe) -> tuple[float | None, int | None]:
+    """Return about the tokens of a run in epochs, and the bytes that are held out; None of data that cannot be read."""
     from pipeline.data.estimate import about_tokens
 
     with suppress(TandemError):  # what is wrong with the data is said by their check
-        return about_tokens(recipe)
+        return about_tokens(
+            recipe.source_settings(),
+            recipe.tokenizer_settings(),
+            start_from=recipe.model.start_from,
+            epochs=recipe.train.get("num_train_epochs") or 1.0,
+        )
     return None, None
 
 
-def _can_count(recipe: Recipe) -> bool:
-    """Return whether text and tokenizer are on this machine, and what is found out about files can be kept."""
-    tokenizer = recipe.tokenizer.path is None or os.path.isdir(recipe.tokenizer.path)
-    return tokenizer and _keeps_sources(recipe)
+def _keeps_sources(data: Data) -> bool:
+    """Return whether the text is on this machine, and what is found out about its files can be kept."""
+    return not _absent_sources(data) and can_be_used(cache_dir(data.cache_dir))
 
 
-def _keeps_sources(recipe: Recipe) -> bool:
-    return all(map(_is_here, _sources(recipe))) and can_be_used(cache_dir(recipe.data.cache_dir))
-
-
-def _sources(recipe: Recipe) -> list[Source]:
-    return [*recipe.data.sources, *(recipe.data.validation or [])]
-
-
-def _is_here(source: Source) -> bool:
-    return source.id is None or os.path.isdir(os.path.expanduser(source.id))
-
-
-def _planned(recipe: Recipe) -> DeviceInfo:
-    try:
-        return planned_device(str(recipe.run.hardware))
-    except ValueError as error:
-        raise RecipeError(f"{recipe.where('run.hardware')}: {error}") from None
+def _absent_sources(data: Data) -> list[str]:
+    """Return the ids of sources that are not folders of this machine."""
+    ids = [source.id for source in (*data.sources, *(data.validation or []))]
+    return [name for name in ids if name is not None and not os.path.isdir(os.path.expanduser(name))]
 
 
 def _report_checks(plan: Plan, *, is_elsewhere: bool) -> None:
@@ -174,12 +176,14 @@ def _report_checks(plan: Plan, *, is_elsewhere: bool) -> None:
     recipe, notes = plan.recipe, find_notes(plan)
     if plan.steps is not None:
         notes += cadence_notes(recipe, plan.steps)  # a stage prints them once its data are known
-    problems = [] if is_elsewhere else machine_problems(plan)
+    problems: list[TandemError] = []
+    findings = [reading_findings(recipe, only=_readable(recipe))]
+    if not is_elsewhere:
+        problems += machine_problems(plan)
+        findings.insert(0, service_findings(recipe))
     problems += find_problems(plan, on_this_machine=not is_elsewhere)
-    findings = [] if is_elsewhere else [service_findings(recipe)]
     if _has_torch():
-        findings.append(([*trainer_problems(recipe), *named_code_problems(recipe)], []))
-    findings.append(_data_findings(recipe))
+        problems += [*trainer_problems(recipe), *named_code_problems(recipe)]
     for more_problems, more_notes in findings:
         problems += more_problems
         notes += more_notes
@@ -192,18 +196,21 @@ def _report_checks(plan: Plan, *, is_elsewhere: bool) -> None:
     raise_errors(problems)
     if not is_elsewhere and _has_torch():
         print(attention_line(*choose_attention(attention_needs(recipe), plan.device, plan.sizes)), flush=True)
-    doubt = None if plan.probe is not None else memory_doubt(plan)  # a probe has made these steps
-    print(f"this run may not fit: {doubt}" if doubt else "nothing was found that would stop this run")
+    doubt = memory_doubt(plan)
+    if doubt and plan.probe is None:  # a probe has made these steps
+        print(f"this run may not fit: {doubt}")
+    else:
+        print("nothing was found that would stop this run")
 
 
-def _data_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
-    """Return what is found in the data that are on this machine; without the Hub."""
+def _readable(recipe: Recipe) -> list[str]:
+    """Return what of the data is on this machine, to be looked into without the Hub."""
     only = ["weights"]
-    if _keeps_sources(recipe):
+    if _keeps_sources(recipe.data):
         only.append("sources")
     if os.path.isdir(recipe.tokenizer.path or ""):
         only += ["tokenizer", "changes"]
-    return reading_findings(recipe, only=only)
+    return only
 
 
 def _has_torch() -> bool:
@@ -219,7 +226,7 @@ def _not_checked(recipe: Recipe, *, is_elsewhere: bool) -> list[str]:
             "this machine's device, disk and packages, since the plan is for run.hardware. To check them: "
             "run.hardware=null"
         )
-    absent = [str(source.id) for source in _sources(recipe) if not _is_here(source)]
+    absent = _absent_sources(recipe.data)
     hub = [name for name in absent if not name.startswith("tandem:")]
     if hub:
         lines.append(

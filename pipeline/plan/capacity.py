@@ -11,9 +11,7 @@ from pipeline.plan.memory import DEVICE_SHARE
 from pipeline.plan.plan import Plan, gibibytes, gigabytes
 from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError, raised
 from pipeline.process.storage import cache_dir, folder_bytes, nearest_existing
-from pipeline.recipe.batch import micro_batch, rows_per_step
 from pipeline.recipe.checks import check_halvings
-from pipeline.recipe.identity import run_folder
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.schema import OPTIM_ARGS
 from pipeline.recipe.sizes import Sizes
@@ -42,7 +40,7 @@ def find_notes(plan: Plan) -> list[str]:
         where = recipe.where("train.optim_args")
         notes.append(f"{where}: transformers does not use {unused} for {recipe.train.get('optim')}. Remove it.")
     if plan.padding_share > WASTE_WORTH_A_NOTE:
-        rows = rows_per_step(plan.recipe)
+        rows = plan.recipe.rows_per_step
         notes.append(
             f"{recipe.where('data.batch_tokens')}: a step computes {plan.rows_per_pass * plan.micro_steps - rows} "
             f"rows of padding with its {rows}, {100 * plan.padding_share:.0f} % of the time. Choose rows and processes "
@@ -85,7 +83,7 @@ def _unused_optim_args(given: str | None, optimizer: str) -> str:
 
 def memory_doubt(plan: Plan) -> str | None:
     """Return a sentence where the micro-batch needs more than the device has, by the estimate; None where it fits."""
-    memory, limit, rows = plan.memory, _device_bytes(plan), micro_batch(plan.recipe)
+    memory, limit, rows = plan.memory, _device_bytes(plan), plan.recipe.micro_batch_rows
     if not (memory and memory.total and memory.fixed and limit and memory.fixed <= limit < memory.total):
         return None
     text = (
@@ -108,15 +106,17 @@ def _device_bytes(plan: Plan) -> float | None:
 
 
 def _batch(plan: Plan) -> None:
-    rows = rows_per_step(plan.recipe)
+    recipe = plan.recipe
+    rows = recipe.rows_per_step
     if batch_ranks(plan.processes) > rows:
         raise RecipeError(
             f"{plan.recipe.where('data.batch_tokens')}: a step of {plan.batch_tokens} tokens has {rows} rows, "
             f"and {plan.processes} processes would leave some without any. Start fewer processes, or make the batch "
             "larger."
         )
+    # Known only now, where the batch follows from the processes.
     problems = Problems()
-    check_halvings(plan.recipe, problems)  # known only now, where the batch follows from the processes
+    check_halvings(recipe.step_rows, recipe.data.row_tokens, problems.of(recipe.where))
     problems.raise_if_any()
 
 
@@ -225,10 +225,10 @@ def _disk(plan: Plan) -> None:
 
     Checkpoints and model that are there count, since they will be replaced; the rest of the folder only grows.
     """
-    folder = run_folder(plan.recipe)
     if plan.checkpoint_bytes is None:
         return
-    run = RunDirectory(folder)
+    run = RunDirectory.of(plan.recipe.run)
+    folder = run.path
     there = folder_bytes(run.checkpoints) + folder_bytes(run.model)
     least = int(LEAST_CHECKPOINTS * plan.checkpoint_bytes) + plan.queued_bytes
     needed = max(max(plan.run_disk_bytes or 0, least) - there, 0)

@@ -67,7 +67,9 @@ class Memory:
 
     @property
     def total(self) -> int | None:
-        return None if self.fixed is None else self.fixed + self.activations
+        if self.fixed is None:
+            return None
+        return self.fixed + self.activations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,9 @@ class Workload:
     @property
     def checkpoint_bytes(self) -> int | None:
         """Return one whole checkpoint: weights and optimizer state; tokenizer and the rest are a few megabytes."""
-        return None if self.optimizer_bytes is None else self.weight_bytes + self.optimizer_bytes
+        if self.optimizer_bytes is None:
+            return None
+        return self.weight_bytes + self.optimizer_bytes
 
     @property
     def gathered_bytes(self) -> int:
@@ -127,31 +131,40 @@ class Workload:
 
     def memory(self, rows: int) -> Memory:
         """Return the memory of one process with a micro-batch of so many rows."""
-        weights, optimizer = self.weight_bytes, self.optimizer_bytes
-        gradients = weights * (2 if self.processes > 1 else 1)
-        saved = (self.checkpoint_bytes or 0) if self.on_cpu and self.saves else 0
-        if self.shards > 1:
-            weights = gradients = weights // self.shards + self.gathered_bytes
-            optimizer = None if optimizer is None else optimizer // self.shards
-            saved //= self.processes  # each writes a part
-        activations, process = self.activations(rows), 0
+        weights = gradients = self.weight_bytes
+        optimizer, activations = self.optimizer_bytes, self.activations(rows)
+        process = saved = 0
+        if self.processes > 1:
+            gradients *= 2
         if self.on_cpu:
             activations = round(KEPT_FREED * activations)
-            process = PROCESS_BYTES + (COMPILER_BYTES if self.compiled else 0)
+            process = PROCESS_BYTES + self.compiled * COMPILER_BYTES
+            if self.saves and self.checkpoint_bytes is not None:
+                saved = self.checkpoint_bytes
+        if self.shards > 1:
+            weights = gradients = weights // self.shards + self.gathered_bytes
+            if optimizer is not None:
+                optimizer //= self.shards
+            saved //= self.processes  # each writes a part
         return Memory(weights, gradients, optimizer, activations, process, saved)
 
     def activations(self, rows: int) -> int:
         """Return what a step of so many rows holds beyond weights and states, by the counts of KEPT."""
         sizes = self.sizes
         positions = rows * sizes.row_tokens
-        kept = KEPT[self.half, self.compiled][0 if self.modern else 1] * positions * sizes.n_embd
+        # 1. What the backward pass needs of a block.
+        modern_bytes, other_bytes = KEPT[self.half, self.compiled]
+        kept = (modern_bytes if self.modern else other_bytes) * positions * sizes.n_embd
         if self.eager:
-            kept += (EAGER_BYTES + 2 * self.half) * positions * sizes.row_tokens * (sizes.n_head or 0)
+            kept += (EAGER_BYTES + 2 * self.half) * positions * sizes.row_tokens * sizes.n_head
+        # 2. Of all blocks; recomputed, each block's input and one block at a time in full.
         blocks = kept * sizes.n_layer
-        if self.recomputes:  # each block's input, and one block at a time in full
+        if self.recomputes:
             blocks = FP32 * sizes.n_layer * positions * sizes.n_embd + kept
-        # Autocast's 16-bit weights live until the backward pass.
-        copies = 2 * (sizes.parameters()["scaling"] or 0) if self.half else 0
+        # 3. Autocast's 16-bit weights, which live until the backward pass.
+        copies = 0
+        if self.half:
+            copies = 2 * sizes.parameters()["scaling"]
         training = blocks + copies + self._head_bytes(positions)
         if not self.on_cpu:
             return training
@@ -171,7 +184,9 @@ def checkpoints_on_disk(
 ) -> int | None:
     """Return the checkpoints at the fullest moment: those kept and the one being written. None when their number
     depends on a horizon that is not known."""
-    kept = None if limit is None else limit + 1 + keep_best
+    kept = None
+    if limit is not None:
+        kept = limit + 1 + keep_best
     if steps is None:
         return None if keep_every_steps else kept
     saves = max(1, -(-steps // save_steps))
@@ -185,9 +200,13 @@ def checkpoints_on_disk(
 def row_bytes(row_tokens: int, vocab_size: int | None, *, chat: bool) -> int:
     """Return a packed row of a shard: its ids, five numbers, and for conversations two bits a position."""
     positions = row_tokens + 1
-    ids = positions * (2 if vocab_size is not None and vocab_size <= 1 << 16 else 4)
-    bits = 2 * -(-positions // 8) if chat else 0
-    return ids + 5 * 4 + bits
+    id_bytes = 4
+    if vocab_size is not None and vocab_size <= 1 << 16:
+        id_bytes = 2
+    row = id_bytes * positions + 5 * 4
+    if chat:
+        row += 2 * math.ceil(positions / 8)
+    return row
 
 
 def micro_batches(rows_per_step: int, ranks: int) -> list[int]:
@@ -204,10 +223,14 @@ def usable_bytes(memory_gib: float) -> float:
 def planned_micro_batch(workload: Workload | None, choices: list[int], *, row_tokens: int, limit: float) -> int:
     """Return the largest choice that fits into the limit (bytes) by arithmetic, 1 at the least."""
     for rows in choices:
-        if workload is not None and workload.on_cpu and rows * row_tokens > CPU_POSITIONS:
-            continue
-        need = None if workload is None else workload.memory(rows).total
-        fits = rows <= UNKNOWN if need is None or not limit else need <= limit
+        need = None
+        if workload is not None:
+            if workload.on_cpu and rows * row_tokens > CPU_POSITIONS:
+                continue
+            need = workload.memory(rows).total
+        fits = rows <= UNKNOWN
+        if need is not None and limit:
+            fits = need <= limit
         if fits:
             return rows
     return 1

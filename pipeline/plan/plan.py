@@ -26,20 +26,11 @@ from pipeline.plan.memory import (
 )
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import (
-    KEY,
-    is_auto,
-    micro_batch,
-    micro_steps,
-    rows_per_step,
-    step_rows,
-    tokens_at,
-    with_batch_tokens,
-)
+from pipeline.recipe.batch import KEY
 from pipeline.recipe.dial import horizon_steps
 from pipeline.recipe.model_sizes import sizes_from_config, sizes_of
 from pipeline.recipe.model_statistics import CountedSizes
-from pipeline.recipe.schema import Bpb, with_values
+from pipeline.recipe.schema import Bpb, Hub, with_values
 from pipeline.recipe.sizes import Sizes, SizesUnknownError
 from pipeline.recipe.start_from import start_folder
 from pipeline.run_dir.run_directory import RunDirectory
@@ -99,58 +90,67 @@ class Plan:
     run_disk_bytes: int | None
     shards_bytes: int | None
     evaluation_tokens: float
-    compiled: bool
     probe: "Probe | None" = None  # measured steps of this machine
 
     @property
     def tokens(self) -> int | None:
-        return None if self.steps is None else tokens_at(self.recipe, self.steps)
+        return None if self.steps is None else self.recipe.tokens_at(self.steps)
 
     @property
     def flops(self) -> float | None:
         """Return the FLOPs of the whole training, by nanochat's formula."""
-        flops = None if self.sizes is None else self.sizes.flops_per_token("nanochat")
-        return None if flops is None or self.tokens is None else flops * self.tokens
+        if self.sizes is None:
+            return None
+        return _product(self.sizes.flops_per_token("nanochat"), self.tokens)
 
     @property
     def tokens_per_param(self) -> float | None:
-        scaling = None if self.sizes is None else self.sizes.scaling
-        return None if scaling is None or self.tokens is None else self.tokens / scaling
+        if self.tokens is None or self.sizes is None or self.sizes.scaling is None:
+            return None
+        return self.tokens / self.sizes.scaling
 
     @property
     def rows_per_pass(self) -> int:
         """Return rows of one micro-step over all processes."""
-        return batch_ranks(self.processes) * micro_batch(self.recipe)
+        return batch_ranks(self.processes) * self.recipe.micro_batch_rows
 
     @property
     def padding_share(self) -> float:
         """Return the share of the computed rows that fill up the last micro-step of each step and teach nothing."""
-        return 1 - rows_per_step(self.recipe) / (self.micro_steps * self.rows_per_pass)
+        return 1 - self.recipe.rows_per_step / (self.micro_steps * self.rows_per_pass)
 
     @property
     def row_fits(self) -> bool | None:
         """Return whether a micro-batch of one row fits into the device by the estimate; None where that is not
         known."""
-        least = self.least_memory.total if self.least_memory else None
         limit = self.device.memory_gib
-        return None if least is None or limit is None else least <= usable_bytes(limit)
+        if limit is None or self.least_memory is None or self.least_memory.total is None:
+            return None
+        return self.least_memory.total <= usable_bytes(limit)
 
     @cached_property
     def duration(self) -> Duration | None:
         """Return the expected duration; None while the steps or the speed of the device are not known."""
-        mfu = None
+        # 1. A step, as probed or by an assumed share of the peak.
+        start_s, mfu = START_S[self.device.kind], None
+        step_s: float | None
         if self.probe is not None:
-            step_s: float | None = self.probe.step_s
+            step_s = self.probe.step_s
+            start_s += self.probe.first_step_s
         else:
             mfu, step_s = _assumed_step(self)
         if self.steps is None or self.tokens is None or step_s is None:
             return None
+        # 2. A token of all processes, which share the scoring too.
+        token_s = step_s / self.batch_tokens
+        # 3. How often is scored and saved.
         train = self.recipe.train
-        num_saves = 0 if train["save_strategy"] == "no" else max(1, self.steps // train["save_steps"])
-        token_s = step_s / self.batch_tokens  # of all processes, which share the scoring too
+        num_saves = 0
+        if train["save_strategy"] != "no":
+            num_saves = max(1, self.steps // train["save_steps"])
         evaluations = num_evaluations(train, self.steps, at_start=self.recipe.evals.bpb.at_start)
         return Duration(
-            start=START_S[self.device.kind] + (self.probe.first_step_s if self.probe else 0),
+            start=start_s,
             steps=token_s * self.tokens,
             evaluations=FORWARD * token_s * self.evaluation_tokens * evaluations,
             saves=num_saves * (self.checkpoint_bytes or 0) / SAVE_BYTES_S,
@@ -159,31 +159,31 @@ class Plan:
 
     @property
     def device_hours(self) -> float | None:
-        return None if self.duration is None else self.duration.total * self.processes / 3600
+        if self.duration is None:
+            return None
+        return self.duration.total * self.processes / 3600
 
     @property
     def cost(self) -> float | None:
-        price = self.recipe.run.gpu_hour_cost
-        return None if self.device_hours is None or price is None else self.device_hours * price
+        return _product(self.device_hours, self.recipe.run.gpu_hour_cost)
 
     @property
     def energy_kwh(self) -> float | None:
         """Return the energy of the accelerators alone, at their rated power."""
-        watts = self.device.power_w
-        return None if self.device_hours is None or watts is None else self.device_hours * watts / 1000
+        watt_hours = _product(self.device_hours, self.device.power_w)
+        return None if watt_hours is None else watt_hours / 1000
 
     def facts(self) -> dict[str, Any]:
         """Return the plan as run_manifest.json holds it (run_dir/run_directory.py); what is not known is left out."""
-        duration = self.duration
-        found = {
-            "device": self.device.name,
-            "processes": self.processes,
-            "parameters": self.sizes.parameters()["total"] if self.sizes else None,
-            "scaling_parameters": self.sizes.scaling if self.sizes else None,
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "flops": self.flops,
-            "memory_bytes": _known({**asdict(self.memory), "total": self.memory.total}) if self.memory else None,
+        duration, memory = self.duration, self.memory
+        found: dict[str, Any] = {"device": self.device.name, "processes": self.processes}
+        if self.sizes:
+            found["parameters"] = self.sizes.parameters()["total"]
+            found["scaling_parameters"] = self.sizes.scaling
+        found |= {"steps": self.steps, "tokens": self.tokens, "flops": self.flops}
+        if memory:
+            found["memory_bytes"] = _known({**asdict(memory), "total": memory.total})
+        found |= {
             "checkpoint_bytes": self.checkpoint_bytes,
             "run_disk_bytes": self.run_disk_bytes,
             "cost": self.cost,
@@ -200,33 +200,48 @@ class Plan:
         return _known(found)
 
 
+def _product(value: float | None, factor: float | None) -> float | None:
+    """Return the product; None where one of the two is not known."""
+    if value is None or factor is None:
+        return None
+    return value * factor
+
+
 def _known(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
 def _assumed_step(plan: Plan) -> tuple[float | None, float | None]:
     """Return the assumed MFU and the seconds of a step by it; (None, None) where peak or FLOPs are not known."""
-    flops = None if plan.sizes is None else plan.sizes.flops_per_token("exact_causal")
-    if plan.sizes is None or flops is None:
-        return None, None
-    # Of one process, rows that only fill up micro-steps included.
-    flops *= plan.batch_tokens / (1 - plan.padding_share) / plan.processes
+    unknown = None, None
+    if plan.sizes is None:
+        return unknown
+    # 1. The FLOPs of one process in a step, rows that only fill up micro-steps included.
+    computed_tokens = plan.batch_tokens / (1 - plan.padding_share) / plan.processes
+    flops = _product(plan.sizes.flops_per_token("exact_causal"), computed_tokens)
+    if flops is None:
+        return unknown
+    # 2. The peak of one process, and the share of it that is reached.
     if plan.device.kind == "cpu":
         rates = product_rates()
         if rates is None:
-            return None, None
+            return unknown
         of_thread = rates.bfloat16 if plan.compute_format == "bfloat16" else rates.float32
         peak: float | None = max(1, physical_cores() // plan.processes) * of_thread
         mfu = CPU_MFU
     else:
         peak = (plan.device.peak_flops or {}).get(plan.compute_format)
         mfu = GPU_MFU * min(1.0, plan.sizes.n_embd / FULL_WIDTH)
-    return (mfu, flops / (mfu * peak)) if peak else (None, None)
+    if not peak:
+        return unknown
+    return mfu, flops / (mfu * peak)
 
 
 def num_evaluations(train: dict[str, Any], steps: int, *, at_start: bool) -> int:
     """Return how often bits per byte are scored: before the first step, every train.eval_steps, and at the end."""
-    every = train["eval_steps"] if train["eval_strategy"] != "no" else steps
+    every = steps
+    if train["eval_strategy"] != "no":
+        every = train["eval_steps"]
     return int(at_start) + math.ceil(steps / every)
 
 
@@ -243,18 +258,22 @@ def evaluation_tokens(limits: Bpb, scored_bytes: int | None) -> float:
 def scored_at_most(limits: Bpb, held_out: int, *, chat: bool) -> int:
     """Return the bytes of one scoring of bits per byte, as rows and in pretraining as documents too, within the
     recipe's limits (evals.bpb)."""
-    documents = 0 if chat else min(held_out, limits.document_bytes)
-    return round(min(held_out, limits.tokens * BYTES_A_TOKEN)) + documents
+    scored = round(min(held_out, limits.tokens * BYTES_A_TOKEN))
+    if not chat:
+        scored += min(held_out, limits.document_bytes)
+    return scored
 
 
 def plan_of_run(recipe: Recipe, run: RunDirectory, *, micro_batch: int, processes: int) -> Plan:
     """Return the plan of a run as it was built: its micro-batch, its vocabulary, and the validation that it scores."""
     inputs = run.read_manifest().get("inputs", {})
-    scored, vocabulary = inputs.get("validation_bytes"), inputs.get("tokenizer", {}).get("size")
-    recipe = with_values(recipe, {KEY: micro_batch})
-    if vocabulary:  # of little text it is smaller than tokenizer.vocab_size, and chat adds tokens to others' models
-        recipe = with_values(recipe, {"tokenizer.vocab_size": vocabulary})
-    return make_plan(recipe, device_info(), processes=processes, scored_bytes=sum(scored.values()) if scored else None)
+    known = {KEY: micro_batch}
+    # Of little text it is smaller than tokenizer.vocab_size, and chat adds tokens to others' models.
+    vocabulary = inputs.get("tokenizer", {}).get("size")
+    if vocabulary:
+        known["tokenizer.vocab_size"] = vocabulary
+    scored_bytes = sum(inputs.get("validation_bytes", {}).values()) or None
+    return make_plan(with_values(recipe, known), device_info(), processes=processes, scored_bytes=scored_bytes)
 
 
 def make_plan(
@@ -274,48 +293,66 @@ def make_plan(
     """
     # 1. The global batch and the horizon.
     ranks = batch_ranks(processes)
-    batch_tokens = with_batch_tokens(recipe, ranks)
+    batch_tokens = recipe.global_batch_tokens(ranks)
     recipe = with_values(recipe, {"data.batch_tokens": batch_tokens})
-    known_steps = _steps(recipe)
-    steps = about_steps if known_steps is None else known_steps
+    data, train = recipe.data, recipe.train
+    try:
+        steps = horizon_steps(recipe)
+    except ValueError as error:
+        raise RecipeError(
+            f"{recipe.path}: run: the horizon follows from sizes that are not known: {error}. Give run.tokens or "
+            "train.max_steps."
+        ) from error
+    steps_are_estimated = steps is None
+    if steps is None:
+        steps = about_steps
     # 2. The model, and what a process makes of it.
     sizes, sizes_unknown = planned_sizes(recipe)
-    shards = model_shards(processes) if shards is None else shards
-    compute, compiled = _compute_format(recipe.train, device), _compiled(recipe.train, device, shards)
+    if shards is None:
+        shards = model_shards(processes)
+    compute = _compute_format(train, device)
+    on_cpu = device.kind == "cpu"
     workload = None
     if sizes is not None:
-        half = compute in ("bfloat16", "float16")
-        on_cpu = device.kind == "cpu"
         workload = workload_of(
-            recipe, sizes, half=half, compiled=compiled, on_cpu=on_cpu, processes=processes, shards=shards
+            recipe,
+            sizes,
+            half=compute in ("bfloat16", "float16"),
+            compiled=_compiled(train, device, shards),
+            on_cpu=on_cpu,
+            processes=processes,
+            shards=shards,
         )
-    # 3. The micro-batch, and the memory that it takes.
-    if is_auto(recipe):
+    # 3. The micro-batch: for `auto` the largest that fits.
+    if recipe.is_auto:
         limit = CPU_SHARE * available_bytes() / processes
-        if device.kind != "cpu":
+        if not on_cpu:
             limit = usable_bytes(device.memory_gib or 0)
-        choices = micro_batches(rows_per_step(recipe), ranks)
-        rows = planned_micro_batch(workload, choices, row_tokens=recipe.data.row_tokens, limit=limit)
+        choices = micro_batches(recipe.rows_per_step, ranks)
+        rows = planned_micro_batch(workload, choices, row_tokens=data.row_tokens, limit=limit)
         recipe = with_values(recipe, {"micro_batch": rows})
-    # 4. The disk.
-    checkpoint, queued, run_disk = None, 0, None
-    if workload is not None and sizes is not None:
+    # 4. Its memory, and the disk.
+    memory = least_memory = checkpoint = run_disk = None
+    queued = 0
+    if workload is not None:
+        memory, least_memory = workload.memory(recipe.micro_batch_rows), workload.memory(1)
         checkpoint = workload.checkpoint_bytes
-        queued = _queued_bytes(recipe, workload)
+        queued = _queued_bytes(workload, recipe.hub, mirror=recipe.run.mirror)
         count = checkpoints_on_disk(
             steps,
-            save_steps=recipe.train["save_steps"],
-            limit=recipe.train["save_total_limit"],
+            save_steps=train["save_steps"],
+            limit=train["save_total_limit"],
             keep_every_steps=recipe.run.keep_every_steps,
             keep_best=recipe.run.keep_best,
         )
         if checkpoint is not None and count:
-            model = (FP32 if recipe.hub.dtype == "float32" else 2) * sizes.parameters()["total"]
+            a_weight = FP32 if recipe.hub.dtype == "float32" else 2
+            model = a_weight * workload.sizes.parameters()["total"]
             run_disk = count * checkpoint + model + queued
     shards_bytes = None
     if steps is not None:
-        a_row = row_bytes(recipe.data.row_tokens, recipe.tokenizer.vocab_size, chat=recipe.stage == "sft")
-        shards_bytes = a_row * step_rows(recipe).before(steps)
+        a_row = row_bytes(data.row_tokens, recipe.tokenizer.vocab_size, chat=recipe.stage == "sft")
+        shards_bytes = a_row * recipe.step_rows.before(steps)
     return Plan(
         recipe=recipe,
         device=device,
@@ -324,18 +361,17 @@ def make_plan(
         sizes=sizes,
         sizes_unknown=sizes_unknown,
         steps=steps,
-        steps_are_estimated=known_steps is None,
+        steps_are_estimated=steps_are_estimated,
         batch_tokens=batch_tokens,
-        micro_steps=micro_steps(recipe, ranks),
-        memory=workload.memory(micro_batch(recipe)) if workload else None,
-        least_memory=workload.memory(1) if workload else None,
+        micro_steps=recipe.micro_steps(ranks),
+        memory=memory,
+        least_memory=least_memory,
         shards=shards,
         checkpoint_bytes=checkpoint,
         queued_bytes=queued,
         run_disk_bytes=run_disk,
         shards_bytes=shards_bytes,
         evaluation_tokens=evaluation_tokens(recipe.evals.bpb, scored_bytes),
-        compiled=compiled,
     )
 
 
@@ -350,10 +386,12 @@ def workload_of(
     shards: int = 1,
 ) -> Workload:
     """Return what decides the memory of the recipe's training."""
-    train, optimizer = recipe.train, recipe.optimizer
+    train, optimizer = recipe.train, recipe.optimizer.type
+    if optimizer == "trainer":
+        optimizer = str(train.get("optim"))
     return Workload(
         sizes=sizes,
-        optimizer=str(train.get("optim")) if optimizer.type == "trainer" else optimizer.type,
+        optimizer=optimizer,
         half_tables=recipe.model.embedding_dtype == "bfloat16",
         modern=recipe.model.preset.startswith("modern"),
         eager=(recipe.model.chosen_attention or recipe.model.attn_implementation) == "eager",
@@ -368,25 +406,16 @@ def workload_of(
     )
 
 
-def _queued_bytes(recipe: Recipe, workload: Workload) -> int:
+def _queued_bytes(workload: Workload, hub: Hub, *, mirror: str | None) -> int:
     """Return what waits while its checkpoint is rotated away: for the Hub one model, with its state where that is
     published, for run.mirror one checkpoint."""
     whole = workload.checkpoint_bytes or workload.weight_bytes
-    queued = whole if recipe.run.mirror else 0
-    if recipe.hub.id is not None and recipe.hub.strategy == "checkpoint":
+    queued = 0
+    if mirror:
+        queued += whole
+    if hub.id is not None and hub.strategy == "checkpoint":
         queued += whole
     return queued
-
-
-def _steps(recipe: Recipe) -> int | None:
-    assert recipe.data.batch_tokens
-    try:
-        return horizon_steps(recipe, recipe.data.batch_tokens)
-    except ValueError as error:
-        raise RecipeError(
-            f"{recipe.path}: run: the horizon follows from sizes that are not known: {error}. Give run.tokens or "
-            "train.max_steps."
-        ) from error
 
 
 def planned_sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
@@ -428,8 +457,11 @@ def _compute_format(train: dict[str, Any], device: DeviceInfo) -> str:
     """
     bf16 = train.get("bf16")
     if bf16 == "auto":
-        is_fast = bfloat16_is_faster() if device.kind == "cpu" else "bfloat16" in (device.peak_flops or {})
-        bf16 = is_fast and not train.get("fp16")
+        bf16 = "bfloat16" in (device.peak_flops or {})
+        if device.kind == "cpu":
+            bf16 = bfloat16_is_faster()
+        if train.get("fp16"):
+            bf16 = False
     if bf16:
         return "bfloat16"
     if train.get("fp16"):
@@ -439,9 +471,12 @@ def _compute_format(train: dict[str, Any], device: DeviceInfo) -> str:
 
 def _compiled(train: dict[str, Any], device: DeviceInfo, shards: int) -> bool:
     compiled = train.get("torch_compile")
-    if compiled == "auto":  # as decide_compile
-        return shards == 1 and (cpu_can_compile() if device.kind == "cpu" else device.kind == "cuda")
-    return bool(compiled)
+    if compiled != "auto":
+        return bool(compiled)
+    # As decide_compile of a device that need not be here.
+    if device.kind == "cpu":
+        return shards == 1 and cpu_can_compile()
+    return shards == 1 and device.kind == "cuda"
 
 
 def gigabytes(count: float) -> str:

@@ -58,6 +58,7 @@ def measure(argv: list[str], *, processes: int, seconds: float, on_cpu: bool, ne
         text=True,
         start_new_session=True,
     )
+    # Compilation is in START_S; a slow machine may need thrice the time for its few steps.
     limit = START_S + 3 * seconds
     try:
         out, stderr = child.communicate(timeout=limit)

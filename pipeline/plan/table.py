@@ -1,9 +1,14 @@
 """The plan as a table of text: a line for each number, a column for each plan."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from pipeline.hardware.device import batch_ranks
 from pipeline.plan.memory import FP32
 from pipeline.plan.plan import Plan, gibibytes, gigabytes
-from pipeline.recipe.batch import is_auto, micro_batch, step_rows
+from pipeline.recipe.model_statistics import CountedSizes
+from pipeline.recipe.sizes import Sizes
 
 UNKNOWN = "n/a"
 
@@ -14,6 +19,7 @@ def plan_table(plans: list[Plan], headings: list[str] | None = None) -> str:
     rows = [("", headings)] if headings else []
     for name in columns[0]:
         rows.append((name, [column.get(name) or UNKNOWN for column in columns]))
+    # Names to the left; numbers of several plans to the right, digits under digits.
     name_width = max(len(name) for name, _ in rows)
     widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(plans))]
     printed = []
@@ -26,23 +32,30 @@ def plan_table(plans: list[Plan], headings: list[str] | None = None) -> str:
 
 def plan_lines(plan: Plan) -> dict[str, str | None]:
     """Return the numbers of a plan by their names in the table; None for one that is not known."""
+    recipe = plan.recipe
     lines: dict[str, str | None] = {"hardware": _hardware(plan), "compute format": plan.compute_format}
-    lines |= _model_lines(plan)
+    lines |= _model_lines(plan.sizes)
     lines["steps"] = _steps(plan)
     lines["tokens (row positions)"] = _tokens(plan)
-    lines["FLOPs, nanochat's formula"] = None if plan.flops is None else scientific(plan.flops, digits=2)
-    by_arithmetic = " (auto, by arithmetic)" if is_auto(plan.recipe) else ""
-    rows = f"{batch_ranks(plan.processes)} x {micro_batch(plan.recipe)} x {plan.micro_steps}"
-    lines["processes x rows x micro-steps"] = f"{rows}{by_arithmetic}"
+    lines["FLOPs, nanochat's formula"] = _shown(plan.flops, partial(scientific, digits=2))
+    rows = f"{batch_ranks(plan.processes)} x {recipe.micro_batch_rows} x {plan.micro_steps}"
+    if recipe.is_auto:
+        rows += " (auto, by arithmetic)"
+    lines["processes x rows x micro-steps"] = rows
     if plan.shards > 1:
         lines["layout"] = f"FSDP2, a model on {plan.shards} devices"
     lines["rows that only fill up micro-steps"] = f"{100 * plan.padding_share:.1f} %"
     lines |= _memory_lines(plan)
     lines["checkpoint"] = _checkpoint(plan)
-    lines["disk for checkpoints and model"] = None if plan.run_disk_bytes is None else gigabytes(plan.run_disk_bytes)
-    lines["disk for packed rows, at most"] = None if plan.shards_bytes is None else gigabytes(plan.shards_bytes)
+    lines["disk for checkpoints and model"] = _shown(plan.run_disk_bytes, gigabytes)
+    lines["disk for packed rows, at most"] = _shown(plan.shards_bytes, gigabytes)
     lines |= _time_lines(plan)
     return lines
+
+
+def _shown(value: float | None, form: Callable[[Any], str]) -> str | None:
+    """Return the value in this form; None where it is not known."""
+    return None if value is None else form(value)
 
 
 def _hardware(plan: Plan) -> str:
@@ -52,42 +65,47 @@ def _hardware(plan: Plan) -> str:
     return f"CPU ({plan.device.name}), {plan.processes} process{plural}"
 
 
-def _model_lines(plan: Plan) -> dict[str, str | None]:
-    sizes = plan.sizes
+def _model_lines(sizes: Sizes | CountedSizes | None) -> dict[str, str | None]:
     if sizes is None:
         return dict.fromkeys(("model", "parameters", "FLOPs a token, nanochat's formula"))
-    heads = f", {sizes.n_head} heads" if sizes.n_head else ""
+    model = f"{sizes.model_type} {sizes.n_layer} x {sizes.n_embd}"
+    if sizes.n_head:
+        model += f", {sizes.n_head} heads"
     counts = sizes.parameters()
-    lines: dict[str, str | None] = {
-        "model": f"{sizes.model_type} {sizes.n_layer} x {sizes.n_embd}{heads}",
+    flops = partial(scientific, digits=3)
+    return {
+        "model": model,
         "parameters": millions(counts["total"]),
         "  embeddings": millions(counts["embeddings"]),
         "  value embeddings": millions(counts["value_embeddings"]),
         "  head": millions(counts["head"]),
         "  matrices of the blocks": millions(counts["matrices"]),
         "  scalars, norms, biases": millions(counts["scalars"]),
-        "scaling parameters (matrices + head)": None if sizes.scaling is None else millions(sizes.scaling),
+        "scaling parameters (matrices + head)": _shown(sizes.scaling, millions),
+        "FLOPs a token, nanochat's formula": _shown(sizes.flops_per_token("nanochat"), flops),
+        "FLOPs a token, exact-causal": _shown(sizes.flops_per_token("exact_causal"), flops),
     }
-    nanochats, exact = sizes.flops_per_token("nanochat"), sizes.flops_per_token("exact_causal")
-    lines["FLOPs a token, nanochat's formula"] = None if nanochats is None else scientific(nanochats, digits=3)
-    lines["FLOPs a token, exact-causal"] = None if exact is None else scientific(exact, digits=3)
-    return lines
 
 
 def _steps(plan: Plan) -> str | None:
     if plan.steps is None:
         return None
-    about = "about " if plan.steps_are_estimated else ""
-    warmup = step_rows(plan.recipe).warmup_steps
-    fewer = f" (fewer in the first {warmup:,})" if warmup else ""
-    return f"{about}{plan.steps:,} of {plan.batch_tokens:,} tokens{fewer}"
+    steps = f"{plan.steps:,} of {plan.batch_tokens:,} tokens"
+    if plan.steps_are_estimated:
+        steps = f"about {steps}"
+    warmup = plan.recipe.step_rows.warmup_steps
+    return f"{steps} (fewer in the first {warmup:,})" if warmup else steps
 
 
 def _tokens(plan: Plan) -> str | None:
     if plan.tokens is None:
         return None
-    count = f"{plan.tokens / 1e9:,.2f}B" if plan.tokens >= 1e8 else f"{plan.tokens / 1e6:,.1f}M"
-    return count if plan.tokens_per_param is None else f"{count} ({plan.tokens_per_param:.2f} a scaling parameter)"
+    count = f"{plan.tokens / 1e6:,.1f}M"
+    if plan.tokens >= 1e8:
+        count = f"{plan.tokens / 1e9:,.2f}B"
+    if plan.tokens_per_param is not None:
+        count += f" ({plan.tokens_per_param:.2f} a scaling parameter)"
+    return count
 
 
 def _memory_lines(plan: Plan) -> dict[str, str | None]:
@@ -99,14 +117,13 @@ def _memory_lines(plan: Plan) -> dict[str, str | None]:
             lines["  Python and libraries"] = gibibytes(memory.process)
         lines["  weights, fp32"] = gibibytes(memory.weights)
         lines["  gradients"] = gibibytes(memory.gradients)
-        lines["  optimizer"] = None if memory.optimizer is None else gibibytes(memory.optimizer)
+        lines["  optimizer"] = _shown(memory.optimizer, gibibytes)
         lines["  activations"] = f"about {gibibytes(memory.activations)}"
         if memory.saved:
             lines["  copy of a checkpoint being written"] = gibibytes(memory.saved)
     if plan.probe is not None:
         lines["memory a process, as probed"] = gibibytes(plan.probe.peak_bytes)
-    limit = plan.device.memory_gib
-    lines["memory of the device"] = None if limit is None else f"{limit:,.1f} GiB"
+    lines["memory of the device"] = _shown(plan.device.memory_gib, "{:,.1f} GiB".format)
     return lines
 
 
@@ -126,9 +143,9 @@ def _time_lines(plan: Plan) -> dict[str, str | None]:
         lines["  start and end"] = time_text(duration.start)
         lines["  evaluations of bits per byte"] = time_text(duration.evaluations)
         lines["  saves"] = time_text(duration.saves)
-    lines["device hours"] = None if plan.device_hours is None else f"{plan.device_hours:,.1f}"
-    lines["energy at rated power, kWh"] = None if plan.energy_kwh is None else f"{plan.energy_kwh:,.1f}"
-    lines["cost (run.gpu_hour_cost)"] = None if plan.cost is None else f"{plan.cost:,.2f}"
+    lines["device hours"] = _shown(plan.device_hours, "{:,.1f}".format)
+    lines["energy at rated power, kWh"] = _shown(plan.energy_kwh, "{:,.1f}".format)
+    lines["cost (run.gpu_hour_cost)"] = _shown(plan.cost, "{:,.2f}".format)
     return lines
 
 

@@ -97,12 +97,12 @@ def program(name: str) -> str:
     return f"{console} {name}" if console else f"python -m pipeline.{MODULES.get(name, name)}"
 
 
-def stage_command(recipe: str, stage: str, settings: Sequence[str] = ()) -> str:
+def stage_command(recipe_path: str, stage: str, settings: Sequence[str] = ()) -> str:
     """Return the command that trains a shipped recipe; the scripts are given its path, which a reader can open."""
-    path = Path("recipes", f"{recipe}.yaml")
+    path = Path("recipes", f"{recipe_path}.yaml")
     if not os.environ.get(CONSOLE) and (ROOT / path).is_file():
-        recipe = _near(ROOT / path)
-    return command(stage, recipe, *settings)
+        recipe_path = _near(ROOT / path)
+    return command(stage, recipe_path, *settings)
 
 
 def _python() -> str:

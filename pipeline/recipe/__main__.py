@@ -1,6 +1,7 @@
 """`python -m pipeline.recipe` writes docs/recipes.md and recipes/schema.json."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -71,7 +72,10 @@ def render() -> str:
     parts = [INTRODUCTION]
     hints = get_type_hints(Recipe)
     for section in SECTIONS:
-        parts.append(_train() if section == "train" else _section(section, hints[section], level=2))
+        if section == "train":
+            parts.append(_train())
+            continue
+        parts += _section(section, hints[section], level=2)
         if section == "model":
             parts.append(_options())
         if section == "optimizer":
@@ -79,39 +83,37 @@ def render() -> str:
     return "\n".join(parts)
 
 
-def _section(path: str, cls: Any, *, level: int) -> str:
-    lines = [
-        f"{'#' * level} {_cell(path)}",
-        "",
-        f"{cls.__doc__}",
-        "",
-        "| key | type | default | meaning |",
-        "|---|---|---|---|",
-    ]
+def _table(*rows: Iterable[str]) -> str:
+    """Return a table whose first row is its head."""
+    lines = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+    lines.insert(1, "|---" * len(list(rows[0])) + "|")
+    return "\n".join([*lines, ""])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _section(path: str, cls: Any, *, level: int) -> list[str]:
+    """Return the parts of a section, and of those in it."""
+    rows = [("key", "type", "default", "meaning")]
     nested = []
     for f, annotation in keys_of(cls):
-        inner = _dataclass_in(annotation)
+        doc = f.metadata["doc"]
         if is_dataclass(annotation):
             nested.append((f"{path}.{f.name}", annotation))
-            lines.append(f"| {f.name} | keys | | {_cell(f.metadata['doc'])} |")
+            rows.append((f.name, "keys", "", doc))
             continue
-        if inner and f.name == "sources":
-            nested.append((f"{path}.{f.name}.<n>", inner))
+        if f.name == "sources":
+            nested.append((f"{path}.{f.name}.<n>", get_args(annotation)[0]))
         mark = " =" if f.metadata["must_match"] else ""
-        lines.append(
-            f"| {f.name}{mark} | {_cell(_type(annotation))} | {_cell(_value(f.metadata['default']))} | "
-            f"{_cell(f.metadata['doc'])} |"
-        )
+        rows.append((f.name + mark, _type(annotation), _value(f.metadata["default"]), doc))
     if path == "optimizer.groups":  # they have the same keys
         nested = [(f"{path}.<group>", nested[0][1])]
-    return "\n".join([*lines, "", *(_section(name, inner, level=level + 1) for name, inner in nested)])
-
-
-def _dataclass_in(annotation: Any) -> Any:
-    for part in (annotation, *get_args(annotation), *(b for a in get_args(annotation) for b in get_args(a))):
-        if is_dataclass(part):
-            return part
-    return None
+    parts = [f"{'#' * level} {_cell(path)}", "", f"{cls.__doc__}", "", _table(*rows)]
+    for name, inner in nested:
+        parts += _section(name, inner, level=level + 1)
+    return parts
 
 
 def _type(annotation: Any) -> str:
@@ -124,54 +126,53 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return "; ".join(str(v) for v in value)
+        return "; ".join(map(str, value))
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {_value(v)}" for k, v in value.items()) + "}"
-    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+        inner = ", ".join(f"{name}: {_value(one)}" for name, one in value.items())
+        return f"{{{inner}}}"
+    if isinstance(value, int) and value >= 10_000:
+        return f"{value:,}"
+    return str(value)
 
 
 def _options() -> str:
-    lines = [OPTIONS, "| field | type | preset modern |", "|---|---|---|"]
-    lines += [
-        f"| {name} | {_cell(_type(kind))} | {_value(MODERN.get(name))} |" for name, kind in TANDEM_OPTIONS.items()
-    ]
-    return "\n".join([*lines, ""])
+    rows = [(name, _type(kind), _value(MODERN.get(name))) for name, kind in TANDEM_OPTIONS.items()]
+    return "\n".join([OPTIONS, _table(("field", "type", "preset modern"), *rows)])
 
 
 def _group_defaults() -> str:
-    groups = {**ADAM_GROUPS, **{f"matrices ({kind})": settings for kind, settings in MATRIX_GROUP.items()}}
+    groups = dict(ADAM_GROUPS)
+    for kind, settings in MATRIX_GROUP.items():
+        groups[f"matrices ({kind})"] = settings
     names = ("learning_rate", "betas", "eps", "weight_decay", "momentum")
-    lines = [GROUP_DEFAULTS, f"| group | {' | '.join(names)} |", "|---" * 6 + "|"]
+    rows = []
     for group, settings in groups.items():
-        lines.append(f"| {group} | {' | '.join(_value(settings.get(name)) for name in names)} |")
-    return "\n".join([*lines, ""])
+        rows.append([group, *(_value(settings.get(name)) for name in names)])
+    return "\n".join([GROUP_DEFAULTS, _table(("group", *names), *rows)])
 
 
 def _train() -> str:
-    def rows(kind: str) -> list[tuple[str, Argument]]:
-        return [(name, f) for name, f in ARGUMENTS.items() if f.kind == kind]
-
-    lines = [TRAIN]
+    parts = [TRAIN]
     titles = {"supported": "Passed unchanged", "overridden": "Passed with our default", "added": "Added"}
     for kind, title in titles.items():
-        lines += [f"### {title}", "", "| field | type | default | meaning |", "|---|---|---|---|"]
-        for name, f in rows(kind):
-            notes = " Only with optimizer.type: trainer." if f.trainer_only else ""
-            notes += f" No other value is accepted: {f.only}." if f.only else ""
-            mark = " =" if f.must_match else ""
-            lines.append(
-                f"| {name}{mark} | {_cell(_type(f.type))} | {_cell(_value(f.default))} | {_cell(f.text + notes)} |"
-            )
-        lines.append("")
-    lines += ["### Set by another key", "", "| field | set by |", "|---|---|"]
-    lines += [f"| {name} | {_cell(f.text)} |" for name, f in rows("managed")]
-    lines += ["", "### Refused", "", "| field | why |", "|---|---|"]
-    lines += [f"| {name} | {_cell(f.text)} |" for name, f in rows("rejected")]
-    return "\n".join([*lines, ""])
+        rows = [("field", "type", "default", "meaning")]
+        for name, argument in _arguments(kind):
+            text = argument.text
+            if argument.trainer_only:
+                text += " Only with optimizer.type: trainer."
+            if argument.only:
+                text += f" No other value is accepted: {argument.only}."
+            mark = " =" if argument.must_match else ""
+            rows.append((name + mark, _type(argument.type), _value(argument.default), text))
+        parts += [f"### {title}", "", _table(*rows)]
+    for kind, title, head in (("managed", "Set by another key", "set by"), ("rejected", "Refused", "why")):
+        rows = [(name, argument.text) for name, argument in _arguments(kind)]
+        parts += [f"### {title}", "", _table(("field", head), *rows)]
+    return "\n".join(parts)
+
+
+def _arguments(kind: str) -> list[tuple[str, Argument]]:
+    return [(name, argument) for name, argument in ARGUMENTS.items() if argument.kind == kind]
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """Checks of a recipe's keys against each other, and of values whose form would only fail later."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from glob import has_magic
 from typing import Any
 
 from pipeline.process.network import SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
-from pipeline.recipe.batch import KEY, is_auto, step_rows
-from pipeline.recipe.dial import MATRIX_GROUP, group_settings, horizons
-from pipeline.recipe.located_yaml import Problems, show
+from pipeline.recipe.batch import KEY, StepRows
+from pipeline.recipe.dial import MATRIX_GROUP, group_settings
+from pipeline.recipe.located_yaml import Say, show
 from pipeline.recipe.resolve import warmup_of
 from pipeline.recipe.schema import (
     ARGUMENTS,
@@ -24,10 +24,6 @@ from pipeline.recipe.schema import (
     Source,
 )
 from pipeline.recipe.sizes import PORTABLE_TYPE, options_of
-from pipeline.recipe.start_from import becomes_tandem
-
-# say(key, "what is wrong. What to do.")
-Say = Callable[[str, str], None]
 
 COMMANDS = {"pretrain": "pipeline/pretrain.py", "sft": "pipeline/sft.py"}
 MOST_APART = 1e9  # weights of sources
@@ -36,12 +32,7 @@ BUILT_IN = ("tandem:quickstart_text", "tandem:quickstart_chat", "tandem:spelling
 BRANCH = re.compile(r"[A-Za-z0-9_][\w.\-/]*", re.ASCII)
 
 
-def sayer(recipe: Recipe, problems: Problems) -> Say:
-    """Return what notes a mistake of a key of this recipe."""
-    return lambda key, what: problems.add(recipe.where(key), what)
-
-
-def check_stage(recipe: Recipe, stage: str | None, problems: Problems) -> None:
+def check_stage(recipe: Recipe, stage: str | None, say: Say) -> None:
     """Note a recipe for one stage that was given to the command of the other."""
     meant = recipe.stage
     if stage is None or meant == stage:
@@ -51,15 +42,14 @@ def check_stage(recipe: Recipe, stage: str | None, problems: Problems) -> None:
     else:
         kind = "conversations" if meant == "sft" else "plain text"
         key, why = "data.sources", f"its sources hold {kind}"
-    problems.add(
-        recipe.where(key),
+    say(
+        key,
         f"{why}, and this command is stage {stage}. Run: accelerate launch {COMMANDS[meant]} {recipe.path}",
     )
 
 
-def check_given(recipe: Recipe, problems: Problems) -> None:
+def check_given(recipe: Recipe, say: Say) -> None:
     """Check what the recipe says itself, before anything is filled."""
-    say = sayer(recipe, problems)
     _horizon(recipe, say)
     _batch_keys(recipe, say)
     _sources(recipe.data, recipe.stage, say)
@@ -71,12 +61,11 @@ def check_given(recipe: Recipe, problems: Problems) -> None:
     _hub(recipe.hub, say)
 
 
-def check_filled(recipe: Recipe, problems: Problems) -> None:
+def check_filled(recipe: Recipe, say: Say) -> None:
     """Check what needs the sizes, the batch and the steps."""
-    say = sayer(recipe, problems)
     model, data = recipe.model, recipe.data
     if model.n_embd and model.n_head:
-        _heads(recipe, model.n_embd, model.n_head, say)
+        _heads(model, model.n_embd, model.n_head, say)
     if model.n_positions and data.row_tokens > model.n_positions:
         cure = ""
         if recipe.filled.get("model.n_positions") != "model.start_from":
@@ -92,25 +81,25 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
             f"Write {_nearest(data.batch_tokens, data.row_tokens)}.",
         )
     if data.batch_tokens:
-        check_halvings(recipe, problems)
+        check_halvings(recipe.step_rows, recipe.data.row_tokens, say)
     if recipe.train.get("max_steps", 0) > MOST_STEPS:
         say(
-            horizons(recipe)[0],
+            recipe.horizons[0],
             f"comes to {recipe.train['max_steps']:,} steps of {data.batch_tokens:,} tokens; {MOST_STEPS:,} are the "
             "most. Make it smaller.",
         )
     if model.embedding_dtype != "float32":
-        _embedding_dtype(recipe, say)
-    _profile_steps(recipe, say)
-    check_warmup(recipe, problems)
+        _embedding_dtype(model, bool(recipe.train.get("fp16")), say)
+    _profile_steps(recipe.monitor.profile_steps, recipe.train.get("max_steps"), say)
+    check_warmup(recipe.optimizer, recipe.train, say)
 
 
-def _heads(recipe: Recipe, width: int, heads: int, say: Say) -> None:
-    kv_heads = recipe.model.n_kv_head
+def _heads(model: Model, width: int, heads: int, say: Say) -> None:
+    kv_heads = model.n_kv_head
     if width % heads:
         near = _nearest(width, heads)
         say("model.n_embd", f"is {width}, not a multiple of model.n_head ({heads}). Write {near}, or change n_head.")
-    elif options_of(recipe).get("position_embedding") == "rope" and width // heads % 2:
+    elif options_of(model).get("position_embedding") == "rope" and width // heads % 2:
         say("model.n_head", f"gives heads of {width // heads} channels, and rope turns pairs. Make it even.")
     if kv_heads and heads % kv_heads:
         say(
@@ -118,17 +107,17 @@ def _heads(recipe: Recipe, width: int, heads: int, say: Say) -> None:
         )
 
 
-def _embedding_dtype(recipe: Recipe, say: Say) -> None:
+def _embedding_dtype(model: Model, fp16: bool, say: Say) -> None:
     """Refuse a model.embedding_dtype that the recipe's model does not support; training/build.py checks a model that
     comes from the Hub."""
-    model, key = recipe.model, "model.embedding_dtype"
-    if recipe.train.get("fp16"):
+    key = "model.embedding_dtype"
+    if fp16:
         say(key, f"is {model.embedding_dtype}, and train.fp16 is for GPUs without bfloat16. Keep one of the two.")
-    config = model.start_config or options_of(recipe)
+    config = model.start_config or options_of(model)
     if model.start_from and model.start_config is None:
         return
     kind = config.get("model_type", model.type)
-    if not becomes_tandem(recipe):
+    if not model.becomes_tandem:
         say(key, f"is for model.type tandem, and this model is a {kind}. Remove it: float32 is used.")
     elif config.get("tie_word_embeddings", kind != "nanochat"):
         cure = "Remove it." if model.start_from else "Remove it, or set model.options.tie_word_embeddings: false."
@@ -138,34 +127,33 @@ def _embedding_dtype(recipe: Recipe, say: Say) -> None:
         )
 
 
-def check_halvings(recipe: Recipe, problems: Problems) -> None:
+def check_halvings(rows: StepRows, row_tokens: int, say: Say) -> None:
     """Note smaller first steps of no whole rows, once data.batch_tokens is known."""
-    rows = step_rows(recipe)
     halved = 2**rows.halvings
     if rows.full % halved:
-        problems.add(
-            recipe.where("optimizer.schedule.batch_halvings"),
+        say(
+            "optimizer.schedule.batch_halvings",
             f"is {rows.halvings}, and {rows.full} rows of a step cannot be halved that often. "
-            f"Make data.batch_tokens a multiple of {halved * recipe.data.row_tokens}, or halve it less often.",
+            f"Make data.batch_tokens a multiple of {halved * row_tokens}, or halve it less often.",
         )
 
 
-def check_warmup(recipe: Recipe, problems: Problems) -> None:
+def check_warmup(optimizer: Optimizer, train: dict[str, Any], say: Say) -> None:
     """Note a warm-up longer than the run, once its steps are known: a horizon in epochs is with the data."""
-    steps = recipe.train.get("max_steps")
+    steps = train.get("max_steps")
     if not steps:
         return
-    name, warmup = warmup_of(recipe, steps)
+    name, warmup = warmup_of(optimizer, train, steps)
     if warmup > steps:
-        problems.add(
-            recipe.where(name),
+        say(
+            name,
             f"is {warmup}, longer than the run of {steps} steps: the rate would never reach its peak. Write at most "
             f"{steps}.",
         )
 
 
-def _profile_steps(recipe: Recipe, say: Say) -> None:
-    steps, max_steps, key = recipe.monitor.profile_steps, recipe.train.get("max_steps"), "monitor.profile_steps"
+def _profile_steps(steps: list[int] | None, max_steps: int | None, say: Say) -> None:
+    key = "monitor.profile_steps"
     if steps is None:
         return
     if len(steps) != 2 or not 0 <= steps[0] <= steps[1]:
@@ -184,7 +172,7 @@ def _nearest(value: int, multiple: int) -> str:
 
 
 def _horizon(recipe: Recipe, say: Say) -> None:
-    named = horizons(recipe)
+    named = recipe.horizons
     if len(named) > 1:
         others = ", ".join(f"{name} ({recipe.places.get(name)})" for name in named[1:])
         say(named[0], f"is a second horizon after {others}. Keep exactly one.")
@@ -201,7 +189,7 @@ def _batch_keys(recipe: Recipe, say: Say) -> None:
     accumulation = recipe.train.get("gradient_accumulation_steps")
     if batch is not None and accumulation is not None:
         say(key, "and train.gradient_accumulation_steps are both given, and each follows from the other. Keep one.")
-    if accumulation is not None and is_auto(recipe):
+    if accumulation is not None and recipe.is_auto:
         say(
             KEY,
             "is auto, and train.gradient_accumulation_steps is given: the global batch would follow from what fits. "
@@ -224,6 +212,7 @@ def _sources(data: Data, stage: str, say: Say) -> None:
             check_source(f"{key}.{i}", source, say)
             if source.columns is None or _columns_mistake(source) is None:
                 _kind_of_source(f"{key}.{i}", source, stage, say)
+    # Shares of the rows: by weights or by epochs, or equal ones where nothing is given.
     weights = [source.weight for source in data.sources if source.weight is not None]
     counted = [source for source in data.sources if source.epochs is not None]
     if weights and max(weights) > MOST_APART * min(weights):
@@ -294,6 +283,7 @@ def _columns_mistake(source: Source) -> str | None:
     example = "Write columns: {prompt: COLUMN, response: COLUMN}, {messages: COLUMN} or {text: COLUMN}."
     if unknown := [role for role in columns if role not in COLUMN_ROLES]:
         return f"names {', '.join(map(repr, unknown))}, which is none of {', '.join(COLUMN_ROLES)}. {example}"
+    # Exactly one of the three says what a row is, and which further columns may be named.
     main = [role for role in ("text", "messages", "prompt") if role in columns]
     allowed = {"text": {"text"}, "messages": {"messages", "system", "tools"}}.get("".join(main), set(columns))
     if len(main) != 1 or ("prompt" in columns) != ("response" in columns) or set(columns) - allowed:
@@ -328,7 +318,7 @@ def _optimizer(optimizer: Optimizer, train: dict[str, Any], given: list[str], sa
                 f"train.{name}",
                 f"is not used by optimizer.type {kind}. Use {hint}, or set optimizer.type: trainer.",
             )
-    if ":" not in kind:
+    if ":" not in kind:  # whose own code reads the groups as it likes
         _groups(optimizer, say)
 
 
@@ -368,6 +358,7 @@ def _model(model: Model, say: Say) -> None:
         )
     if model.n_kv_head and model.type == "gpt2":
         say("model.n_kv_head", "gpt2 has no grouped keys and values. Remove it, or use model.type: tandem.")
+    # Nothing can be built without these three.
     missing = [f"model.{name}" for name in ("n_layer", "n_embd", "n_head") if getattr(model, name) is None]
     if missing and model.depth is None and not model.start_from:
         say("model", f"{' and '.join(missing)} missing. Give them, or model.depth, which sets all.")

@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.recipe.batch import step_rows
+from pipeline.recipe.batch import StepRows
 from pipeline.recipe.model_sizes import sizes_of
-from pipeline.recipe.schema import Recipe
+from pipeline.recipe.schema import Bpb, Data, Model, Recipe, Run, with_values
 from pipeline.recipe.sizes import Sizes, SizesUnknownError
+from pipeline.recipe.start_from import start_folder
 
 if TYPE_CHECKING:
     from pipeline.recipe.model_statistics import CountedSizes
 
-HORIZON_KEYS = ("tokens", "tokens_per_param", "flops")
 REFERENCE_BATCH_TOKENS = 2**19
 REFERENCE_DEPTH = 12
 REFERENCE_WIDTH = 768
@@ -45,8 +46,9 @@ MATRIX_GROUP: dict[str, dict[str, Any]] = {
 Fill = Callable[..., None]
 
 
-def horizon_steps(recipe: Recipe, batch_tokens: int) -> int | None:
-    """Return the optimizer steps of the run; None when it is given in epochs and only the data know.
+def horizon_steps(recipe: Recipe) -> int | None:
+    """Return the optimizer steps of the run; None when it is given in epochs and only the data know. data.batch_tokens
+    must be known.
 
     Raises ValueError when they follow from sizes that cannot be known (recipe/sizes.py).
     """
@@ -64,24 +66,69 @@ def horizon_steps(recipe: Recipe, batch_tokens: int) -> int | None:
         if flops is None:
             raise ValueError(f"the FLOPs of a token are not known: {sizes.unknown}")
         tokens = int(run.flops / flops)
-    return None if tokens is None else step_rows(recipe, batch_tokens).steps(tokens // recipe.data.row_tokens)
+    return None if tokens is None else recipe.step_rows.steps(tokens // recipe.data.row_tokens)
 
 
-def fill_sizes(recipe: Recipe, fill: Fill) -> None:
+@dataclass(frozen=True)
+class RowSettings:
+    """What the rows of a run are planned by.
+
+    total_rows, epochs: the horizon, one of them None. isolated: documents of a row do not see each other. start_folder:
+    of model.start_from, where it is here.
+    """
+
+    data: Data
+    bpb: Bpb
+    run: Run
+    kind: Literal["text", "chat"]
+    seed: int
+    step_rows: StepRows
+    total_rows: int | None
+    epochs: float | None
+    isolated: bool
+    start_from: str | None = None
+    start_folder: Path | None = None
+
+
+def row_settings(recipe: Recipe) -> RowSettings:
+    """Return what the run's rows are planned by."""
+    # Given, or set by the entry, which knows the number of processes.
+    recipe = with_values(recipe, {"data.batch_tokens": recipe.global_batch_tokens(1)})
+    rows, steps = recipe.step_rows, horizon_steps(recipe)
+    total_rows, epochs = None, None
+    if steps and steps > 0:
+        total_rows = rows.before(steps)
+    else:
+        epochs = float(recipe.train.get("num_train_epochs") or 1.0)
+    return RowSettings(
+        data=recipe.data,
+        bpb=recipe.evals.bpb,
+        run=recipe.run,
+        kind="chat" if recipe.stage == "sft" else "text",
+        seed=int(recipe.train.get("seed", 42)),
+        step_rows=rows,
+        total_rows=total_rows,
+        epochs=epochs,
+        isolated=recipe.isolates_documents,
+        start_from=recipe.model.start_from,
+        start_folder=start_folder(recipe),
+    )
+
+
+def fill_sizes(model: Model, fill: Fill) -> None:
     """Fill n_layer, n_embd and n_head from model.depth."""
-    model = recipe.model
     if model.depth is None:
         return
     fill("model.n_layer", model.depth)
-    width = model.n_embd or width_of(recipe, model.depth)
+    width = model.n_embd or width_of(model, model.depth)
     fill("model.n_embd", width)
     if width % model.head_dim == 0:
         fill("model.n_head", width // model.head_dim)
 
 
-def width_of(recipe: Recipe, depth: int) -> int:
+def width_of(model: Model, depth: int) -> int:
     """Return the width at a depth: aspect_ratio per layer, rounded up to whole heads."""
-    return math.ceil(depth * recipe.model.aspect_ratio / recipe.model.head_dim) * recipe.model.head_dim
+    return math.ceil(depth * model.aspect_ratio / model.head_dim) * model.head_dim
 
 
 def fill_batch(recipe: Recipe, fill: Fill) -> None:
@@ -126,7 +173,8 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
         if recipe.optimizer.type == "muon_adamw":
             num_reference = _scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
             scales["matrices.weight_decay"] = batch_scale * num_reference / _scaling(sizes)
-    fill("optimizer.rate_scale", batch_scale, "model.depth" if dial else None)
+    cause = "model.depth" if dial else None
+    fill("optimizer.rate_scale", batch_scale, cause)
     for group, settings in groups.items():
         for name, value in settings.items():
             scale = scales.get(f"{group}.{name}", 1.0)
@@ -138,7 +186,9 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
 
 def group_settings(optimizer_type: str, group: str) -> set[str]:
     """Return names of the settings that a group has under an optimizer type."""
-    return set(MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group])
+    if group == "matrices":
+        return set(MATRIX_GROUP[optimizer_type])
+    return set(ADAM_GROUPS[group])
 
 
 def _scaling(sizes: "Sizes | CountedSizes") -> int:
@@ -148,13 +198,7 @@ def _scaling(sizes: "Sizes | CountedSizes") -> int:
 
 
 def sizes_at_depth(recipe: Recipe, depth: int) -> "Sizes | CountedSizes":
-    width = width_of(recipe, depth)
+    width = width_of(recipe.model, depth)
     heads = width // recipe.model.head_dim
     model = replace(recipe.model, n_layer=depth, n_embd=width, n_head=heads, n_kv_head=None, n_inner=None)
     return sizes_of(replace(recipe, model=model))
-
-
-def horizons(recipe: Recipe) -> list[str]:
-    """Return names of the horizons that are given."""
-    named = [f"run.{name}" for name in HORIZON_KEYS if getattr(recipe.run, name) is not None]
-    return named + [f"train.{name}" for name in ("max_steps", "num_train_epochs") if name in recipe.train]

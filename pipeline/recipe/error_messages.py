@@ -103,17 +103,23 @@ def unknown_key(path: str) -> str:
         return f"no key of {section}; {name} is a section. Begin its line at the left margin."
     if name in RENAMED:
         text = RENAMED[name]
-        return f"is not a key here: {text[1:]}." if text.startswith("-") else f"is not a key here. Use {text}."
+        if text.startswith("-"):
+            return f"is not a key here: {text[1:]}."
+        return f"is not a key here. Use {text}."
     if elsewhere:
         return f"unknown key here; it belongs to another section. Write it as {' or '.join(elsewhere[:3])}."
     if name in ARGUMENTS and section != "train":
         return f"unknown key here, and train.{name} is not accepted: {why_not_accepted(name)}"
-    if near := difflib.get_close_matches(name, siblings(section), n=1, cutoff=0.6):
-        return f"unknown key. Did you mean {f'{section}.' if section else ''}{near[0]}?"
+    names = siblings(section)
+    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.6):
+        meant = f"{section}.{near[0]}".removeprefix(".")
+        return f"unknown key. Did you mean {meant}?"
     if near := difflib.get_close_matches(name, list(places), n=1, cutoff=0.8):
         return f"unknown key. Did you mean {' or '.join(places[near[0]][:3])}?"
-    names = siblings(section)
-    return f"unknown key. {section or 'A recipe'} has: {', '.join(names[:40])}{', ...' if len(names) > 40 else ''}."
+    listed = ", ".join(names[:40])
+    if len(names) > 40:
+        listed += ", ..."
+    return f"unknown key. {section or 'A recipe'} has: {listed}."
 
 
 def siblings(section: str) -> list[str]:
@@ -154,8 +160,11 @@ def wrong_value(path: str, item: Item, errors: set[str]) -> str:
     if errors & OUT_OF_BOUNDS:
         bounds = []
         for name, words in BOUND_WORDS.items():
-            if (limit := limits.get(name)) is not None:
-                bounds.append(f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}")
+            limit = limits.get(name)
+            if isinstance(limit, float):
+                limit = f"{limit:g}"
+            if limit is not None:
+                bounds.append(f"{words} {limit}")
         return f"is {show(item.value)}; it must be {' and '.join(bounds)}."
     if "string_pattern_mismatch" in errors:
         return f"is {show(item.value)}; it must be {limits['form'][0]}."
@@ -177,10 +186,11 @@ def expected(annotation: Any) -> str:
     words = []
     for option in alternatives(annotation):
         if get_origin(option) is Literal:
-            words.append(" | ".join(str(v) for v in get_args(option)))
+            words.append(" | ".join(map(str, get_args(option))))
+        elif get_origin(option) is list and is_dataclass(get_args(option)[0]):
+            words.append("a list")
         elif get_origin(option) is list:
-            inner = get_args(option)[0]
-            words.append("a list" if is_dataclass(inner) else f"a list of {expected(inner)}")
+            words.append(f"a list of {expected(get_args(option)[0])}")
         elif option is dict or get_origin(option) is dict:
             words.append("keys with values")
         else:

@@ -42,6 +42,7 @@ def resume_keys(recipe: Recipe) -> dict[str, Any]:
             elif f.metadata.get("must_match"):
                 found[f"{prefix}{f.name}"] = _json(child)
 
+    # Keys of the schema, then those of `train:`, which have their own table.
     walk(recipe, "")
     for name, argument in ARGUMENTS.items():
         if argument.must_match and name in recipe.train:
@@ -69,8 +70,11 @@ def default_name(recipe: Recipe) -> str:
 
     Of the file's name only what run.name may hold, since the run's recipe.yaml gives it there.
     """
-    fork = {"run.fork_from": recipe.run.fork_from} if recipe.run.fork_from else {}
-    text = json.dumps(resume_keys(recipe) | fork, sort_keys=True)
+    keys = resume_keys(recipe)
+    if recipe.run.fork_from:
+        keys["run.fork_from"] = recipe.run.fork_from
+    text = json.dumps(keys, sort_keys=True)
+    # An accented letter becomes the letter; what is no ASCII then is dropped.
     stem = unicodedata.normalize("NFKD", Path(recipe.path or "recipe").stem).encode("ascii", "ignore").decode()
     stem = re.sub(r"^[^A-Za-z0-9_]+|[^A-Za-z0-9_.\-]+$", "", stem)
     stem = re.sub(r"[^A-Za-z0-9_.\-]+", "-", stem) or "recipe"
@@ -86,7 +90,3 @@ def _json(value: Any) -> Any:
     if isinstance(value, list):
         return [_json(v) for v in value]
     return value
-
-
-def run_folder(recipe: Recipe) -> Path:
-    return (Path(recipe.run.directory) / str(recipe.run.name)).absolute()

@@ -35,7 +35,9 @@ def key_at(name: str) -> tuple[Any, Mapping[str, Any]]:
         argument = ARGUMENTS.get(argument_name)
         if argument is None:
             return None, {}
-        return ((argument.keys or {}).get(inner), {}) if inner else (argument.type, argument.limits)
+        if inner:
+            return (argument.keys or {}).get(inner), {}
+        return argument.type, argument.limits
     if name.startswith("model.options."):
         return TANDEM_OPTIONS.get(name.removeprefix("model.options.")), {}
     annotation: Any = Recipe
@@ -58,9 +60,12 @@ def all_keys() -> dict[str, list[str]]:
 
     def walk(cls: Any, prefix: str) -> None:
         for f, annotation in keys_of(cls):
-            found.setdefault(f.name, []).append(prefix + f.name)
-            for inner in filter(is_dataclass, (annotation, *get_args(annotation))):
-                walk(inner, f"{prefix}{f.name}." if inner is annotation else f"{prefix}{f.name}.0.")
+            name = prefix + f.name
+            found.setdefault(f.name, []).append(name)
+            if is_dataclass(annotation):
+                walk(annotation, f"{name}.")
+            for entry in filter(is_dataclass, get_args(annotation)):  # of a list
+                walk(entry, f"{name}.0.")
 
     walk(Recipe, "")
     for name, argument in ARGUMENTS.items():

@@ -23,7 +23,9 @@ from pipeline.recipe.located_yaml import (
 from pipeline.recipe.schema import alternatives
 
 COMMAND_LINE = "command line"
-SHIPPED = next(p for n in (1, 2) if (p := Path(__file__).parents[n] / "recipes").is_dir() or n == 2)
+SHIPPED = Path(__file__).parents[1] / "recipes"  # of an installed wheel
+if not SHIPPED.is_dir():
+    SHIPPED = Path(__file__).parents[2] / "recipes"
 SUFFIXES = ("", ".yaml", ".yml")
 # Of each group one key is in force: a layer that names one takes the others of the layers below away.
 EXCLUSIVE = (
@@ -50,8 +52,9 @@ def find_recipe(name: str, *, folder: str | Path = "") -> str:
 
     Raises InputMissingError when there is none.
     """
-    bare = os.path.basename(name) == name
-    places = [Path(folder), *([Path(folder, "recipes"), SHIPPED] if bare else [])]
+    places = [Path(folder)]
+    if os.path.basename(name) == name:
+        places += [Path(folder, "recipes"), SHIPPED]
     for suffix in SUFFIXES:
         for place in places:
             path = Path(place, f"{name}{suffix}")
@@ -109,6 +112,7 @@ def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item
             f"{extends.where}: extends: must be the path of one recipe, relative to this file. Write extends: "
             "other.yaml."
         )
+    # A path relative to this file, else the bare name of a shipped recipe.
     folder = Path(path).parent
     base = os.path.normpath(folder / extends.value)
     if not Path(base).is_file():
@@ -128,8 +132,13 @@ def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item
 
 def merge(base: Item, layer: Item) -> Item:
     """Return layer over base: sections and dictionaries key by key, everything else replaced."""
-    gone = [name for group in EXCLUSIVE if any(_is_given(layer, one) for one in group) for name in group]
-    for name in [*gone, *(SET_BY_DEPTH if _is_given(layer, "model.depth") else ())]:
+    gone: list[str] = []
+    for group in EXCLUSIVE:
+        if any(_is_given(layer, name) for name in group):
+            gone += group
+    if _is_given(layer, "model.depth"):
+        gone += SET_BY_DEPTH
+    for name in gone:
         base = _remove(base, name.split("."))
     return _merge(base, layer)
 
@@ -146,9 +155,7 @@ def _merge(base: Item, layer: Item) -> Item:
 def without_removed(tree: Item, problems: Problems) -> Item:
     """Return the tree without keys of earlier versions that have the default they had; problems gets those in use."""
     for name, (default, purpose) in REMOVED.items():
-        item: Item | None = tree
-        for part in name.split("."):
-            item = item.child(part) if item else None
+        item = tree.at(name)
         if item is None:
             continue
         if item.value is not None and item.plain() != default:
@@ -162,11 +169,8 @@ def without_removed(tree: Item, problems: Problems) -> Item:
 
 
 def _is_given(tree: Item, name: str) -> bool:
-    for part in name.split("."):
-        if not isinstance(tree.value, dict) or part not in tree.value:
-            return False
-        tree = tree.value[part]
-    return tree.value is not None
+    item = tree.at(name)
+    return item is not None and item.value is not None
 
 
 def _remove(tree: Item, parts: list[str]) -> Item:
@@ -196,15 +200,21 @@ def _set(tree: Item, parts: list[str], item: Item, problems: Problems, name: str
 def _override_value(name: str, text: str, problems: Problems) -> Item:
     """Return the value of an override. Where the key holds text it is what was typed, but for quotes around the whole
     and null; elsewhere it is read as YAML, of which no part may become a comment."""
+    # Before anything that could print it.
     if looks_secret(text):
         problems.add(COMMAND_LINE, f"a token or password is given. {INSTEAD}")
         return Item(None, COMMAND_LINE)
     is_quoted = re.fullmatch(r"(['\"]).*\1", text, re.DOTALL)
-    if text[:1] in ("*", "&", "!", "%", "@", "`") or (_holds_text(name, text) and not is_quoted):
+    # YAML has another use for these at the beginning: a glob, for one, would be an alias.
+    begins_as_yaml = text[:1] in ("*", "&", "!", "%", "@", "`")
+    if begins_as_yaml or (_holds_text(name, text) and not is_quoted):
         if strange := control_character(text):
             raise RecipeError(f"{COMMAND_LINE}: {name}: {strange}")
-        return Item(None if text in ("", "null") else text, COMMAND_LINE)
-    if re.search(r"\s#", re.sub(r"'[^']*'|\"[^\"]*\"", "", text)):
+        if text in ("", "null"):
+            return Item(None, COMMAND_LINE)
+        return Item(text, COMMAND_LINE)
+    outside_quotes = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
+    if re.search(r"\s#", outside_quotes):
         raise RecipeError(
             f"{COMMAND_LINE}: {name}: a # begins a comment in {show(text)}. Put the text that holds it in quotes."
         )

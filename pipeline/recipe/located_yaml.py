@@ -6,6 +6,7 @@ which reads YAML 1.2, makes dates and octal numbers of unquoted text, and its im
 
 import re
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ WORDS = {
 }  # fmt: skip
 MOST_DIGITS = 300  # of a number; a float ends at 308
 
+Say = Callable[[str, str], None]
+
 
 class Problems:
     """A list of `where: what is wrong. What to do.` lines."""
@@ -38,6 +41,10 @@ class Problems:
         if line not in self.lines:
             self.lines.append(line)
 
+    def of(self, where: Callable[[str], str]) -> Say:
+        """Return say(key, what is wrong with it. What to do.), which adds a line. where: Recipe.where."""
+        return lambda key, what: self.add(where(key), what)
+
     def raise_if_any(self) -> None:
         if self.lines:
             raise RecipeError("\n".join(sorted(self.lines, key=_by_place)))
@@ -45,15 +52,20 @@ class Problems:
 
 def _by_place(line: str) -> tuple[str, int]:
     match = re.match(r"(.*?):(\d+): ", line)
-    return (match[1], int(match[2])) if match else (line.split(": ")[0], 0)
+    if match is None:
+        return line.split(": ")[0], 0
+    return match[1], int(match[2])
 
 
 def show(value: Any) -> str:
     """Return a value as a message may print it: short, and never a secret."""
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
+    if isinstance(value, bool):
+        text = text.lower()
     if looks_secret(text):
         return "(a secret)"
-    text = text if len(text) <= 60 else text[:57] + "..."
+    if len(text) > 60:
+        text = text[:57] + "..."
     return repr(text) if isinstance(value, str) else text
 
 
@@ -71,6 +83,14 @@ class Item:
         if isinstance(self.value, list):
             return [item.plain() for item in self.value]
         return self.value
+
+    def at(self, name: str) -> "Item | None":
+        """Return the value of a dotted key; None when there is none."""
+        item: Item | None = self
+        for part in name.split("."):
+            if item is not None:
+                item = item.child(part)
+        return item
 
     def child(self, key: str | int) -> "Item | None":
         """Return the value of a key, or the entry of a list; None when there is none."""
@@ -124,7 +144,9 @@ def explain_yaml(error: yaml.MarkedYAMLError) -> str:
         return "a colon where no key can stand. Put a text that holds `: ` in quotes, and check the indentation."
     if "could not find expected ':'" in problem:
         return "a key without a colon here or on the line before. Write `key: value`."
-    return f"is not valid YAML: {problem}{f' ({context})' if context else ''}. Check indentation, colons and quotes."
+    if context:
+        problem += f" ({context})"
+    return f"is not valid YAML: {problem}. Check indentation, colons and quotes."
 
 
 def read_file(path: str, problems: Problems) -> Item:
@@ -183,9 +205,12 @@ def _item(node: yaml.Node, file: str, problems: Problems, where: str | None) -> 
             raise RecipeError(f"{place}: the tag {node.tag} is not read here. Write the plain value.")
         if strange := control_character(node.value):
             raise RecipeError(f"{place}: {strange}")
-        return Item(node.value if node.style else _scalar(node.value), place)
+        if node.style:  # in quotes, or a block: text whatever it looks like
+            return Item(node.value, place)
+        return Item(_scalar(node.value), place)
     if isinstance(node, yaml.SequenceNode):
         return Item([_item(child, file, problems, where) for child in node.value], place)
+    # A mapping. PyYAML's own loader keeps the last of two equal keys; here both are named.
     values: dict[str, Item] = {}
     merged: dict[str, Item] = {}
     for key_node, value_node in node.value:
@@ -198,7 +223,10 @@ def _item(node: yaml.Node, file: str, problems: Problems, where: str | None) -> 
             raise RecipeError(f"{line}: a key {strange}")
         child = _item(value_node, file, problems, where)
         if name == "<<" and key_node.style is None:
-            for item in child.value if isinstance(child.value, list) else [child]:
+            merges = child.value
+            if not isinstance(merges, list):
+                merges = [child]
+            for item in merges:
                 if isinstance(item.value, dict):
                     merged = {**item.value, **merged}  # the earlier one wins
                 else:
@@ -230,6 +258,6 @@ def _scalar(text: str) -> Any:
         return int(text)
     if FLOAT.fullmatch(text) and not re.fullmatch(r"[-+]?0[0-9_]+", text):
         return float(text)
-    if re.fullmatch(r"[-+]?\.(inf|Inf|INF)", text):
+    if re.fullmatch(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", text):
         return float(text.replace(".", "", 1))
-    return float("nan") if text in (".nan", ".NaN", ".NAN") else text
+    return text

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline.recipe.schema import Recipe
+from pipeline.recipe.schema import Model, Recipe
 from pipeline.recipe.sizes import BY_ARITHMETIC, GPT2_NAMES, LLAMA_NAMES, Sizes, arithmetic_sizes, options_of
 
 if TYPE_CHECKING:
@@ -10,19 +10,18 @@ if TYPE_CHECKING:
 
 
 def model_fields(
-    recipe: Recipe, *, vocab_size: int, bos_token_id: int | None, eos_token_id: int | None, pad_token_id: int | None
+    model: Model, *, vocab_size: int, bos_token_id: int | None, eos_token_id: int | None, pad_token_id: int | None
 ) -> dict[str, Any]:
     """Return the arguments of the config class of model.type, in its own names."""
-    model = recipe.model
     ids = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
     if model.type not in GPT2_NAMES and ":" not in model.type:
         from pipeline.recipe.model_statistics import config_fields
 
-        return config_fields(recipe.model, {"vocab_size": vocab_size, **ids})
+        return config_fields(model, {"vocab_size": vocab_size, **ids})
     sizes = {name: getattr(model, name) for name in LLAMA_NAMES if getattr(model, name) is not None}
     if model.type == "gpt2":
         sizes.pop("n_kv_head", None)
-    return {**options_of(recipe, vocab_size=vocab_size), **sizes, "vocab_size": vocab_size, **ids}
+    return {**options_of(model, vocab_size=vocab_size), **sizes, "vocab_size": vocab_size, **ids}
 
 
 def sizes_of(recipe: Recipe, vocab_size: int | None = None) -> "Sizes | CountedSizes":
@@ -34,15 +33,13 @@ def sizes_of(recipe: Recipe, vocab_size: int | None = None) -> "Sizes | CountedS
     model = recipe.model
     vocab_size = vocab_size or recipe.tokenizer.vocab_size
     missing = [f"model.{name}" for name in ("n_layer", "n_embd", "n_head") if getattr(model, name) is None]
-    missing += ["tokenizer.vocab_size"] if vocab_size is None else []
-    if missing:
-        raise ValueError(f"{', '.join(missing)} not known")
-    assert vocab_size is not None
+    if missing or vocab_size is None:
+        raise ValueError(f"{', '.join(missing) or 'tokenizer.vocab_size'} not known")
     model_type = (model.start_config or {}).get("model_type", model.type)
     if model_type not in BY_ARITHMETIC or (model_type == "nanochat" and model.start_config is None):
         return _counted(recipe, vocab_size)
     options = {
-        **(model.start_config or options_of(recipe, vocab_size=vocab_size)),
+        **(model.start_config or options_of(model, vocab_size=vocab_size)),
         **{name: getattr(model, name) for name in LLAMA_NAMES},
         "n_positions": model.n_positions or recipe.data.row_tokens,
         "vocab_size": vocab_size,
@@ -59,7 +56,7 @@ def _counted(recipe: Recipe, vocab_size: int) -> "CountedSizes":
 
         given = {name: value for name, value in model.start_config.items() if name != "model_type"}
         return sizes_of_config(AutoConfig.for_model(model.start_config["model_type"], **given), rows)
-    fields = model_fields(recipe, vocab_size=vocab_size, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    fields = model_fields(model, vocab_size=vocab_size, bos_token_id=0, eos_token_id=0, pad_token_id=0)
     from pipeline.recipe.model_statistics import sizes_of_fields
 
     return sizes_of_fields(model.type, fields, rows, code=recipe.code, where=recipe.where("model.type"))

@@ -283,7 +283,7 @@ def _count(model: Any, flops: tuple[float | None, float | None, str | None], row
     width, heads = _read(config, "hidden_size"), _read(config, "num_attention_heads")
     linear, pair, unknown = flops
     counts, variances = _parameters(model)
-    if linear is not None:
+    if linear is not None:  # 2 FLOPs a weight in a forward pass
         # Weights that no token of a row passes (other experts, a cross-attention) are not part of what scales.
         counts["scaling"] = min(counts["scaling"], round(linear / 2))
     embedding = model.get_input_embeddings()
@@ -325,6 +325,7 @@ def _parameters(model: Any) -> tuple[dict[str, int], int]:
     in the total alone."""
     import torch
 
+    # By identity: a tied head is the same parameter as the table.
     tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters(recurse=False)}
     head = getattr(model.get_output_embeddings(), "weight", None)
     counts = dict.fromkeys(("embeddings", "value_embeddings", "head", "matrices", "scalars"), 0)
@@ -368,6 +369,7 @@ def _flops(model: Any, row_tokens: int) -> tuple[float | None, float | None, str
         per_token = {length: _forward_flops(model, length) / length for length in (short, middle, whole)}
     except Exception as error:  # a model may look at its input's values, which are none here
         return None, None, f"a forward pass without weights fails ({_reason(error)})"
+    # per token: linear + square x length. Two lengths give both, the third checks that nothing else is in it.
     square = (per_token[whole] - per_token[short]) / (whole - short)
     linear = per_token[whole] - square * whole
     if abs(linear + square * middle - per_token[middle]) > 1e-9 * per_token[middle]:

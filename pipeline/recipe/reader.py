@@ -1,15 +1,16 @@
 """A recipe read from its file and overrides into one typed, resolved value, or every mistake of it at once; and written
 again."""
 
+from operator import attrgetter
 from typing import Any
 
 import yaml
 
 from pipeline.recipe.checks import check_filled, check_given, check_stage
 from pipeline.recipe.layers import find_recipe, read_layers, recipe_of, without_removed
-from pipeline.recipe.located_yaml import FLOAT, INTEGER, WORDS, Item, Problems, show
+from pipeline.recipe.located_yaml import FLOAT, INTEGER, WORDS, Item, Problems, Say, show
 from pipeline.recipe.resolve import Stage, fill, infer_stage, plain
-from pipeline.recipe.schema import ARGUMENTS, DERIVED, Recipe, freeze
+from pipeline.recipe.schema import ARGUMENTS, DERIVED, Model, Recipe, freeze
 from pipeline.recipe.sizes import LLAMA_NAMES, PORTABLE_PATTERNS, PORTABLE_TYPE
 from pipeline.recipe.values import options_kind, places_of, recipe_kind, section_of, typed_values
 
@@ -20,21 +21,25 @@ def read_recipe(argv: list[str], *, stage: Stage | None = None, earlier: Any = N
 
     Raises RecipeError with one line per mistake, InputMissingError when the recipe or one it extends is not there.
     """
+    # 1. The text, in layers, as one tree of values with their places.
     path = find_recipe(recipe_of(argv))
     problems = Problems()
     tree = without_removed(read_layers(path, argv[1:], problems), problems)
+    # 2. Types, choices and bounds of each key. Whatever is wrong with them ends the reading: checks rely on them.
     recipe = _typed(tree, problems)
     recipe.path, recipe.arguments, recipe.earlier = path, list(argv), earlier
     problems.raise_if_any()
 
+    # 3. Keys against each other; then what is open is filled, and what was filled checked.
     recipe.stage = recipe.run.stage or infer_stage(recipe) or stage or "pretrain"
-    check_stage(recipe, stage, problems)
+    say = problems.of(recipe.where)
+    check_stage(recipe, stage, say)
     problems.raise_if_any()
     recipe.run.stage = recipe.stage
-    check_given(recipe, problems)
+    check_given(recipe, say)
     problems.raise_if_any()
-    fill(recipe, problems)
-    check_filled(recipe, problems)
+    fill(recipe, say)
+    check_filled(recipe, say)
     problems.raise_if_any()
     return freeze(recipe)
 
@@ -56,7 +61,7 @@ def _typed(tree: Item, problems: Problems) -> Recipe:
         if "tokenizer.split_pattern" not in recipe.places:
             recipe.tokenizer.split_pattern = PORTABLE_PATTERNS[0]
     if recipe.model.type != "tandem":
-        _sizes_among_options(recipe, problems)
+        _sizes_among_options(recipe.model, problems.of(recipe.where))
     elif recipe.model.options:
         options = tree.value["model"].value["options"]
         typed = typed_values(options_kind(), options, "model.options", problems) or {}
@@ -64,17 +69,16 @@ def _typed(tree: Item, problems: Problems) -> Recipe:
     return recipe
 
 
-def _sizes_among_options(recipe: Recipe, problems: Problems) -> None:
+def _sizes_among_options(model: Model, say: Say) -> None:
     """Move a size that model.options gives by the config's own name to `model:`, where plan and training read it."""
-    model = recipe.model
     for ours, theirs in LLAMA_NAMES.items():
         for name in {ours, theirs} & model.options.keys():
             value, own = model.options[name], getattr(model, ours)
             if own is None and type(value) is int and value >= 1:
                 setattr(model, ours, value)
             elif own is not None and own != value:
-                problems.add(
-                    recipe.where("model.options"),
+                say(
+                    "model.options",
                     f"{name} is {show(value)}, and model.{ours} is {own}. Keep one of the two.",
                 )
 
@@ -116,11 +120,13 @@ def describe_filled(recipe: Recipe) -> list[str]:
     """Return `model.n_layer = 24 (set by model.depth)` for every value that another one set."""
     lines = []
     for name, cause in recipe.filled.items():
-        value: Any = recipe
-        for part in name.split("."):
-            value = value[part] if isinstance(value, dict) else getattr(value, part)
-        shown = f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else value
-        lines.append(f"{name} = {shown} (set by {cause})")
+        section, _, rest = name.partition(".")
+        value = recipe.train[rest] if section == "train" else attrgetter(name)(recipe)
+        if isinstance(value, int):
+            value = f"{value:,}"
+        elif isinstance(value, float):
+            value = f"{value:.6g}"
+        lines.append(f"{name} = {value} (set by {cause})")
     return lines
 
 
@@ -131,10 +137,11 @@ def _given(section: str, values: dict[str, Any]) -> dict[str, Any]:
         verbatim = section == "train" or name == "options"
         if isinstance(value, dict) and not verbatim:
             value = _given(section, value)
-        elif isinstance(value, list):
-            value = [_given(section, v) if isinstance(v, dict) else v for v in value]
-        undone = section == "train" and value is None and ARGUMENTS[name].default is not None
-        if undone or (value is not None and (value != {} or section == "train")):
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            value = [_given(section, one) for one in value]
+        is_open = value is None or (value == {} and section != "train")
+        undoes = section == "train" and value is None and ARGUMENTS[name].default is not None
+        if undoes or not is_open:
             kept[name] = value
     return kept
 
@@ -142,9 +149,12 @@ def _given(section: str, values: dict[str, Any]) -> dict[str, Any]:
 def _float(value: float) -> str:
     """Return the number with a point, so that YAML 1.1 readers take it as one too."""
     digits, e, exponent = repr(value).partition("e")
-    return f"{digits}{'' if '.' in digits else '.0'}{e}{exponent}"
+    if "." not in digits:
+        digits += ".0"
+    return f"{digits}{e}{exponent}"
 
 
 def _style(text: str) -> str | None:
     """Return quotes where the text would read as a number, a word of YAML 1.2, or not at all."""
-    return '"' if text in WORDS or INTEGER.fullmatch(text) or FLOAT.fullmatch(text) or text.startswith(".") else None
+    is_number = INTEGER.fullmatch(text) or FLOAT.fullmatch(text)
+    return '"' if is_number or text in WORDS or text.startswith(".") else None

@@ -4,6 +4,7 @@ import math
 import os
 from dataclasses import fields, is_dataclass, replace
 from glob import glob
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,12 +17,11 @@ from pipeline.recipe.dial import (
     fill_rates,
     fill_sizes,
     horizon_steps,
-    horizons,
 )
 from pipeline.recipe.identity import default_name
 from pipeline.recipe.layers import COMMAND_LINE
-from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, ReadOnlyDict, Recipe, Source, defaults
+from pipeline.recipe.located_yaml import Say
+from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, Optimizer, OwnTask, ReadOnlyDict, Recipe, Source, defaults
 from pipeline.recipe.sizes import PORTABLE_PATTERNS, TANDEM_OPTIONS, SizesUnknownError
 from pipeline.recipe.start_from import fill_from_start, layer_of, says_itself, start_folder
 
@@ -44,46 +44,49 @@ def infer_stage(recipe: Recipe) -> Stage | None:
     return None
 
 
-def fill(recipe: Recipe, problems: Problems) -> None:
-    """Set every open value that follows from others and note each in recipe.filled; problems gets what cannot
+def fill(recipe: Recipe, say: Say) -> None:
+    """Set every open value that follows from others and note each in recipe.filled; say notes what cannot
     follow."""
 
     def set_if_open(name: str, value: Any, cause: str | None = "model.depth") -> None:
-        *path, last = name.split(".")
-        target: Any = recipe
-        for part in path:
-            target = getattr(target, part)
+        section, _, last = name.rpartition(".")
+        target = attrgetter(section)(recipe)
         if getattr(target, last) is None:
             setattr(target, last, value)
             if cause:
                 recipe.filled[name] = cause
 
+    # 1. What the recipe says, without what another preset brought along, over the defaults.
     _leave_out_what_portable_has_not(recipe)
     trainer = recipe.optimizer.type == "trainer"
     recipe.train = {**defaults(trainer_optimizer=trainer), **recipe.train}
+    # 2. Paths, and where code may lie: before a folder of model.start_from is looked at.
     _fill_places(recipe)
     if recipe.run.trust_code and recipe.places["run.trust_code"] != COMMAND_LINE:
-        problems.add(
-            recipe.where("run.trust_code"),
+        say(
+            "run.trust_code",
             f"is for you to give, not for a recipe, which may come from elsewhere. Write {RECIPE_TRUST}.",
         )
     recipe.code = code_folder_of(recipe)
-    fill_from_start(recipe, set_if_open, problems)
+    # 3. Sizes: those of the weights, else of the dial. Rows and vocabulary come first, as the sizes need them.
+    fill_from_start(recipe, set_if_open, say)
     _fill_row_tokens(recipe)
-    _fill_vocabulary(recipe, problems)
-    fill_sizes(recipe, set_if_open)
+    _fill_vocabulary(recipe, say)
+    fill_sizes(recipe.model, set_if_open)
     if recipe.model.n_positions is None and (recipe.model.n_layer or not recipe.model.start_from):
         recipe.model.n_positions = recipe.data.row_tokens
     if recipe.model.n_head and recipe.model.n_kv_head is None:
         recipe.model.n_kv_head = recipe.model.n_head
+    # 4. Horizon, batch and rates, which follow from the sizes, and the steps, which follow from horizon and batch.
     try:
-        _fill_dial(recipe, set_if_open, problems)
-        _fill_steps(recipe, problems)
+        _fill_dial(recipe, set_if_open, say)
+        _fill_steps(recipe, say)
     except SizesUnknownError as error:
-        problems.add(
-            recipe.where("model.type"),
+        say(
+            "model.type",
             f"{error}, and horizon or rates follow from them. Change the sizes or model.options.",
         )
+    # 5. The name last: its digits are of all that must match.
     _shorten_warmup(recipe)
     if recipe.run.name is None:
         recipe.run.name = _default_name(recipe)
@@ -91,10 +94,12 @@ def fill(recipe: Recipe, problems: Problems) -> None:
 
 def _default_name(recipe: Recipe) -> str:
     """Return the default name: another one for another meaning of `latest:`, the same while that run finishes."""
-    start = recipe.model.start_from
-    folder = start_folder(recipe) if start and start.startswith("latest:") else None
-    named = replace(recipe, model=replace(recipe.model, start_from=str(folder))) if folder else recipe
-    return default_name(named)
+    model = recipe.model
+    if model.start_from and model.start_from.startswith("latest:"):
+        folder = start_folder(recipe)
+        if folder is not None:
+            recipe = replace(recipe, model=replace(model, start_from=str(folder)))
+    return default_name(recipe)
 
 
 def _leave_out_what_portable_has_not(recipe: Recipe) -> None:
@@ -129,10 +134,10 @@ def _fill_row_tokens(recipe: Recipe) -> None:
 
 def _shorten_warmup(recipe: Recipe) -> None:
     """Shorten a warm-up that is longer than a horizon of a later layer, as train.max_steps=20 on the command line."""
-    steps, named = recipe.train.get("max_steps"), horizons(recipe)
+    steps, named = recipe.train.get("max_steps"), recipe.horizons
     if not steps or not named:
         return
-    name, warmup = warmup_of(recipe, steps)
+    name, warmup = warmup_of(recipe.optimizer, recipe.train, steps)
     if warmup <= steps or layer_of(recipe, named[0]) <= layer_of(recipe, name):
         return
     if recipe.optimizer.type == "trainer":
@@ -144,52 +149,57 @@ def _shorten_warmup(recipe: Recipe) -> None:
     )
 
 
-def warmup_of(recipe: Recipe, steps: int) -> tuple[str, int]:
-    """Return the key that sets the warm-up, and its steps."""
-    if recipe.optimizer.type != "trainer":
-        return "optimizer.schedule.warmup_steps", recipe.optimizer.schedule.warmup_steps
-    value = recipe.train["warmup_steps"]
-    return "train.warmup_steps", math.ceil(value * steps) if value < 1 else int(value)
+def warmup_of(optimizer: Optimizer, train: dict[str, Any], steps: int) -> tuple[str, int]:
+    """Return the key that sets the warm-up, and its steps in a run of so many."""
+    if optimizer.type != "trainer":
+        return "optimizer.schedule.warmup_steps", optimizer.schedule.warmup_steps
+    value = train["warmup_steps"]
+    if value < 1:  # a share of the run
+        value = math.ceil(value * steps)
+    return "train.warmup_steps", int(value)
 
 
-def _fill_vocabulary(recipe: Recipe, problems: Problems) -> None:
+def _fill_vocabulary(recipe: Recipe, say: Say) -> None:
     tokenizer = recipe.tokenizer
     ready = tokenizer.path or start_folder(recipe) or recipe.model.start_from
-    size = _ready_vocab(str(ready)) if ready else None
-    if size is None:
-        if not ready and tokenizer.vocab_size is None:
+    if not ready:
+        if tokenizer.vocab_size is None:
             tokenizer.vocab_size = DEFAULT_VOCAB_SIZE
-    elif tokenizer.vocab_size != size and not says_itself(recipe, "tokenizer.vocab_size", size, problems):
+        return
+    size = _ready_vocab(str(ready))
+    if size is None:  # on the Hub, or of a run that is still to come
+        return
+    if tokenizer.vocab_size != size and not says_itself(recipe, "tokenizer.vocab_size", size, say):
         tokenizer.vocab_size = size
 
 
-def _fill_dial(recipe: Recipe, set_if_open: Any, problems: Problems) -> None:
+def _fill_dial(recipe: Recipe, set_if_open: Any, say: Say) -> None:
     model, dial = recipe.model, recipe.model.depth is not None
     if recipe.tokenizer.vocab_size is None and (dial or recipe.run.tokens_per_param or recipe.run.flops):
-        problems.add(
-            recipe.where("tokenizer.vocab_size"),
+        say(
+            "tokenizer.vocab_size",
             f"how many ids {recipe.tokenizer.path or model.start_from} has is not known here, and sizes and horizon "
             "follow from it. Give it.",
         )
         return
     if dial and not (model.n_embd and model.n_head):
-        problems.add(
-            recipe.where("model.n_embd"),
+        say(
+            "model.n_embd",
             f"is {model.n_embd}, not a multiple of model.head_dim ({model.head_dim}), so model.depth cannot set the "
             "heads. Give model.n_head, or change one of the two.",
         )
         return
     if dial and model.n_embd and model.n_head and model.n_embd % model.n_head:
         return  # said by check_filled
-    if dial and recipe.stage == "pretrain" and not horizons(recipe):
+    if dial and recipe.stage == "pretrain" and not recipe.horizons:
         set_if_open("run.tokens_per_param", TOKENS_PER_PARAM)
     if dial and recipe.data.batch_tokens is None and "gradient_accumulation_steps" not in recipe.train:
         fill_batch(recipe, set_if_open)
     if recipe.optimizer.type not in MATRIX_GROUP:
         return
     if dial and recipe.data.batch_tokens is None and recipe.optimizer.rate_scale is None:
-        problems.add(
-            recipe.where("train.gradient_accumulation_steps"),
+        say(
+            "train.gradient_accumulation_steps",
             "leaves the batch to the number of processes, and model.depth sets the rates by the batch. Give "
             "data.batch_tokens instead, or optimizer.rate_scale.",
         )
@@ -197,29 +207,29 @@ def _fill_dial(recipe: Recipe, set_if_open: Any, problems: Problems) -> None:
     fill_rates(recipe, set_if_open)
 
 
-def _fill_steps(recipe: Recipe, problems: Problems) -> None:
-    batch, named = recipe.data.batch_tokens, horizons(recipe)
+def _fill_steps(recipe: Recipe, say: Say) -> None:
+    batch, named = recipe.data.batch_tokens, recipe.horizons
     if batch and named and named[0].startswith("run."):
         by_size = recipe.run.tokens is None
         if by_size and not recipe.model.n_layer:
-            problems.add(
-                recipe.where(named[0]),
+            say(
+                named[0],
                 "follows from the model's sizes, which this recipe does not give. Give run.tokens or train.max_steps.",
             )
         elif not by_size or recipe.tokenizer.vocab_size:
             try:
-                steps = horizon_steps(recipe, batch)
+                steps = horizon_steps(recipe)
             except SizesUnknownError:
                 raise
             except ValueError as error:
-                problems.add(recipe.where(named[0]), f"{error}. Give run.tokens or train.max_steps.")
+                say(named[0], f"{error}. Give run.tokens or train.max_steps.")
                 return
             if steps:
                 recipe.train["max_steps"] = steps
                 recipe.filled["train.max_steps"] = named[0]
             else:
-                problems.add(
-                    recipe.where(named[0]),
+                say(
+                    named[0],
                     f"is less than one step of {batch:,} tokens (data.batch_tokens). Train longer, or make the batch "
                     "smaller.",
                 )
@@ -237,9 +247,11 @@ def _ready_vocab(folder: str) -> int | None:
     try:
         content = read_json(file)
         vocab = content["model"]["vocab"]
-        ids = [entry["id"] for entry in content.get("added_tokens", [])]
-        ids += vocab.values() if isinstance(vocab, dict) else range(len(vocab))
-        return max(ids) + 1
+        num_ids = len(vocab)  # of a list, whose places are the ids
+        if isinstance(vocab, dict):
+            num_ids = max(vocab.values()) + 1
+        added = [entry["id"] + 1 for entry in content.get("added_tokens", [])]
+        return max([num_ids, *added]) or None
     except (ValueError, KeyError, TypeError):
         return None  # the tokenizer room says what is wrong with the file
 

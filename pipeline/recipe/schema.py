@@ -4,6 +4,7 @@ Sections stand in the order of the data's path. None means "not given": the mean
 Nothing here imports torch: a wrong recipe is refused within a second.
 """
 
+import math
 import os
 import types
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 from pipeline.process.commands import CONSOLE, program
 from pipeline.process.network import BUCKET_FOLDER
 from pipeline.process.user_code import CodeFolder
+from pipeline.recipe.batch import StepRows
 
 # One key a line: the page is read as a table.
 # fmt: off
@@ -41,6 +43,21 @@ def key(
     if isinstance(value, (list, dict)):
         return field(default_factory=lambda: type(value)(value), metadata=metadata)
     return field(default=value, metadata=metadata)
+
+
+fixed = partial(key, must_match=True)
+
+
+def section(cls: type, doc: str) -> Any:
+    """Return a section within a section."""
+    return field(default_factory=cls, metadata={"doc": doc})
+
+
+def internal(default: Any, **how: Any) -> Any:
+    """Return a field that is no key of a file: the reader or a later step of the start sets it."""
+    if isinstance(default, type):
+        return field(default_factory=default, metadata={"internal": True}, **how)
+    return field(default=default, metadata={"internal": True}, **how)
 
 
 class Section:
@@ -138,7 +155,7 @@ class Source(Section):
 class Run(Section):
     """Who this run is, where it lives, how long it trains."""
 
-    stage: Literal["pretrain", "sft"] | None = key(None, "Which command the recipe is for; default: what the sources' columns and formats speak of, else the command's. The other command refuses it.", must_match=True)
+    stage: Literal["pretrain", "sft"] | None = fixed(None, "Which command the recipe is for; default: what the sources' columns and formats speak of, else the command's. The other command refuses it.")
     name: str | None = key(None, "Name of the run and its folder; default <recipe>-<6 hex digits of the keys that must match>.", form=FOLDER_NAME)
     directory: str = key("runs", "Folder that holds the run directories.")
     mirror: str | None = key(None, "Store that whole checkpoints, records and the finished model follow to while the run trains, e.g. s3://bucket/runs: the same command on an empty disk goes on from there.", form=STORE_FOLDER)
@@ -149,9 +166,9 @@ class Run(Section):
     keep_every_steps: int | None = key(None, "Checkpoints whose step is a multiple of this are never deleted, nor are the train.save_total_limit newest.", minimum=1)
     keep_best: bool = key(True, "Never delete the checkpoint with the lowest val/bpb (SFT: sft/assistant_bpb) of those that were evaluated.")
     hang_timeout: float | None = key(600.0, "Seconds of training without any progress after which every rank's stacks are written to stacks/ and the run ends with status 70; null: never. While torch.compile works on the first step and the first evaluation of a start: ten times as long, at least half an hour.", above=0, maximum=10**8)
-    tokens: int | None = key(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, maximum=10**18, must_match=True)
-    tokens_per_param: float | None = key(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head; of a mixture of experts those that a token is sent to). The depth dial sets 10.5, the compute-optimal ratio of nanochat's sweeps, when no horizon is given; nanochat's own default is 12 today.", above=0, maximum=1e9, must_match=True)
-    flops: float | None = key(None, "Horizon: training FLOPs by nanochat's formula.", minimum=1, maximum=1e36, must_match=True)
+    tokens: int | None = fixed(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, maximum=10**18)
+    tokens_per_param: float | None = fixed(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head; of a mixture of experts those that a token is sent to). The depth dial sets 10.5, the compute-optimal ratio of nanochat's sweeps, when no horizon is given; nanochat's own default is 12 today.", above=0, maximum=1e9)
+    flops: float | None = fixed(None, "Horizon: training FLOPs by nanochat's formula.", minimum=1, maximum=1e36)
     code_folder: str | None = key(None, "Folder whose modules `module:attr` strings name; default the recipe's folder. One outside it is given on the command line.")
     trust_code: bool = key(False, "Also run installed modules that `module:attr` names, and the code files of a model from a folder or the Hub. Counts on the command line only (run.trust_code=true): a recipe that came from elsewhere cannot give it to itself.")
     callbacks: list[str] = key(list, "Further transformers.TrainerCallback classes as module:attr, made without arguments.", form=IMPORTABLE)
@@ -163,31 +180,31 @@ class Run(Section):
 class Tokenizer(Section):
     """A byte-level BPE trained on the run's own text, or a ready one."""
 
-    path: str | None = key(None, "Hub id or folder of a ready tokenizer; then nothing is trained.", must_match=True)
-    revision: str | None = key(None, "Revision of a tokenizer from the Hub.", must_match=True)
-    vocab_size: int | None = key(None, "Ids in all, special tokens included; default 32768. Of a ready tokenizer: how many it has, read from `path` when that is a folder here.", minimum=272, maximum=MOST_IDS, must_match=True)
-    split_pattern: str = key("nanochat", "How text is cut before merging: nanochat (GPT-4's with numbers cut to two digits); gpt2, qwen2 (every digit alone) or llama3 (numbers cut to three digits), which llama.cpp knows too; or a regular expression. Default of preset portable qwen2.", must_match=True)
-    train_chars: int = key(2_000_000_000, "Characters of training text in all.", minimum=1, must_match=True)
-    document_chars: int = key(10_000, "Characters taken from one document.", minimum=1, must_match=True)
-    chat_template: str | None = key(None, "A Jinja file instead of the chat template that the tokenizer has, or else of the built-in one.", must_match=True)
+    path: str | None = fixed(None, "Hub id or folder of a ready tokenizer; then nothing is trained.")
+    revision: str | None = fixed(None, "Revision of a tokenizer from the Hub.")
+    vocab_size: int | None = fixed(None, "Ids in all, special tokens included; default 32768. Of a ready tokenizer: how many it has, read from `path` when that is a folder here.", minimum=272, maximum=MOST_IDS)
+    split_pattern: str = fixed("nanochat", "How text is cut before merging: nanochat (GPT-4's with numbers cut to two digits); gpt2, qwen2 (every digit alone) or llama3 (numbers cut to three digits), which llama.cpp knows too; or a regular expression. Default of preset portable qwen2.")
+    train_chars: int = fixed(2_000_000_000, "Characters of training text in all.", minimum=1)
+    document_chars: int = fixed(10_000, "Characters taken from one document.", minimum=1)
+    chat_template: str | None = fixed(None, "A Jinja file instead of the chat template that the tokenizer has, or else of the built-in one.")
 
 
 @dataclass(kw_only=True)
 class Data(Section):
     """Sources, packing into rows, the global batch, the cache."""
 
-    sources: list[Source] = key(list, "What is trained on.", must_match=True)
-    validation: list[Source] | None = key(None, "What is held out. Default, of each source of text: its last file in sorted order; of many small files as many, drawn by name, as make 1 % of the text and 200 kB (10 % at most). Of a single file, and of conversations in any number of files: every hundredth row of each, of few rows more. These are then not trained on.", must_match=True)
-    held_out: dict[str, list[str]] | None = field(default=None, metadata={"internal": True})  # of a run that goes on, by source
-    readings: list[str] = field(default_factory=list, metadata={"internal": True})  # of such a run: Format.identity of its sources
-    one_text_rows: bool = field(default=False, metadata={"internal": True})  # by training/isolation.py
-    row_tokens: int = key(2048, "Positions of a row that are trained on (a row stores one more). The default is 2048, or what the model can hold when that is less: model.n_positions, or those of model.start_from in a folder here.", minimum=8, maximum=MOST_POSITIONS, must_match=True)
-    batch_tokens: int | None = key(None, "Row positions of one optimizer step over all processes. Exactly one of this and train.gradient_accumulation_steps.", minimum=1, maximum=10**12, must_match=True)
-    packing: Literal["cut_and_fit", "best_fit_crop", "concat"] = key("cut_and_fit", "cut_and_fit loses no token and pads under 1 %; best_fit_crop is nanochat's, rows begin with BOS and tails are cropped; concat cuts one endless stream.", must_match=True)
-    packing_documents: int = key(1024, "Documents of a cut_and_fit block, or of best_fit_crop's buffer.", minimum=1, maximum=10**7, must_match=True)
-    isolate_documents: bool = key(False, "Documents of one row do not see each other (positions restart, block mask), in val/bpb neither; conversations of SFT never do. Where a model does not keep them apart (docs/isolation.md), which is tried before rows are made, each row holds one of them, padded.", must_match=True)
-    max_row_overflow: Literal["cut", "drop"] = key("cut", "SFT: a conversation longer than a row is cut at its last whole turn that fits, or dropped; both are counted.", must_match=True)
-    shard_rows: int = key(4096, "Rows of a sealed shard.", minimum=1, maximum=10**7, must_match=True)
+    sources: list[Source] = fixed(list, "What is trained on.")
+    validation: list[Source] | None = fixed(None, "What is held out. Default, of each source of text: its last file in sorted order; of many small files as many, drawn by name, as make 1 % of the text and 200 kB (10 % at most). Of a single file, and of conversations in any number of files: every hundredth row of each, of few rows more. These are then not trained on.")
+    held_out: dict[str, list[str]] | None = internal(None)  # of a run that goes on, by source
+    readings: list[str] = internal(list)  # of such a run: Format.identity of its sources
+    one_text_rows: bool = internal(False)  # by training/isolation.py
+    row_tokens: int = fixed(2048, "Positions of a row that are trained on (a row stores one more). The default is 2048, or what the model can hold when that is less: model.n_positions, or those of model.start_from in a folder here.", minimum=8, maximum=MOST_POSITIONS)
+    batch_tokens: int | None = fixed(None, "Row positions of one optimizer step over all processes. Exactly one of this and train.gradient_accumulation_steps.", minimum=1, maximum=10**12)
+    packing: Literal["cut_and_fit", "best_fit_crop", "concat"] = fixed("cut_and_fit", "cut_and_fit loses no token and pads under 1 %; best_fit_crop is nanochat's, rows begin with BOS and tails are cropped; concat cuts one endless stream.")
+    packing_documents: int = fixed(1024, "Documents of a cut_and_fit block, or of best_fit_crop's buffer.", minimum=1, maximum=10**7)
+    isolate_documents: bool = fixed(False, "Documents of one row do not see each other (positions restart, block mask), in val/bpb neither; conversations of SFT never do. Where a model does not keep them apart (docs/isolation.md), which is tried before rows are made, each row holds one of them, padded.")
+    max_row_overflow: Literal["cut", "drop"] = fixed("cut", "SFT: a conversation longer than a row is cut at its last whole turn that fits, or dropped; both are counted.")
+    shard_rows: int = fixed(4096, "Rows of a sealed shard.", minimum=1, maximum=10**7)
     cache_dir: str | None = key(None, "Where tokenizers and shards are kept; default $TANDEM_CACHE, else ~/.cache/tandem.")
     max_bad_rows: int = key(0, "Rows that may be unreadable before the run stops with status 65 at its next checkpoint; each is named.", minimum=0)
     num_proc: int | None = key(None, "Processes that read and tokenize while preparing; default all cores, but no more than one for 16 MB of a source's files and for 2 GiB of free memory. A number that is given holds for the smallest source too. Without one of their own, threads of the tokenizer. Any number makes the same bytes.", minimum=1, maximum=4096)
@@ -198,72 +215,79 @@ class Data(Section):
 class Model(Section):
     """Sizes and architecture. Without a preset the defaults are GPT-2's."""
 
-    type: str = key("tandem", "tandem, the name of any causal LM of transformers (gpt2, llama, nanochat ...), or module:attr; default of preset portable qwen3.", must_match=True)
-    start_from: str | None = key(None, "Weights to start from: a run, a folder, a Hub id, or latest:<recipe>, latest:pretrain, latest:sft; resolved once and saved with its hash.", must_match=True)
-    preset: Literal["gpt2", "modern", "modern_bigram", "portable"] = key("gpt2", "modern switches on every option of the current nanochat; modern_bigram adds hashed embeddings of token pairs (bigram_embeddings, 16 rows for an id), for small models with a small vocabulary; portable is model.type qwen3 with this pipeline's initial weights, rates and a tokenizer.split_pattern that llama.cpp knows, saved as the Qwen3ForCausalLM that other programs run without our code; single keys below still win.", must_match=True)
-    depth: int | None = key(None, "The dial: sets n_layer, width, heads, then horizon, batch, rates and decay where they are not given.", minimum=1, maximum=1000, must_match=True)
-    aspect_ratio: int = key(64, "Width per layer of depth; the width is rounded up to a multiple of head_dim.", minimum=1, maximum=1_000_000, must_match=True)
-    head_dim: int = key(128, "Width of an attention head under depth.", minimum=2, maximum=1_000_000, must_match=True)
-    n_layer: int | None = key(None, "Blocks.", minimum=1, maximum=1000, must_match=True)
-    n_embd: int | None = key(None, "Width.", minimum=1, maximum=1_000_000, must_match=True)
-    n_head: int | None = key(None, "Query heads.", minimum=1, maximum=1_000_000, must_match=True)
-    n_kv_head: int | None = key(None, "Key and value heads; default n_head.", minimum=1, maximum=1_000_000, must_match=True)
-    n_inner: int | None = key(None, "Width of the MLP; default 4 x n_embd, and 8/3 of it (rounded up to a multiple of 64, below a width of 256 of 8) where the MLP of model.type has a third matrix, the gate.", minimum=1, maximum=10_000_000, must_match=True)
-    n_positions: int | None = key(None, "Longest sequence; default data.row_tokens.", minimum=1, maximum=MOST_POSITIONS, must_match=True)
-    options: dict[str, Any] = key(dict, "Fields of the model's config verbatim, e.g. {window_pattern: SSSL, final_logit_softcapping: 15} of TandemConfig, or any field of model.type's config class. What neither sizes nor options of a type of transformers name is filled in proportion to n_embd: head_dim, the MLP's width, experts' widths; numbers of experts stay the class's own.", must_match=True)
-    start_config: dict[str, Any] | None = field(default=None, metadata={"internal": True})  # config.json of start_from
-    embedding_dtype: Literal["float32", "bfloat16"] = key("float32", "How the token embedding and the value embeddings are stored while training, their gradients and optimizer state with them. bfloat16 halves their memory, as nanochat has it when it trains in bfloat16; for model.type tandem with an untied head.", must_match=True)
+    type: str = fixed("tandem", "tandem, the name of any causal LM of transformers (gpt2, llama, nanochat ...), or module:attr; default of preset portable qwen3.")
+    start_from: str | None = fixed(None, "Weights to start from: a run, a folder, a Hub id, or latest:<recipe>, latest:pretrain, latest:sft; resolved once and saved with its hash.")
+    preset: Literal["gpt2", "modern", "modern_bigram", "portable"] = fixed("gpt2", "modern switches on every option of the current nanochat; modern_bigram adds hashed embeddings of token pairs (bigram_embeddings, 16 rows for an id), for small models with a small vocabulary; portable is model.type qwen3 with this pipeline's initial weights, rates and a tokenizer.split_pattern that llama.cpp knows, saved as the Qwen3ForCausalLM that other programs run without our code; single keys below still win.")
+    depth: int | None = fixed(None, "The dial: sets n_layer, width, heads, then horizon, batch, rates and decay where they are not given.", minimum=1, maximum=1000)
+    aspect_ratio: int = fixed(64, "Width per layer of depth; the width is rounded up to a multiple of head_dim.", minimum=1, maximum=1_000_000)
+    head_dim: int = fixed(128, "Width of an attention head under depth.", minimum=2, maximum=1_000_000)
+    n_layer: int | None = fixed(None, "Blocks.", minimum=1, maximum=1000)
+    n_embd: int | None = fixed(None, "Width.", minimum=1, maximum=1_000_000)
+    n_head: int | None = fixed(None, "Query heads.", minimum=1, maximum=1_000_000)
+    n_kv_head: int | None = fixed(None, "Key and value heads; default n_head.", minimum=1, maximum=1_000_000)
+    n_inner: int | None = fixed(None, "Width of the MLP; default 4 x n_embd, and 8/3 of it (rounded up to a multiple of 64, below a width of 256 of 8) where the MLP of model.type has a third matrix, the gate.", minimum=1, maximum=10_000_000)
+    n_positions: int | None = fixed(None, "Longest sequence; default data.row_tokens.", minimum=1, maximum=MOST_POSITIONS)
+    options: dict[str, Any] = fixed(dict, "Fields of the model's config verbatim, e.g. {window_pattern: SSSL, final_logit_softcapping: 15} of TandemConfig, or any field of model.type's config class. What neither sizes nor options of a type of transformers name is filled in proportion to n_embd: head_dim, the MLP's width, experts' widths; numbers of experts stay the class's own.")
+    start_config: dict[str, Any] | None = internal(None)  # config.json of start_from
+    embedding_dtype: Literal["float32", "bfloat16"] = fixed("float32", "How the token embedding and the value embeddings are stored while training, their gradients and optimizer state with them. bfloat16 halves their memory, as nanochat has it when it trains in bfloat16; for model.type tandem with an untied head.")
     attn_implementation: str | None = key(None, "eager, sdpa, flex_attention or a flash kernel as transformers names it; default: flex_attention for windows and isolated documents on CUDA, where it skips what is hidden, if a trial before step 1 gives the numbers of eager; else sdpa.")
-    chosen_attention: str | None = field(default=None, metadata={"internal": True})  # of this start, by preflight
+    chosen_attention: str | None = internal(None)  # of this start, by run/checks.py
+
+    @property
+    def becomes_tandem(self) -> bool:
+        """Return whether it is one of Tandem's, as far as its type tells before it is loaded (model/build.py)."""
+        if self.start_from is None:
+            return self.type == "tandem"
+        return self.start_config is not None and self.start_config.get("model_type") in ("tandem", "gpt2", "nanochat")
 
 
 @dataclass(kw_only=True)
 class Group(Section):
     """Settings of one parameter group; what is not given is filled from the table of defaults (recipe/dial.py)."""
 
-    learning_rate: float | None = key(None, "Peak rate.", minimum=0, maximum=1e38, must_match=True)
-    betas: list[float] | None = key(None, "Adam's two averages.", must_match=True)
-    eps: float | None = key(None, "Adam's epsilon.", minimum=0, maximum=1e6, must_match=True)
-    weight_decay: float | None = key(None, "Decoupled decay.", minimum=0, maximum=1e6, must_match=True)
-    momentum: float | None = key(None, "Muon's momentum at its peak.", minimum=0, maximum=1, must_match=True)
+    learning_rate: float | None = fixed(None, "Peak rate.", minimum=0, maximum=1e38)
+    betas: list[float] | None = fixed(None, "Adam's two averages.")
+    eps: float | None = fixed(None, "Adam's epsilon.", minimum=0, maximum=1e6)
+    weight_decay: float | None = fixed(None, "Decoupled decay.", minimum=0, maximum=1e6)
+    momentum: float | None = fixed(None, "Muon's momentum at its peak.", minimum=0, maximum=1)
 
 
 @dataclass(kw_only=True)
 class Groups(Section):
     """The parameter groups of adamw and muon_adamw, by what a parameter does."""
 
-    embeddings: Group = field(default_factory=Group, metadata={"doc": "Token (and position) embeddings."})
-    value_embeddings: Group = field(default_factory=Group, metadata={"doc": "Value embeddings; default as embeddings at half the rate."})
-    head: Group = field(default_factory=Group, metadata={"doc": "The output head, when untied."})
-    matrices: Group = field(default_factory=Group, metadata={"doc": "Matrices of the blocks: Muon under muon_adamw."})
-    scalars: Group = field(default_factory=Group, metadata={"doc": "Norms, biases and residual lambdas."})
-    x0_lambdas: Group = field(default_factory=Group, metadata={"doc": "Scalars that mix the embedding back in."})
-    gates: Group = field(default_factory=Group, metadata={"doc": "Smear's gate and lambda, and backout's lambda."})
+    embeddings: Group = section(Group, "Token (and position) embeddings.")
+    value_embeddings: Group = section(Group, "Value embeddings; default as embeddings at half the rate.")
+    head: Group = section(Group, "The output head, when untied.")
+    matrices: Group = section(Group, "Matrices of the blocks: Muon under muon_adamw.")
+    scalars: Group = section(Group, "Norms, biases and residual lambdas.")
+    x0_lambdas: Group = section(Group, "Scalars that mix the embedding back in.")
+    gates: Group = section(Group, "Smear's gate and lambda, and backout's lambda.")
 
 
 @dataclass(kw_only=True)
 class Schedule(Section):
     """The shape of the rates over the run, in optimizer steps; step s (zero-based) has the multiplier lrm(s)."""
 
-    warmup_steps: int = key(40, "Linear warm-up: lrm = (s + 1) / warmup_steps. The default is at most a fifth of the run; so is an inherited one that is longer than the run of a horizon named later (train.max_steps=20).", minimum=0, must_match=True)
-    decay_fraction: float = key(0.65, "Share of the run, at its end, over which the rates fall.", minimum=0, maximum=1, must_match=True)
-    decay: Literal["linear", "cosine", "1-sqrt"] = key("linear", "Shape of the fall.", must_match=True)
-    final_fraction: float = key(0.05, "lrm that the fall ends at.", minimum=0, maximum=1, must_match=True)
-    batch_warmup_steps: int = key(0, "Steps at the run's beginning with smaller batches: data.batch_tokens halved batch_halvings times, then doubled in equal parts of these steps. Rates are multiplied by the square root of the batch's share. A horizon in tokens or FLOPs then has more steps.", minimum=0, maximum=10**9, must_match=True)
-    batch_halvings: int = key(2, "How often the first batch of batch_warmup_steps is halved.", minimum=1, maximum=16, must_match=True)
-    momentum_warmup_steps: int = key(400, "Steps over which Muon's momentum rises from 0.85 to its peak.", minimum=0, must_match=True)
-    weight_decay: Literal["constant", "cosine"] = key("cosine", "Muon's weight decay over the run: constant, or cosine to 0.", must_match=True)
+    warmup_steps: int = fixed(40, "Linear warm-up: lrm = (s + 1) / warmup_steps. The default is at most a fifth of the run; so is an inherited one that is longer than the run of a horizon named later (train.max_steps=20).", minimum=0)
+    decay_fraction: float = fixed(0.65, "Share of the run, at its end, over which the rates fall.", minimum=0, maximum=1)
+    decay: Literal["linear", "cosine", "1-sqrt"] = fixed("linear", "Shape of the fall.")
+    final_fraction: float = fixed(0.05, "lrm that the fall ends at.", minimum=0, maximum=1)
+    batch_warmup_steps: int = fixed(0, "Steps at the run's beginning with smaller batches: data.batch_tokens halved batch_halvings times, then doubled in equal parts of these steps. Rates are multiplied by the square root of the batch's share. A horizon in tokens or FLOPs then has more steps.", minimum=0, maximum=10**9)
+    batch_halvings: int = fixed(2, "How often the first batch of batch_warmup_steps is halved.", minimum=1, maximum=16)
+    momentum_warmup_steps: int = fixed(400, "Steps over which Muon's momentum rises from 0.85 to its peak.", minimum=0)
+    weight_decay: Literal["constant", "cosine"] = fixed("cosine", "Muon's weight decay over the run: constant, or cosine to 0.")
 
 
 @dataclass(kw_only=True)
 class Optimizer(Section):
     """Who updates the weights."""
 
-    type: str = key("trainer", "trainer: train's optim, learning_rate and scheduler as in transformers.Trainer; adamw or muon_adamw: the groups and schedule below; or module:attr.", must_match=True)
-    rate_scale: float | None = key(None, "Multiplies every group's rate (0.8 for SFT after pretraining): the key for what train.learning_rate is with optimizer.type trainer, since groups have rates of their own; default 1; the depth dial sets sqrt(batch_tokens / 2^19).", above=0, maximum=1e6, must_match=True)
-    decay_scale: float | None = key(None, "Multiplies every group's weight decay. For text that is seen many times: slowrun (100M tokens, many passes) decays 10 to 30 times as much as runs of one pass do. Default 1.", minimum=0, maximum=1e6, must_match=True)
-    groups: Groups = field(default_factory=Groups, metadata={"doc": "Rates, betas and decay per parameter group."})
-    schedule: Schedule = field(default_factory=Schedule, metadata={"doc": "Rates over the run."})
+    type: str = fixed("trainer", "trainer: train's optim, learning_rate and scheduler as in transformers.Trainer; adamw or muon_adamw: the groups and schedule below; or module:attr.")
+    rate_scale: float | None = fixed(None, "Multiplies every group's rate (0.8 for SFT after pretraining): the key for what train.learning_rate is with optimizer.type trainer, since groups have rates of their own; default 1; the depth dial sets sqrt(batch_tokens / 2^19).", above=0, maximum=1e6)
+    decay_scale: float | None = fixed(None, "Multiplies every group's weight decay. For text that is seen many times: slowrun (100M tokens, many passes) decays 10 to 30 times as much as runs of one pass do. Default 1.", minimum=0, maximum=1e6)
+    groups: Groups = section(Groups, "Rates, betas and decay per parameter group.")
+    schedule: Schedule = section(Schedule, "Rates over the run.")
 
 
 @dataclass(kw_only=True)
@@ -318,9 +342,9 @@ class ChatTasks(Section):
 class Evals(Section):
     """Measures besides the loss; the cadence of bpb and tasks is train.eval_steps."""
 
-    bpb: Bpb = field(default_factory=Bpb, metadata={"doc": "Bits per byte."})
-    core: Core = field(default_factory=Core, metadata={"doc": "CORE."})
-    chat: ChatTasks = field(default_factory=ChatTasks, metadata={"doc": "Chat tasks."})
+    bpb: Bpb = section(Bpb, "Bits per byte.")
+    core: Core = section(Core, "CORE.")
+    chat: ChatTasks = section(ChatTasks, "Chat tasks.")
     tasks: list[str] = key(list, "Further tasks as module:attr, scored at every evaluation.", form=IMPORTABLE)
     unsafe_exec: bool = key(False, "Run humaneval's programs also where no sandbox can be had: with this user's rights, in a child process with a time limit.")
 
@@ -330,6 +354,7 @@ class Samples(Section):
     """Texts generated while training, with fixed prompts."""
 
     prompts: list[str] = key(["The capital of France is", "The chemical symbol of gold is", "If yesterday was Friday, then tomorrow will be", "The opposite of hot is", "The planets of the solar system are:", "My favorite color is", "If 5*x + 3 = 13, then x is"], "Continued at every sampling; in SFT they are the user's first message.")
+    held_out: int = key(0, "So many prompts more: the first words of held-out documents, in SFT the first messages of held-out conversations.", minimum=0, maximum=64)
     every_steps: int | None = key(None, "Optimizer steps between samplings; default at every evaluation; 0 never.", minimum=0)
     max_new_tokens: int = key(32, "Longest continuation.", minimum=1, maximum=MOST_POSITIONS)
     temperature: float = key(0.0, "0 takes the likeliest token.", minimum=0, maximum=1e6)
@@ -379,20 +404,105 @@ class Recipe(Section):
     samples: Samples = field(default_factory=Samples)
     monitor: Monitor = field(default_factory=Monitor)
     hub: Hub = field(default_factory=Hub)
-    # Not keys of the file: set by the reader, and micro_batch where train.per_device_train_batch_size is auto.
-    micro_batch: int | None = field(default=None, metadata={"internal": True})
-    path: str | None = field(default=None, metadata={"internal": True})
-    arguments: list[str] = field(default_factory=list, compare=False, metadata={"internal": True})  # that it was read from
-    notes: list[str] = field(default_factory=list, compare=False, metadata={"internal": True})  # what was adapted
-    stage: Literal["pretrain", "sft"] = field(default="pretrain", metadata={"internal": True})
-    code: CodeFolder = field(default=CodeFolder(None), compare=False, metadata={"internal": True})
-    earlier: Any = field(default=None, repr=False, compare=False, metadata={"internal": True})  # runs, handed to read_recipe
-    places: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})
-    filled: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})
+    # Set by the reader, and micro_batch where train.per_device_train_batch_size is auto.
+    micro_batch: int | None = internal(None)
+    path: str | None = internal(None)
+    arguments: list[str] = internal(list, compare=False)  # that it was read from
+    notes: list[str] = internal(list, compare=False)  # what was adapted
+    stage: Literal["pretrain", "sft"] = internal("pretrain")
+    code: CodeFolder = internal(CodeFolder(None), compare=False)
+    earlier: Any = internal(None, repr=False, compare=False)  # runs, handed to read_recipe
+    places: dict[str, str] = internal(dict, repr=False, compare=False)
+    filled: dict[str, str] = internal(dict, repr=False, compare=False)
 
     def where(self, name: str) -> str:
         """Return `file:line: name`, the beginning of a message about the key; the file alone for a key that was not given."""
         return f"{self.places.get(name) or self.path or 'recipe'}: {name}"
+
+    def source_settings(self) -> "SourceSettings":
+        kind: Literal["text", "chat"] = "chat" if self.stage == "sft" else "text"
+        seed = int(self.train.get("seed", 42))
+        return SourceSettings(self.data, kind, seed, recipe_path=self.path, places=self.places, code=self.code)
+
+    def tokenizer_settings(self) -> "TokenizerSettings":
+        return TokenizerSettings(self.tokenizer, self.stage, recipe_path=self.path, cache_dir=self.data.cache_dir)
+
+    @property
+    def horizons(self) -> list[str]:
+        """Return the names of the horizons that are given."""
+        of_run = [name for name in ("tokens", "tokens_per_param", "flops") if getattr(self.run, name) is not None]
+        of_train = [name for name in ("max_steps", "num_train_epochs") if name in self.train]
+        return [*(f"run.{name}" for name in of_run), *(f"train.{name}" for name in of_train)]
+
+    @property
+    def isolates_documents(self) -> bool:
+        """Return whether the documents of a packed row do not see each other: positions restart, and attention ends there."""
+        # Rows of one text each have nothing to keep apart.
+        return (self.stage == "sft" or self.data.isolate_documents) and not self.data.one_text_rows
+
+    @property
+    def is_auto(self) -> bool:
+        """Return whether the micro-batch is to be found (plan/memory.py)."""
+        return self.train.get("per_device_train_batch_size") == "auto"
+
+    @property
+    def micro_batch_rows(self) -> int:
+        """Return the micro-batch, rows of one forward pass of one process: as given, or what `auto` came to."""
+        rows = self.micro_batch if self.is_auto else self.train["per_device_train_batch_size"]
+        assert rows is not None, "auto is a number once the plan is made"
+        return rows
+
+    @property
+    def rows_per_step(self) -> int:
+        """Return rows of one optimizer step over all processes. data.batch_tokens must be known, here and below."""
+        assert self.data.batch_tokens, "data.batch_tokens is known once the number of processes is"
+        return self.data.batch_tokens // self.data.row_tokens
+
+    @property
+    def step_rows(self) -> StepRows:
+        """Return the rows of each of the run's steps."""
+        schedule = self.optimizer.schedule
+        if self.optimizer.type == "trainer" or not schedule.batch_warmup_steps:
+            return StepRows(self.rows_per_step)
+        return StepRows(self.rows_per_step, schedule.batch_warmup_steps, schedule.batch_halvings)
+
+    def tokens_at(self, step: int) -> int:
+        """Return row positions of the first `step` steps."""
+        return self.step_rows.before(step) * self.data.row_tokens
+
+    def micro_steps(self, ranks: int) -> int:
+        """Return the micro-steps of an optimizer step: its rows dealt to the ranks, the last one filled up."""
+        return math.ceil(self.rows_per_step / (ranks * self.micro_batch_rows))
+
+    def global_batch_tokens(self, ranks: int) -> int:
+        """Return the global batch in tokens: as given, or computed from train.gradient_accumulation_steps and the ranks."""
+        if self.data.batch_tokens:
+            return self.data.batch_tokens
+        return ranks * self.micro_batch_rows * self.train["gradient_accumulation_steps"] * self.data.row_tokens
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    """What the sources of a run are opened with. seed: of the files' order. recipe_path, places: the recipe's file and `file:line` of its
+    keys, for messages and paths relative to it; None for sources that no recipe names."""
+
+    data: Data
+    kind: Literal["text", "chat"]
+    seed: int = 42
+    recipe_path: str | None = None
+    places: dict[str, str] = field(default_factory=dict)
+    code: CodeFolder = CodeFolder(None)
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """What the tokenizer of a run is loaded or trained with. recipe_path: paths are looked for relative to this file first."""
+
+    tokenizer: Tokenizer
+    stage: Literal["pretrain", "sft"]
+    recipe_path: str | None = None
+    cache_dir: str | None = None
+
 
 
 SECTIONS = tuple(f.name for f in fields(Recipe) if not f.metadata.get("internal"))
@@ -571,9 +681,7 @@ ARGUMENTS: dict[str, Argument] = {
     "report_to": managed("monitor.trackers"),
     "run_name": managed("run.name"),
     "project": managed("monitor.project"),
-    "trackio_space_id": rejected(NO_TRACKIO),
-    "trackio_bucket_id": rejected(NO_TRACKIO),
-    "trackio_static_space_id": rejected(NO_TRACKIO),
+    **dict.fromkeys(("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), rejected(NO_TRACKIO)),
     # Evaluation
     "eval_strategy": overridden(Literal["steps", "no"], "steps", "no: only at the end."),
     "eval_steps": overridden(int, 250, "Optimizer steps between evaluations; the last step is always evaluated.", minimum=1),
@@ -581,11 +689,7 @@ ARGUMENTS: dict[str, Argument] = {
     "per_device_eval_batch_size": supported(int, 8, "Rows of one forward pass of an evaluation. Does not change its value.", minimum=1, maximum=MOST_ROWS),
     "prediction_loss_only": overridden(bool, True, "No logits are kept.", only=OWN_EVALUATION),
     "eval_on_start": managed("evals.bpb.at_start"),
-    "eval_do_concat_batches": rejected(OWN_EVALUATION),
-    "eval_use_gather_object": rejected(OWN_EVALUATION),
-    "eval_accumulation_steps": rejected(OWN_EVALUATION),
-    "include_for_metrics": rejected(OWN_EVALUATION),
-    "batch_eval_metrics": rejected(OWN_EVALUATION),
+    **dict.fromkeys(("eval_do_concat_batches", "eval_use_gather_object", "eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics"), rejected(OWN_EVALUATION)),
     # Checkpoints
     "save_strategy": overridden(Literal["steps", "no"], "steps", "no: no checkpoint while training; a run that stops is lost."),
     "save_steps": supported(int, 500, "Optimizer steps between checkpoints; the last step is always saved.", minimum=1),
@@ -593,9 +697,7 @@ ARGUMENTS: dict[str, Argument] = {
     "save_only_model": rejected("a checkpoint without the optimizer cannot be continued from"),
     "save_on_each_node": rejected("all nodes share one run directory"),
     "enable_jit_checkpoint": rejected("SIGTERM, SIGHUP and Ctrl-C always save a whole checkpoint here, agreed on by all ranks"),
-    "load_best_model_at_end": rejected(LAST_MODEL),
-    "metric_for_best_model": rejected(LAST_MODEL),
-    "greater_is_better": rejected(LAST_MODEL),
+    **dict.fromkeys(("load_best_model_at_end", "metric_for_best_model", "greater_is_better"), rejected(LAST_MODEL)),
     "resume_from_checkpoint": managed("run.resume"),
     "ignore_data_skip": rejected("rows are a function of the step: a resume is a seek and never skips"),
     "restore_callback_states_from_checkpoint": rejected("callbacks take up their state from the run directory"),
@@ -611,13 +713,7 @@ ARGUMENTS: dict[str, Argument] = {
     # Randomness and data
     "seed": supported(int, 42, "Of weights, data order and dropout.", minimum=0, maximum=SEEDS - 1, must_match=True),
     "data_seed": managed("train.seed"),
-    "dataloader_drop_last": rejected(NO_LOADER),
-    "dataloader_num_workers": rejected(NO_LOADER),
-    "dataloader_pin_memory": rejected(NO_LOADER),
-    "dataloader_persistent_workers": rejected(NO_LOADER),
-    "dataloader_prefetch_factor": rejected(NO_LOADER),
-    "dataloader_multiprocessing_context": rejected(NO_LOADER),
-    "dataloader_in_order": rejected(NO_LOADER),
+    **dict.fromkeys(("dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order"), rejected(NO_LOADER)),
     "remove_unused_columns": overridden(bool, False, "Rows carry what the model takes.", only="position_ids and shift_labels would be dropped for some models"),
     "label_names": rejected("every batch carries labels and shift_labels"),
     "train_sampling_strategy": managed("train.seed and data.sources (rows follow from the seed and the step)"),
@@ -630,17 +726,13 @@ ARGUMENTS: dict[str, Argument] = {
     "ddp_static_graph": supported(bool | None, None, "The graph of the backward pass never changes."),
     "ddp_backend": supported(Literal["nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"] | None, None, "Backend of the collectives; default by device."),
     "ddp_timeout": overridden(int, 7200, "Seconds a rank waits for the others.", minimum=1, maximum=10**8),
-    "parallelism_config": managed(LAUNCHER),
-    "fsdp": managed(LAUNCHER),
-    "fsdp_config": managed(LAUNCHER),
+    **dict.fromkeys(("parallelism_config", "fsdp", "fsdp_config"), managed(LAUNCHER)),
     "deepspeed": rejected("it is not supported; several GPUs train with accelerate_configs/ddp.yaml"),
     "local_rank": rejected(LAUNCHED),
     # The rest
     "debug": supported(Literal["", "underflow_overflow"], "", "transformers' debug options: underflow_overflow names the module that makes the first number that is not finite."),
     "skip_memory_metrics": overridden(bool, True, "Trainer's own memory metrics are not taken.", only="they are taken once, around the whole training, and slow it down"),
-    "do_train": rejected(COMMAND),
-    "do_eval": rejected(COMMAND),
-    "do_predict": rejected(COMMAND),
+    **dict.fromkeys(("do_train", "do_eval", "do_predict"), rejected(COMMAND)),
 }  # fmt: skip
 
 DERIVED = ("max_steps", "num_train_epochs", "gradient_accumulation_steps")  # with other keys of the recipe
@@ -655,19 +747,17 @@ def defaults(*, trainer_optimizer: bool) -> dict[str, Any]:
     }
 
 
-def training_arguments(
-    recipe: Recipe, *, output_dir: str, max_steps: int, gradient_accumulation_steps: int
-) -> dict[str, Any]:
-    """Return the arguments for transformers.TrainingArguments. "auto" of bf16 and torch_compile is left out: the hardware decides."""
-    values = {name: value for name, value in recipe.train.items() if name not in DERIVED and value is not None}
-    values = {name: value for name, value in values.items() if value != "auto" and ARGUMENTS[name].kind != "added"}
+def training_arguments(train: dict[str, Any], **decided: Any) -> dict[str, Any]:
+    """Return the arguments for transformers.TrainingArguments. decided: those that are not the recipe's. "auto" of bf16 and
+    torch_compile is left out: the hardware decides."""
+    given = {}
+    for name, value in train.items():
+        if value not in (None, "auto") and name not in DERIVED and ARGUMENTS[name].kind != "added":
+            given[name] = value
     return {
-        **values,
-        "output_dir": output_dir,
-        "max_steps": max_steps,
-        "gradient_accumulation_steps": gradient_accumulation_steps,
+        **given,
+        **decided,
         "report_to": "none",  # trackers are written by our own callbacks (monitor.trackers)
-        "run_name": recipe.run.name,
         "ignore_data_skip": True,  # rows are a function of the step
     }
 

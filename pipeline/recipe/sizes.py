@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.recipe.schema import Recipe
+from pipeline.recipe.schema import Model
 
 # The current nanochat as options of TandemConfig (nanochat's gpt.py of July 2026).
 MODERN: dict[str, Any] = {
@@ -108,13 +108,13 @@ def default_inner(n_embd: int, *, gated: bool) -> int:
     return -(-8 * n_embd // (3 * multiple)) * multiple
 
 
-def options_of(recipe: Recipe, *, vocab_size: int | None = None) -> dict[str, Any]:
+def options_of(model: Model, *, vocab_size: int | None = None) -> dict[str, Any]:
     """Return the preset's options, those that follow from the vocabulary where its size is given, with the recipe's
     own over them."""
-    grown = {}
-    if recipe.model.preset == "modern_bigram" and vocab_size is not None:
-        grown["bigram_embeddings"] = BIGRAMS_PER_ID * vocab_size
-    return {**PRESETS[recipe.model.preset], **grown, **recipe.model.options}
+    options = dict(PRESETS[model.preset])
+    if model.preset == "modern_bigram" and vocab_size is not None:
+        options["bigram_embeddings"] = BIGRAMS_PER_ID * vocab_size
+    return options | model.options
 
 
 Convention = Literal["exact_causal", "nanochat", "full"]
@@ -183,15 +183,19 @@ class Sizes:
         mlp = 2 * width * self.n_inner
         gates = self.value_embedding_layers * VALUE_GATE_CHANNELS * self.n_kv_head
         matrices = self.n_layer * (attention + mlp) + gates
-        biases = self.n_layer * (heads + 2 * kv + width + self.n_inner + width) if self.biases else 0
+        biases = 0
+        if self.biases:
+            biases = self.n_layer * (heads + 2 * kv + width + self.n_inner + width)
         norms = self.norm_parameters * (2 * self.n_layer + 1) * width
         extras = 2 * self.n_layer * self.residual_lambdas + self.backout + (SMEAR_GATE_CHANNELS + 1) * self.smear
         extras += self.n_layer * bool(self.bigram_embeddings)
-        head = self.vocab_rows * width
+        head = own_head = self.vocab_rows * width
+        if self.tied:  # the head is the table of embeddings
+            own_head = 0
         counts = {
             "embeddings": (self.vocab_rows + self.bigram_embeddings + self.learned_positions) * width,
             "value_embeddings": self.value_embedding_layers * self.vocab_rows * kv,
-            "head": 0 if self.tied else head,
+            "head": own_head,
             "matrices": matrices,
             "scalars": biases + norms + extras,
         }
@@ -229,11 +233,16 @@ class Sizes:
 
 def arithmetic_sizes(options: dict[str, Any], model_type: str, row_tokens: int) -> Sizes:
     layers, width, heads = options["n_layer"], options["n_embd"], options["n_head"]
-    gpt2_like = model_type in ("tandem", "gpt2")
-    learned = gpt2_like and options.get("position_embedding", "learned") == "learned"
+    gpt2_like = model_type in ("tandem", "gpt2")  # else nanochat: no learned positions, norms or biases
+    learned_positions = norm_parameters = value_embedding_layers = 0
+    if gpt2_like and options.get("position_embedding", "learned") == "learned":
+        learned_positions = options["n_positions"]
+    if gpt2_like and options.get("normalization") != "rms_norm":
+        norm_parameters = 2  # of LayerNorm: weight and bias
+    if options.get("value_embeddings"):
+        value_embedding_layers = (layers + 1) // 2  # every other layer, the last one among them
     multiple = options.get("vocab_multiple") or 1
     vocab = options["vocab_size"]
-    norm = {"layer_norm": 2, "rms_norm": 0}[options.get("normalization") or "layer_norm"] if gpt2_like else 0
     return Sizes(
         model_type=model_type,
         n_layer=layers,
@@ -247,10 +256,10 @@ def arithmetic_sizes(options: dict[str, Any], model_type: str, row_tokens: int) 
         row_tokens=row_tokens,
         windows=layer_windows(options, layers, row_tokens),
         tied=options.get("tie_word_embeddings", gpt2_like),
-        learned_positions=options["n_positions"] if learned else 0,
+        learned_positions=learned_positions,
         biases=gpt2_like and options.get("use_bias", True),
-        norm_parameters=norm,
-        value_embedding_layers=(layers + 1) // 2 if options.get("value_embeddings") else 0,
+        norm_parameters=norm_parameters,
+        value_embedding_layers=value_embedding_layers,
         residual_lambdas=bool(options.get("residual_lambdas")),
         backout=bool(options.get("backout")),
         smear=bool(options.get("smear")),
@@ -270,8 +279,9 @@ def layer_windows(options: dict[str, Any], layers: int, row_tokens: int) -> list
     elif kinds := options.get("attention_layers"):  # GPT-Neo's
         window, sliding = options.get("window_size"), [kind == "local" for kind in kinds]
     else:
-        sliding = [bool(window)] * layers
-    return [min(window, row_tokens) if slides and window else row_tokens for slides in sliding]
+        sliding = [True] * layers
+    short = min(window or row_tokens, row_tokens)
+    return [short if slides else row_tokens for slides in sliding]
 
 
 def short_window(n_positions: int) -> int:

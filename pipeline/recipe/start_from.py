@@ -8,8 +8,8 @@ from pipeline.process.commands import command
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json
 from pipeline.recipe.layers import COMMAND_LINE
-from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.schema import REPOSITORY, Recipe, with_values
+from pipeline.recipe.located_yaml import Say
+from pipeline.recipe.schema import REPOSITORY, Model, Recipe, with_values
 from pipeline.recipe.sizes import LLAMA_NAMES, options_of
 
 # Options of a training that say nothing of the weights: a finished model has no padding rows, whatever it was trained
@@ -28,17 +28,15 @@ def resolve_start(recipe: Recipe) -> Recipe:
     start = recipe.model.start_from
     if start is None:
         return recipe
-    earlier, of_run = recipe.earlier, (start, recipe.run.directory, recipe.run.name)
-    is_run = earlier is not None and earlier.is_run(*of_run)
-    if not is_run and start.startswith("latest:"):
+    if not _starts_from_run(recipe) and start.startswith("latest:"):
         name = start.removeprefix("latest:")
         raise InputMissingError(
             f"{recipe.where('model.start_from')}: {recipe.run.directory}/ has no finished run of a recipe or stage "
             f"{name!r}. Train it first (stage 1 is `{command('pretrain')} RECIPE`; runs of a sweep do not count), or "
             "name a run, a folder with a model or a Hub id."
         )
-    if is_run:
-        folder = earlier.weights_folder(*of_run)
+    if _starts_from_run(recipe):
+        folder = recipe.earlier.weights_folder(start, recipe.run.directory, recipe.run.name)
         if folder is None:
             raise InputMissingError(
                 f"{recipe.where('model.start_from')}: run {start} has neither model/ nor a whole checkpoint yet. Let "
@@ -50,10 +48,16 @@ def resolve_start(recipe: Recipe) -> Recipe:
             f"{recipe.where('model.start_from')}: there is no run or folder {start}. Correct the path, or give a "
             "run's name or a Hub id like owner/name."
         )
+    # The tokenizer comes from the same place, and so do messages about it.
     if recipe.tokenizer.path is None:
         places = {"tokenizer.path": recipe.places.get("model.start_from", ""), **recipe.places}
         recipe = with_values(recipe, {"tokenizer.path": recipe.model.start_from, "places": places})
     return recipe
+
+
+def _starts_from_run(recipe: Recipe) -> bool:
+    earlier, run = recipe.earlier, recipe.run
+    return earlier is not None and earlier.is_run(recipe.model.start_from, run.directory, run.name)
 
 
 def start_folder(recipe: Recipe) -> Path | None:
@@ -62,24 +66,15 @@ def start_folder(recipe: Recipe) -> Path | None:
     start = recipe.model.start_from
     if start is None:
         return None
-    earlier, of_run = recipe.earlier, (start, recipe.run.directory, recipe.run.name)
-    if earlier is not None and earlier.is_run(*of_run):
-        return earlier.config_folder(*of_run)
+    if _starts_from_run(recipe):
+        return recipe.earlier.config_folder(start, recipe.run.directory, recipe.run.name)
     return Path(start) if (Path(start) / "config.json").is_file() else None
 
 
-def becomes_tandem(recipe: Recipe) -> bool:
-    """Return whether the model is one of Tandem's, as far as its type tells before it is loaded (model/build.py)."""
-    model = recipe.model
-    if model.start_from is None:
-        return model.type == "tandem"
-    return model.start_config is not None and model.start_config.get("model_type") in ("tandem", "gpt2", "nanochat")
-
-
-def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
+def fill_from_start(recipe: Recipe, fill: Any, say: Say) -> None:
     """Take the sizes from the config of model.start_from, in place of those that an extended recipe gives.
 
-    found gets what the recipe itself says otherwise: it could not be followed. What is not here (a Hub id, a run that
+    say notes what the recipe itself says otherwise: it could not be followed. What is not here (a Hub id, a run that
     is still to come) is compared when the model is loaded (check_sizes).
     """
     folder, model = start_folder(recipe), recipe.model
@@ -88,54 +83,51 @@ def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
         return
     config = model.start_config = read_json(folder / "config.json")
     sizes = config.get("text_config") or config  # of a model that also reads pictures or sound
+    # Sizes: by GPT-2's names or Llama's.
     for name, theirs in LLAMA_NAMES.items():
         value = sizes.get(name, sizes.get(theirs))
         if value is None and _is_own(recipe, f"model.{name}"):  # as GPT-2's config leaves them open
             value = {"n_kv_head": model.n_head, "n_inner": 4 * (model.n_embd or 0)}.get(name, getattr(model, name))
-        if value != getattr(model, name) and not says_itself(recipe, f"model.{name}", value, found):
+        if value != getattr(model, name) and not says_itself(recipe, f"model.{name}", value, say):
             setattr(model, name, None)
             if value is not None:
                 fill(f"model.{name}", value, "model.start_from")
-    for name, value in options_of(recipe, vocab_size=config.get("vocab_size")).items():
+    # Options that the recipe's own file gives, or that its preset does, must be those of the weights.
+    for name, value in options_of(model, vocab_size=config.get("vocab_size")).items():
         if name in NO_ARCHITECTURE:
             continue
         key = f"model.options.{name}" if name in model.options else "model.preset"
         if config.get(name, value) != value:
-            says_itself(recipe, key, config[name], found, what=f"{name}: {value}")
+            says_itself(recipe, key, config[name], say, what=f"{name}: {value}")
     _forget_inherited_options(recipe)
-    if model.depth is not None and not says_itself(recipe, "model.depth", model.n_layer, found):
+    if model.depth is not None and not says_itself(recipe, "model.depth", model.n_layer, say):
         model.depth = model.n_layer
 
 
-def check_sizes(recipe: Recipe, config: Any) -> None:
-    """Raise RecipeError when the loaded model has other sizes than the recipe."""
-    have = config.get_text_config()
-    given = {name: getattr(recipe.model, name) for name in ("n_layer", "n_embd", "n_head", "n_kv_head")}
-    wrong = [
-        f"model.{name} is {value}, theirs {theirs}"
-        for name, value in given.items()
-        if value not in (None, theirs := getattr(have, LLAMA_NAMES[name], value))
-    ]
-    options = options_of(recipe, vocab_size=have.vocab_size) if recipe.model.preset != "gpt2" else recipe.model.options
-    wrong += [
-        f"{name} is {value}, theirs {theirs}"
-        for name, value in options.items()
-        if name not in NO_ARCHITECTURE and value != (theirs := getattr(have, name, value))
-    ]
+def check_sizes(model: Model, config: Any, *, where: str) -> None:
+    """Raise RecipeError when the loaded model has other sizes than `model:`. where: begins the message."""
+    loaded = config.get_text_config()
+    wrong = []
+    for name in ("n_layer", "n_embd", "n_head", "n_kv_head"):
+        value = getattr(model, name)
+        theirs = getattr(loaded, LLAMA_NAMES[name], value)
+        if value is not None and value != theirs:
+            wrong.append(f"model.{name} is {value}, theirs {theirs}")
+    for name, value in options_of(model, vocab_size=loaded.vocab_size).items():
+        theirs = getattr(loaded, name, value)
+        if name not in NO_ARCHITECTURE and value != theirs:
+            wrong.append(f"{name} is {value}, theirs {theirs}")
     if wrong:
         raise RecipeError(
-            f"{recipe.where('model.start_from')}: the weights are of another model than the recipe's "
-            f"({'; '.join(wrong)}). Leave these keys, model.preset and model.depth out: all of it comes with the "
-            "weights."
+            f"{where}: the weights are of another model than the recipe's ({'; '.join(wrong)}). Leave these keys, "
+            "model.preset and model.depth out: all of it comes with the weights."
         )
 
 
 def _forget_inherited(recipe: Recipe) -> None:
     """Drop what an extended recipe says of the architecture, when the weights are on the Hub."""
     start, model = recipe.model.start_from, recipe.model
-    if start is None or start.startswith("latest:"):
-        return
-    if recipe.earlier is not None and recipe.earlier.is_run(start, recipe.run.directory, recipe.run.name):
+    if start is None or start.startswith("latest:") or _starts_from_run(recipe):
         return
     for name in LLAMA_NAMES:
         if not _is_own(recipe, f"model.{name}"):
@@ -154,15 +146,15 @@ def _is_own(recipe: Recipe, name: str) -> bool:
     return layer_of(recipe, name) > 0
 
 
-def says_itself(recipe: Recipe, name: str, value: Any, found: Problems, what: str | None = None) -> bool:
+def says_itself(recipe: Recipe, name: str, value: Any, say: Say, what: str | None = None) -> bool:
     """Return whether the recipe's own file or the command line gives the key; then its other value is a mistake."""
     if not _is_own(recipe, name):
         return False
     section, _, last = name.partition(".")
     shown = what or getattr(getattr(recipe, section), last)
     if shown != value:
-        found.add(
-            recipe.where(name),
+        say(
+            name,
             f"is {shown}, and what this run starts from has {value}. Leave the key out: it comes with the weights or "
             "the tokenizer.",
         )
@@ -177,8 +169,10 @@ def layer_of(recipe: Recipe, name: str) -> int:
     return int(place.rpartition(":")[0] == recipe.path)
 
 
-def drops_attention(recipe: Recipe) -> bool:
+def drops_attention(model: Model) -> bool:
     """Return whether a model of Tandem's has dropout inside its attention."""
-    config = recipe.model.start_config or options_of(recipe)
-    name, default = ("attention_dropout", 0.0) if config.get("model_type") == "nanochat" else ("attn_pdrop", 0.1)
-    return becomes_tandem(recipe) and config.get(name, default) > 0
+    config = model.start_config or options_of(model)
+    dropout = config.get("attn_pdrop", 0.1)
+    if config.get("model_type") == "nanochat":
+        dropout = config.get("attention_dropout", 0.0)
+    return model.becomes_tandem and dropout > 0

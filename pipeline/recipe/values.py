@@ -23,6 +23,7 @@ def typed_values(kind: Any, item: Item, path: str, problems: Problems) -> Any:
         return TypeAdapter(kind).validate_python(item.plain())
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
+    # A union has an error for each of its members: they are gathered by the value that all of them refuse.
     found: dict[str, tuple[Item, set[str]]] = {}
     for one in errors:
         at, place = item, path
@@ -30,7 +31,7 @@ def typed_values(kind: Any, item: Item, path: str, problems: Problems) -> Any:
             child = at.child(part)
             if child is None:  # the rest names members of a union
                 break
-            at, place = child, f"{place}.{part}" if place else str(part)
+            at, place = child, f"{place}.{part}".removeprefix(".")
         found.setdefault(place, (at, set()))[1].add(one["type"])
     from pipeline.recipe.error_messages import wrong_value
 
@@ -51,7 +52,7 @@ def recipe_kind() -> Any:
             if argument.keys:
                 kind = _keys(name, {key: (inner, {"minimum": 1}) for key, inner in argument.keys.items()})
             if name in DERIVED or type(None) in get_args(argument.type):
-                kind = kind | None if isinstance(kind, type) else Union[kind, None]  # noqa: UP007
+                kind = Union[kind, None]  # noqa: UP007 - what _keys returns knows no |
             arguments[name] = (kind, {**argument.limits, "doc": argument.text, "default": argument.default})
     return _keys("Recipe", keys | {"train": (_keys("Train", arguments), {})})
 
@@ -75,10 +76,15 @@ def _keys(name: str, keys: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> Any:
         default = {"default": facts["default"]} if "default" in facts else None
         shown = Field(description=facts.get("doc"), json_schema_extra=default)
         fields[key] = Annotated[_kind(annotation, facts), shown]
-    make: Any = TypedDict
+    make: Any = TypedDict  # mypy knows no names that are made here
     kind = make(name, fields, total=False)
     kind.__pydantic_config__ = {"extra": "forbid"}
-    return Annotated[kind, BeforeValidator(lambda value: {} if value is None else value)]
+    return Annotated[kind, BeforeValidator(_emptied)]
+
+
+def _emptied(value: Any) -> Any:
+    """Return an empty section for one that has no lines, which YAML reads as null."""
+    return {} if value is None else value
 
 
 def _kind(annotation: Any, limits: Mapping[str, Any]) -> Any:
@@ -86,6 +92,7 @@ def _kind(annotation: Any, limits: Mapping[str, Any]) -> Any:
     if is_dataclass(annotation):
         return section_kind(annotation)
     bounds = {theirs: limits[ours] for ours, theirs in BOUNDS.items() if limits.get(ours) is not None}
+    # strict: pydantic would take "16" for 16, and true for 1.
     if annotation is int:
         return Annotated[int, Field(strict=True, **bounds), BeforeValidator(_whole)]
     if annotation is float:
@@ -126,12 +133,14 @@ def _with_sections(annotation: Any, value: Any) -> Any:
 
 def places_of(item: Item, path: str = "") -> dict[str, str]:
     """Return the place of every key in the item, by dotted path; of an entry of a list by its number."""
-    children = item.value
-    if isinstance(children, list):
-        children = {str(number): child for number, child in enumerate(children) if isinstance(child.value, dict)}
     places: dict[str, str] = {}
-    for name, child in children.items() if isinstance(children, dict) else ():
-        inner = f"{path}.{name}" if path else name
+    children: Any = ()
+    if isinstance(item.value, dict):
+        children = item.value.items()
+    elif isinstance(item.value, list):  # of texts and numbers the list itself has a place
+        children = [(number, child) for number, child in enumerate(item.value) if isinstance(child.value, dict)]
+    for name, child in children:
+        inner = f"{path}.{name}".removeprefix(".")
         places[inner] = child.where
         places |= places_of(child, inner)
     return places

@@ -84,7 +84,8 @@ def attention_line(implementation: str | None, why: str) -> str:
 
 def _hidden(needs: AttentionNeeds, sizes: Sizes | CountedSizes) -> str:
     """Return what causal attention over the whole row would see and the model does not; empty when nothing."""
-    window, parts = min(sizes.windows), []
+    parts = []
+    window = min(sizes.windows)
     if window < sizes.row_tokens:
         parts.append(f"windows of {window:,} in rows of {sizes.row_tokens:,} tokens")
     if needs.isolated:
@@ -159,7 +160,7 @@ def difference_from_eager(
     if window < sizes.row_tokens:
         window = min(window, LONGEST_TRIAL // 2)
         length = min(length, (window + 256) // 128 * 128 + 128)  # some blocks are whole, some cut, some skipped
-    windowed = window < length
+    shown_window = window if window < length else None
     generator = torch.Generator().manual_seed(0)
     heads = (sizes.n_head, sizes.n_kv_head, sizes.n_kv_head, sizes.n_head)
     shapes = [(2, count, length, sizes.head_dim) for count in heads]
@@ -170,9 +171,10 @@ def difference_from_eager(
     if isolated:
         tokens, cut = torch.arange(length, device=device), length // 8
         positions = torch.stack([torch.where(tokens < cut, tokens, tokens - cut), tokens % (length // 5 + 1)])
+    # Both implementations on the same numbers: eager is the reference, in float32.
     results = []
     for name in (implementation, "eager"):
-        attend = _layer(name, sizes, window if windowed else None, length, positions)
+        attend = _layer(name, sizes, shown_window, length, positions)
         if name == "flex_attention":
             attend = torch.compile(attend, fullgraph=True)
         float32 = torch.float32 if name == "eager" else None
@@ -194,6 +196,9 @@ def _layer(
     from pipeline.model.configuration_tandem import TandemConfig
     from pipeline.model.modeling_tandem import TandemModel, attention_masks, eager_attention, flash_documents
 
+    kind, pattern = "full_attention", None
+    if window is not None:
+        kind, pattern = "sliding_attention", "SL"
     config = TandemConfig(
         vocab_size=8,
         n_positions=length,
@@ -201,13 +206,12 @@ def _layer(
         n_embd=sizes.n_head * sizes.head_dim,
         n_head=sizes.n_head,
         n_kv_head=sizes.n_kv_head,
-        window_pattern=None if window is None else "SL",
+        window_pattern=pattern,
         sliding_window=window,
     )
     with torch.device("meta"):  # the weights are not used
         model = TandemModel._from_config(config, attn_implementation=implementation).train()
     config, layer = model.config, model.h[0].attn
-    kind = "full_attention" if window is None else "sliding_attention"
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         states = query.transpose(1, 2).flatten(2)

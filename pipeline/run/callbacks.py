@@ -1,6 +1,8 @@
 """The callbacks of a run, in the order in which they act."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback
 
@@ -14,86 +16,97 @@ from pipeline.callbacks.metrics_file import MetricsFile
 from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.generation.texts import complete
-from pipeline.process.user_code import guarded, import_attribute
-from pipeline.recipe import Recipe
+from pipeline.process.user_code import CodeFolder, guarded, import_attribute
+from pipeline.recipe import schema
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.run.checks import benchmarks_of
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.trainer import TandemTrainer
 
 
 def add_callbacks(
-    trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, stop: StopSignals
+    trainer: TandemTrainer,
+    directory: RunDirectory,
+    *,
+    run: schema.Run,
+    monitor: schema.Monitor,
+    samples: schema.Samples,
+    chat: bool,
+    own: list[TrainerCallback],
+    wanted: list[Any],
+    attempt: int,
+    start_step: int,
+    stop: StopSignals,
 ) -> None:
-    """Add everything that watches the run, in the order in which it acts; what writes files acts on rank 0 only."""
+    """Add everything that watches the run, in the order in which it acts; what writes files acts on rank 0 only.
+
+    own: as run.callbacks names them. wanted: benchmarks with a cadence.
+    """
+    meter, tokenizer = trainer.meter, trainer.processing_class
+    # 1. What only some runs have, and imports what they alone need.
     trackers = []
-    if recipe.monitor.trackers:
+    if monitor.trackers:
         from pipeline.callbacks.trackers import trackers_of
 
-        trackers.extend(
-            trackers_of(
-                recipe.monitor,
-                run,
-                config=load_mapping(run.recipe),
-                note=recipe.run.note,
-                tags=recipe.run.tags,
-                attempt=attempt,
-                start_step=start_step,
-                tokens_at=trainer.meter.tokens_at,
-            )
+        trackers = trackers_of(
+            monitor,
+            directory,
+            config=load_mapping(directory.recipe),
+            note=run.note,
+            tags=run.tags,
+            attempt=attempt,
+            start_step=start_step,
+            tokens_at=meter.tokens_at,
         )
     profiler = []
-    if profile := recipe.monitor.profile_steps:
+    if monitor.profile_steps:
         from pipeline.callbacks.profiler import ProfileSteps
 
-        profiler.append(ProfileSteps(run, *profile, meter=trainer.meter))
-    wanted = benchmarks_of(recipe)
+        profiler = [ProfileSteps(directory, *monitor.profile_steps, meter=meter)]
     for benchmark in wanted:
-        benchmark.require_ready(trainer.processing_class)
+        benchmark.require_ready(tokenizer)
     benchmarks = []
     if wanted:
         from pipeline.callbacks.benchmarks import Benchmarks
 
-        benchmarks.append(Benchmarks(trainer, run, wanted, attempt=attempt, stop=stop))
-    samples = recipe.samples
+        benchmarks = [Benchmarks(trainer, directory, wanted, attempt=attempt, stop=stop)]
+    # 2. How samples are written: under a sharded model by all ranks together, so all of them stop for a signal.
+    watched: Callable[..., Any] = stop.on_this_rank
+    if trainer.is_sharded:
+        watched = partial(stop.on_every_rank, lockstep=True)
+    complete_prompts = partial(
+        complete,
+        tokenizer=tokenizer,
+        chat=chat,
+        max_new_tokens=samples.max_new_tokens,
+        temperature=samples.temperature,
+        top_k=samples.top_k,
+        top_p=samples.top_p,
+        seed=samples.seed,
+        watched=watched,
+    )
+    # 3. In the order in which they act.
     trainer.remove_callback(PrinterCallback)
     for callback in (
-        HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, ranks=trainer.ranks, timer=trainer.timer),
-        Machine(
-            run,
-            attempt=attempt,
-            gpu_hz=recipe.monitor.gpu_hz,
-            meter=trainer.meter,
-            world_size=trainer.args.world_size,
-        ),
+        HangWatch(directory, timeout=run.hang_timeout, attempt=attempt, ranks=trainer.ranks, timer=trainer.timer),
+        Machine(directory, attempt=attempt, gpu_hz=monitor.gpu_hz, meter=meter, world_size=trainer.args.world_size),
         *profiler,
-        MetricsFile(run, attempt=attempt, meter=trainer.meter),
-        Console(run.console),
+        MetricsFile(directory, attempt=attempt, meter=meter),
+        Console(directory.console),
         Compiling(),
         *trackers,
         Samples(
-            run,
-            complete=partial(
-                complete,
-                tokenizer=trainer.processing_class,
-                chat=recipe.stage == "sft",
-                max_new_tokens=samples.max_new_tokens,
-                temperature=samples.temperature,
-                top_k=samples.top_k,
-                top_p=samples.top_p,
-                seed=samples.seed,
-                watched=partial(stop.on_every_rank, lockstep=True) if trainer.is_sharded else stop.on_this_rank,
-            ),
+            directory,
+            complete=complete_prompts,
             all_ranks=trainer.is_sharded,
             prompts=samples.prompts,
             every_steps=samples.every_steps,
-            chat=recipe.stage == "sft",
+            chat=chat,
             attempt=attempt,
-            meter=trainer.meter,
+            meter=meter,
             writers=[tracker for tracker in trackers if hasattr(tracker, "add_samples")],
         ),
-        *own_callbacks(recipe),
-        SlowRank(run, attempt=attempt),
+        *own,
+        SlowRank(directory, attempt=attempt),
         *benchmarks,
         stop,
         GarbageCollection(),
@@ -101,12 +114,11 @@ def add_callbacks(
         trainer.add_callback(callback)
 
 
-def own_callbacks(recipe: Recipe) -> list[TrainerCallback]:
+def own_callbacks(names: list[str], code: CodeFolder, *, where: str) -> list[TrainerCallback]:
     """Return one object of each class that run.callbacks names. Raises RecipeError for one that cannot be imported or
     made."""
     made = []
-    for name in recipe.run.callbacks:
-        where = recipe.where("run.callbacks")
+    for name in names:
         with guarded(f"{where}: {name}"):
-            made.append(import_attribute(name, recipe.code, where=where)())
+            made.append(import_attribute(name, code, where=where)())
     return made

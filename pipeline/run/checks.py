@@ -10,11 +10,12 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.hardware.accelerators import DeviceInfo
-from pipeline.hardware.device import can_compile, decide_bf16, decide_compile, device_info
+from pipeline.hardware.device import autocast_dtype, can_compile, decide_bf16, decide_compile, device_info
 from pipeline.hardware.processor import cpu_can_compile
 from pipeline.plan.capacity import find_notes, find_problems
 from pipeline.plan.plan import Plan, make_plan
@@ -28,16 +29,14 @@ from pipeline.process.errors import (
     raised,
 )
 from pipeline.process.storage import NOT_WRITABLE, cache_dir, can_be_used, is_cache, nearest_existing
-from pipeline.process.user_code import import_attribute
+from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import isolates_documents
-from pipeline.recipe.identity import run_folder
 from pipeline.recipe.located_yaml import show
 from pipeline.recipe.model_sizes import model_fields
 from pipeline.recipe.resolve import warmup_of
-from pipeline.recipe.schema import ARGUMENTS, with_values
+from pipeline.recipe.schema import ARGUMENTS, Model, with_values
 from pipeline.recipe.sizes import options_of
-from pipeline.recipe.start_from import becomes_tandem, drops_attention, start_folder
+from pipeline.recipe.start_from import drops_attention, start_folder
 from pipeline.run.attention import AS_RECIPE, AttentionNeeds, attention_line, choose_attention, refuse_attention
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, unexpected_model_files
 from pipeline.run_dir.earlier_runs import EarlierRuns
@@ -70,7 +69,7 @@ def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
         where = recipe.where("train.tf32")
         found.append(RecipeError(f"{where}: {device.name} has no TF32. Remove the key; fp32 is used."))
     if recipe.train.get("fp8"):
-        found += float8_problems(recipe, device)
+        found += float8_problems(recipe.model, device, where=recipe.where("train.fp8"))
     elif os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
         found.append(
             RecipeError(
@@ -78,7 +77,8 @@ def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
                 "decides the format. Write train.fp8: true and bf16: true, or mixed_precision: bf16 there."
             )
         )
-    found += raised(_compiler, recipe, device)
+    where = recipe.where("train.torch_compile")
+    found += raised(partial(_compiler, recipe.train.get("torch_compile"), device, where=where))
     if recipe.model.attn_implementation not in (None, "eager", "sdpa"):
         found += raised(refuse_attention, attention_needs(recipe), device)
     return found
@@ -86,20 +86,15 @@ def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
 
 def attention_needs(recipe: Recipe) -> AttentionNeeds:
     """Return what of the recipe decides its attention implementation."""
-    train = recipe.train
-    fp16 = bool(train.get("fp16"))
-    dtype = "float16" if fp16 else "float32"
-    if decide_bf16(train.get("bf16"), fp16=fp16):
-        dtype = "bfloat16"
     return AttentionNeeds(
         named=recipe.model.attn_implementation,
         where=recipe.where("model.attn_implementation"),
-        is_tandem=becomes_tandem(recipe),
-        isolated=isolates_documents(recipe),
-        has_dropout=drops_attention(recipe),
+        is_tandem=recipe.model.becomes_tandem,
+        isolated=recipe.isolates_documents,
+        has_dropout=drops_attention(recipe.model),
         starts_from_config=bool(recipe.model.start_config),
-        dtype=dtype,
-        compiled=decide_compile(train.get("torch_compile")),
+        dtype=autocast_dtype(recipe.train),
+        compiled=decide_compile(recipe.train.get("torch_compile")),
     )
 
 
@@ -112,21 +107,22 @@ def has_capability(device: DeviceInfo, least: tuple[int, int], *, amd: bool = Fa
     return amd if torch.version.hip is not None else torch.cuda.get_device_capability() >= least
 
 
-def float8_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
+def float8_problems(model: Model, device: DeviceInfo, *, where: str) -> list[TandemError]:
     """Return what train.fp8 lacks: the device, its package, or matrices that it would convert."""
-    where, found = recipe.where("train.fp8"), list[TandemError]()
+    found = list[TandemError]()
     if not has_capability(device, (8, 9)):
         message = f"float8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or later, not {device.name}"
         found.append(RecipeError(f"{where}: {message}. Remove the key; bf16 stays."))
     if importlib.util.find_spec("torchao") is None:
         message = "float8 needs the package torchao. Install it (pip install 'torchao>=0.18'), or remove the key."
         found.append(InputMissingError(f"{where}: {message}"))
-    started = recipe.model.start_config
-    if recipe.model.start_from is not None and started is None:
+    started = model.start_config
+    if model.start_from is not None and started is None:
         return found  # of such a model it is reported when its weights are here (training/build.py)
-    has_bias = started is None or started.get("model_type") != "nanochat"  # where the config does not say
-    options = options_of(recipe) if started is None else started
-    if not becomes_tandem(recipe):
+    # Where the config does not say: GPT-2's matrices have biases, nanochat's have none.
+    has_bias = started is None or started.get("model_type") != "nanochat"
+    options = started if started is not None else options_of(model)
+    if not model.becomes_tandem:
         found.append(RecipeError(f"{where}: is for model.type tandem, and this model is another one. Remove the key."))
     elif options.get("use_bias", has_bias):
         cure = "Remove the key" if started else "Remove the key, or set model.options.use_bias: false"
@@ -135,16 +131,17 @@ def float8_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     return found
 
 
-def _compiler(recipe: Recipe, device: DeviceInfo) -> None:
-    if recipe.train.get("torch_compile") is not True:
+def _compiler(torch_compile: bool | str | None, device: DeviceInfo, *, where: str) -> None:
+    if torch_compile is not True:
         return
     # Without torch, which brings Triton, nothing is known of a GPU.
-    has_torch = importlib.util.find_spec("torch") is not None
-    compiles = can_compile() if has_torch else device.kind != "cpu" or cpu_can_compile()
+    compiles = device.kind != "cpu" or cpu_can_compile()
+    if importlib.util.find_spec("torch") is not None:
+        compiles = can_compile()
     if not compiles:
         raise InputMissingError(
-            f"{recipe.where('train.torch_compile')}: torch.compile finds no compiler (on a CPU: g++ and Python's "
-            "headers; on a GPU: Triton), or TORCH_COMPILE_DISABLE is 1. Install or unset it, or write auto."
+            f"{where}: torch.compile finds no compiler (on a CPU: g++ and Python's headers; on a GPU: Triton), or "
+            "TORCH_COMPILE_DISABLE is 1. Install or unset it, or write auto."
         )
 
 
@@ -152,7 +149,7 @@ def cadence_notes(recipe: Recipe, steps: int) -> list[str]:
     """Return sentences on what happens too late, or never, in a run of so many steps. A warm-up longer than it is
     refused when the recipe is read."""
     train, notes = recipe.train, []
-    name, warmup = warmup_of(recipe, steps)
+    name, warmup = warmup_of(recipe.optimizer, train, steps)
     if warmup > LONG_WARMUP * steps:
         notes.append(
             f"{recipe.where(name)}: {warmup} of the run's {steps} steps are warm-up: the rate is at its peak for "
@@ -173,14 +170,14 @@ def trainer_problems(recipe: Recipe) -> list[TandemError]:
     reason = _refusal(recipe)
     if reason is None:
         return []
-    given = [name for name in recipe.train if f"train.{name}" in recipe.places]
-    defaults = ((name, {f"train.{name}": ARGUMENTS[name].default}) for name in given)
-    wrong = next((name for name, default in defaults if _refusal(with_values(recipe, default)) is None), None)
-    if wrong is None:
-        what = f"train: is refused by transformers ({reason}). Change the keys that it speaks of."
-        return [RecipeError(f"{recipe.path}: {what}")]
-    what = f"is {show(recipe.train[wrong])}, which cannot be used here ({reason}). Correct it, or leave it out."
-    return [RecipeError(f"{recipe.where(f'train.{wrong}')}: {what}")]
+    for name, value in recipe.train.items():
+        key = f"train.{name}"
+        # The first that was given and without which nothing is refused.
+        if key in recipe.places and _refusal(with_values(recipe, {key: ARGUMENTS[name].default})) is None:
+            what = f"is {show(value)}, which cannot be used here ({reason}). Correct it, or leave it out."
+            return [RecipeError(f"{recipe.where(key)}: {what}")]
+    what = f"train: is refused by transformers ({reason}). Change the keys that it speaks of."
+    return [RecipeError(f"{recipe.path}: {what}")]
 
 
 def _refusal(recipe: Recipe) -> str | None:
@@ -203,6 +200,7 @@ def _refusal(recipe: Recipe) -> str | None:
         args = build_arguments(known, RunDirectory.of(recipe.run), **decided)
         if recipe.optimizer.type != "trainer":
             return None
+        # One real step on one matrix, saved and loaded: what an optimizer lacks shows now, not at the first checkpoint.
         model = torch.nn.Linear(SIDE, SIDE, bias=False, device=args.device)
         model.weight.grad = torch.ones_like(model.weight)
         # These optimizers need no model: those that do are refused (optim_target_modules), or not among
@@ -240,8 +238,9 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     recipe = plan.recipe  # with the planned micro-batch, where it is auto
 
     def decide() -> tuple[str | None, str] | None:
-        if "finished" in RunDirectory(run_folder(recipe)).read_manifest():
+        if "finished" in RunDirectory.of(recipe.run).read_manifest():
             return None
+        # Everything at once: a start on a cluster may wait hours for the next mistake.
         problems = [
             *machine_problems(plan),
             *find_problems(plan, on_this_machine=True),
@@ -262,7 +261,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     chosen = on_rank_0(decide)
     if chosen is None:
         return recipe
-    refuse_unshared(run_folder(recipe))
+    refuse_unshared(RunDirectory.of(recipe.run).path)
     refuse_unshared(cache_dir(recipe.data.cache_dir), key="data.cache_dir")  # rank 0 prepares rows for all
     return with_values(recipe, {"model.chosen_attention": chosen[0]})
 
@@ -289,12 +288,15 @@ def benchmarks_of(recipe: Recipe) -> list[Any]:
     if recipe.evals.chat.every_steps is not None:
         from pipeline.evals.chat import benchmark_of_recipe
 
+        folder = None
+        if recipe.path:
+            folder = str(Path(recipe.path).parent)
         benchmarks.append(
             benchmark_of_recipe(
                 recipe.evals.chat,
                 unsafe_exec=recipe.evals.unsafe_exec,
                 code=recipe.code,
-                folder=str(Path(recipe.path).parent) if recipe.path else None,
+                folder=folder,
                 cache=recipe.data.cache_dir,
                 where=recipe.where("evals.chat"),
             )
@@ -318,7 +320,8 @@ def _start(plan: Plan) -> None:
 
 
 def _writing(plan: Plan) -> Iterator[TandemError]:
-    folders = {"run.directory": run_folder(plan.recipe), "data.cache_dir": cache_dir(plan.recipe.data.cache_dir)}
+    recipe = plan.recipe
+    folders = {"run.directory": RunDirectory.of(recipe.run).path, "data.cache_dir": cache_dir(recipe.data.cache_dir)}
     for key, folder in folders.items():
         try:
             tempfile.TemporaryFile(dir=nearest_existing(folder)).close()
@@ -330,52 +333,50 @@ def _writing(plan: Plan) -> Iterator[TandemError]:
 
 def named_code_problems(recipe: Recipe) -> list[TandemError]:
     """Return each name that cannot be used. A model that starts from weights has their options."""
-    own_model = "" if recipe.model.start_from else recipe.model.type  # one that starts from weights is theirs
-    own = [("optimizer.type", recipe.optimizer.type), ("model.type", own_model)]
+    code, model = recipe.code, recipe.model
     found = []
     for name in recipe.run.callbacks:
-        found += raised(_callback, recipe, name)
-    found += raised(_tasks, recipe)
-    for key, name in own:
+        found += raised(_callback, name, code, recipe.where("run.callbacks"))
+    if recipe.evals.tasks:
+        from pipeline.evals.tasks import load_tasks
+
+        where = recipe.where("evals.tasks")
+        found += raised(partial(load_tasks, recipe.evals.tasks, folder=code, where=where))
+    own = {"optimizer.type": recipe.optimizer.type}
+    if not model.start_from:  # one that starts from weights is theirs
+        own["model.type"] = model.type
+    for key, name in own.items():
         if ":" in name:
-            found += raised(_factory, recipe, key, name)
-    return [*found, *raised(_model, recipe)]
+            found += raised(_factory, name, code, recipe.where(key))
+    if not model.start_from and ":" not in model.type:
+        found += raised(_model, recipe)
+    return found
 
 
-def _callback(recipe: Recipe, name: str) -> None:
-    where = recipe.where("run.callbacks")
+def _callback(name: str, code: CodeFolder, where: str) -> None:
     try:
-        inspect.signature(import_attribute(name, recipe.code, where=where)).bind()
+        inspect.signature(import_attribute(name, code, where=where)).bind()
     except (TypeError, ValueError) as error:
         raise RecipeError(
             f"{where}: {name} cannot be used ({error}). Name a TrainerCallback class that is made without arguments."
         ) from error
 
 
-def _tasks(recipe: Recipe) -> None:
-    if tasks := recipe.evals.tasks:
-        from pipeline.evals.tasks import load_tasks
-
-        load_tasks(tasks, folder=recipe.code, where=recipe.where("evals.tasks"))
-
-
-def _factory(recipe: Recipe, key: str, name: str) -> None:
-    if not callable(import_attribute(name, recipe.code, where=recipe.where(key))):
-        raise RecipeError(f"{recipe.where(key)}: {name} cannot be called. Name a function or a class.")
+def _factory(name: str, code: CodeFolder, where: str) -> None:
+    if not callable(import_attribute(name, code, where=where)):
+        raise RecipeError(f"{where}: {name} cannot be called. Name a function or a class.")
 
 
 def _model(recipe: Recipe) -> None:
     """Build the model once without its weights: its config refuses now what it would refuse after the data are
     prepared."""
-    if recipe.model.start_from or ":" in recipe.model.type:
-        return
     import torch
 
     from pipeline.model.build import build_model
     from pipeline.model.saved import ModelOptionsError
 
     fields = model_fields(
-        recipe, vocab_size=recipe.tokenizer.vocab_size or 512, bos_token_id=0, eos_token_id=0, pad_token_id=0
+        recipe.model, vocab_size=recipe.tokenizer.vocab_size or 512, bos_token_id=0, eos_token_id=0, pad_token_id=0
     )
     try:
         with torch.device("meta"):
@@ -392,24 +393,19 @@ def _model(recipe: Recipe) -> None:
 
 def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     """Return (problems, notes) of the services that the recipe asks for: the Hub and trackers."""
+    run = RunDirectory.of(recipe.run)
     problems: list[TandemError] = []
     notes: list[str] = []
     if recipe.hub.id is not None:
         from pipeline.hub.write_access import write_findings
 
-        hub_problems, hub_notes = write_findings(recipe.hub, RunDirectory.of(recipe.run), where=recipe.where("hub.id"))
-        problems += hub_problems
-        notes += hub_notes
+        problems, notes = write_findings(recipe.hub, run, where=recipe.where("hub.id"))
     if recipe.monitor.trackers:
         from pipeline.callbacks.trackers import tracker_findings
 
-        tracker_problems, tracker_notes = tracker_findings(
-            recipe.monitor.trackers,
-            where=recipe.where("monitor.trackers"),
-            has_trained=RunDirectory.of(recipe.run).has_trained(),
-        )
-        problems += tracker_problems
-        notes += tracker_notes
+        where = recipe.where("monitor.trackers")
+        found = tracker_findings(recipe.monitor.trackers, where=where, has_trained=run.has_trained())
+        problems, notes = [*problems, *found[0]], [*notes, *found[1]]
     return problems, notes
 
 
@@ -439,8 +435,9 @@ def _sources(recipe: Recipe) -> list[str]:
     run = RunDirectory.of(recipe.run)
     goes_on = run.has_trained()
     if goes_on:
-        recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs", {}))
-    train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+        data = with_recorded_inputs(recipe.data, run.read_manifest().get("inputs", {}))
+        recipe = with_values(recipe, {"data": data})
+    train, validation = open_sources(recipe.source_settings())
     if goes_on:  # it was said before the first step
         return []
     from pipeline.data.overlap import overlap_of
@@ -457,7 +454,7 @@ def _tokenizer(recipe: Recipe) -> None:
         return
     from pipeline.tokenizer.load import open_tokenizer, ready_tokenizer
 
-    tokenizer, _ = ready_tokenizer(recipe)
+    tokenizer, _ = ready_tokenizer(recipe.tokenizer_settings())
     where, ids = recipe.where("tokenizer.path"), tokenizer.get_vocab()
     token, largest = max(ids.items(), key=lambda pair: pair[1])
     rows = max(len(tokenizer), _rows(start))
@@ -486,14 +483,16 @@ def _changes(recipe: Recipe) -> list[str]:
     from pipeline.tokenizer.load import ready_tokenizer
 
     try:
-        tokenizer, lines = ready_tokenizer(recipe)
+        tokenizer, lines = ready_tokenizer(recipe.tokenizer_settings())
     except TandemError:  # which `tokenizer` has found as well
         return []
     have = _rows(start_folder(recipe))
     if have:
         added = max(0, len(tokenizer) - have)
-        changed = f"{added} embeddings are added for new tokens ({have:,} -> {len(tokenizer):,})"
-        lines.append(f"model: {changed if added else f'its {have:,} embeddings stay as they are; none is added'}")
+        changed = f"its {have:,} embeddings stay as they are; none is added"
+        if added:
+            changed = f"{added} embeddings are added for new tokens ({have:,} -> {len(tokenizer):,})"
+        lines.append(f"model: {changed}")
     return lines or [
         f"tokenizer: {recipe.tokenizer.path} keeps its chat template and its {len(tokenizer):,} ids; nothing is added"
     ]

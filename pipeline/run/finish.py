@@ -134,12 +134,12 @@ def print_summary(run: OpenRun, *, stage: str, prompts: list[str], files: list[s
 def result_text(found: dict[str, float]) -> str:
     """Return the first and last value of what says most: the tasks, else the bits per byte, else the loss."""
     shown = [name for name in found if _is_shown_task(name)]
-    scored = next((name for name in BEST_BY if name in found), None)
-    if scored:
-        shown.append(scored)
+    shown += [name for name in BEST_BY if name in found][:1]
     if shown:
         return ", ".join(_from_to(name, found) for name in shown)
-    return f"train/loss {found['train/loss']:.3f}" if "train/loss" in found else "no number was measured"
+    if "train/loss" in found:
+        return f"train/loss {found['train/loss']:.3f}"
+    return "no number was measured"
 
 
 def _is_shown_task(name: str) -> bool:
@@ -151,12 +151,15 @@ def _is_shown_task(name: str) -> bool:
 
 def _from_to(name: str, found: dict[str, float]) -> str:
     metric = metric_of(name)
-    is_share = metric is not None and metric.unit == "share"
-    first, last = found[f"{name}/first"], found[name]
-    texts = [f"{100 * value:.1f} %" if is_share else f"{value:.3f}" for value in (first, last)]
-    change = texts[1] if texts[0] == texts[1] else " -> ".join(texts)
-    lower = " (lower is better)" if metric is not None and metric.better == "lower" else ""
-    return f"{name} {change}{lower}"
+    form = "{:.3f}"
+    if metric is not None and metric.unit == "share":
+        form = "{:.1%}"
+    values = (found[f"{name}/first"], found[name])
+    texts = dict.fromkeys(form.format(value).replace("%", " %") for value in values)  # equal ones once
+    text = f"{name} {' -> '.join(texts)}"
+    if metric is not None and metric.better == "lower":
+        text += " (lower is better)"
+    return text
 
 
 def time_text(directory: RunDirectory, *, attempt: int) -> str:
@@ -178,8 +181,9 @@ def time_text(directory: RunDirectory, *, attempt: int) -> str:
 
 def next_lines(directory: RunDirectory, *, stage: str, prompts: list[str], files: list[str]) -> list[str]:
     """Return the commands that a person would type next in the shell that started the run."""
-    prompt = next((prompt for prompt in prompts if prompt.strip() and "\n" not in prompt), None)
-    words = ["-p", prompt] if prompt else []
+    # One that a shell takes in a line; without any the command opens a conversation.
+    one_line = [prompt for prompt in prompts if prompt.strip() and "\n" not in prompt]
+    words = ["-p", one_line[0]] if one_line else []
     lines = [f"talk      {command('chat', directory.path, *words)}"]
     if stage == "pretrain":
         recipes = {directory.read_manifest().get("recipe_name"), *(Path(file).stem for file in files)}
@@ -190,8 +194,10 @@ def next_lines(directory: RunDirectory, *, stage: str, prompts: list[str], files
 def stage_2_command(recipes: set[str | None], directory: RunDirectory) -> str:
     """Return the command of stage 2: of the shipped recipe that is made for one of these, where there is one."""
     start = f"model.start_from={directory.path}"
-    fitting = next((second for first, second in STAGE_2.items() if first in recipes), None)
-    if fitting is None:
+    fitting = [second for first, second in STAGE_2.items() if first in recipes]
+    if not fitting:
         return command("sft", "RECIPE", start)
-    sources = " 'data.sources=[{files: my_chats.jsonl}]'" if fitting == "own_chat" else ""
-    return f"{stage_command(fitting, 'sft', [start])}{sources}"
+    text = stage_command(fitting[0], "sft", [start])
+    if fitting[0] == "own_chat":
+        text += " 'data.sources=[{files: my_chats.jsonl}]'"
+    return text

@@ -9,27 +9,30 @@ from safetensors import SafetensorError, safe_open
 
 from pipeline.data.row_plan import batch_warmup
 from pipeline.data.validation import held_out_coverage
-from pipeline.hardware.device import decide_bf16
+from pipeline.hardware.device import autocast_dtype
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.errors import DataError
 from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import ran
-from pipeline.recipe import Recipe
+from pipeline.recipe.schema import Data
 from pipeline.run.open_run import OpenRun
 from pipeline.sources.file_facts import FileFacts
-from pipeline.sources.open import with_recorded_inputs
 from pipeline.tokenizer import identity
 from pipeline.training.distributed import on_rank_0
 
 
-def keep_inputs(recipe: Recipe, run: OpenRun) -> Recipe:
-    """Return the recipe, of a run that continues with the commits of Hub datasets and the held-out files that it began
-    with."""
-    return with_recorded_inputs(recipe, run.directory.read_manifest().get("inputs", {})) if run.step else recipe
-
-
 def record_inputs(
-    recipe: Recipe, run: OpenRun, *, tokenizer: Any, sources: tuple[list, list], rows: Any, validation: Any
+    run: OpenRun,
+    data: Data,
+    train: dict[str, Any],
+    *,
+    start_from: str | None,
+    chat: bool,
+    trust_code: bool,
+    tokenizer: Any,
+    sources: tuple[list, list],
+    rows: Any,
+    validation: Any,
 ) -> None:
     """Write the inputs to the manifest at the first start, and set validation.coverage.
 
@@ -37,23 +40,30 @@ def record_inputs(
     """
 
     def record() -> float:
+        trained, held_out = sources
         begun = run.directory.read_manifest().get("inputs", {}) if run.step else {}
         now = {
             "tokenizer": {"identity": identity(tokenizer), "size": len(tokenizer)},
-            "sources": [source.describe() for source in sources[0]],
-            "validation": [source.describe() for source in sources[1]],
-            "batch_tokens": recipe.data.batch_tokens,
+            "sources": [source.describe() for source in trained],
+            "validation": [source.describe() for source in held_out],
+            "batch_tokens": data.batch_tokens,
             **batch_warmup(rows.step_rows),
-            "max_steps": recipe.train["max_steps"],
-            **({"one_text_rows": True} if recipe.data.one_text_rows else {}),
-            "start_from": _weights(recipe, begun.get("start_from")),
-            **({"document_end": rows.plan["end"]} if "end" in rows.plan else {}),
-            **_overlap(begun, sources),
-            **_validation_bytes(begun, validation, tokenizer),
+            "max_steps": train["max_steps"],
         }
-        validation.coverage = held_out_coverage(tokenizer, sources[1])
-        now |= _protocols(recipe, validation, now.get("validation_bytes", {}))
-        if begun and (changed := changes(begun, now)):
+        if data.one_text_rows:
+            now["one_text_rows"] = True
+        now["start_from"] = _weights(start_from, begun.get("start_from"), cache=data.cache_dir)
+        if "end" in rows.plan:
+            now["document_end"] = rows.plan["end"]
+        now |= _overlap(begun, sources)
+        # As counted at the first start; nothing where none are known.
+        scored = begun.get("validation_bytes") or validation.scored_bytes(tokenizer)
+        if scored:
+            now["validation_bytes"] = scored
+        validation.coverage = held_out_coverage(tokenizer, held_out)
+        now |= _protocols(validation, scored or {}, dtype=autocast_dtype(train), chat=chat)
+        changed = changes(begun, now) if begun else []
+        if changed:
             lines = "\n  ".join(changed)
             raise DataError(
                 f"{run.directory.path}: the run was trained on other inputs than it would go on with:\n  {lines}\n"
@@ -61,12 +71,13 @@ def record_inputs(
             )
         shares = rows.shares()
         run.directory.update_manifest(inputs=now, shares=shares)
-        run.directory.update_manifest(code={"trusted": recipe.run.trust_code, "ran": ran()})
-        for use, opened in (("data", sources[0]), ("validation", sources[1])):
+        run.directory.update_manifest(code={"trusted": trust_code, "ran": ran()})
+        for use, opened in (("data", trained), ("validation", held_out)):
             for source in opened:
                 print(f"{use}: {source.headline()}", flush=True)
         if len(shares) > 1:
-            print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
+            parts = [f"{name} {100 * facts['share']:.1f} %" for name, facts in shares.items()]
+            print(f"shares of the rows: {', '.join(parts)}")
         if not validation.keeps_text:
             from pipeline.tokenizer.coverage import lost_text
 
@@ -77,18 +88,18 @@ def record_inputs(
     validation.coverage = on_rank_0(record)
 
 
-def _protocols(recipe: Recipe, validation: Any, scored_bytes: dict[str, int]) -> dict[str, Any]:
+def _protocols(validation: Any, scored_bytes: dict[str, int], *, dtype: str, chat: bool) -> dict[str, Any]:
     """Return the protocols that validation is scored under, and their parts; null where it is not."""
-    dtype = "float16" if recipe.train.get("fp16") else "float32"
-    if decide_bf16(recipe.train.get("bf16"), fp16=dtype == "float16"):
-        dtype = "bfloat16"
-    found = {}
+    ids: dict[str, str | None] = {}
+    parts = {}
     for name, role in ((VAL_BPB, "validation"), (VAL_BPB_DOCUMENTS, "documents")):
+        ids[name] = None
         if validation.keeps_text and validation.plan[role] and validation.plan[role]["sequences"]:
-            count = scored_bytes.get(SFT_BPB if recipe.stage == "sft" else name)
-            found[name] = validation.protocol(name, scored_bytes=count, dtype=dtype)
-    ids = {name: found[name].id if name in found else None for name in (VAL_BPB, VAL_BPB_DOCUMENTS)}
-    return {"protocols": ids, "protocol_parts": {name: dict(protocol.parts) for name, protocol in found.items()}}
+            scored_as = SFT_BPB if chat else name
+            count = scored_bytes.get(scored_as)
+            protocol = validation.protocol(name, scored_bytes=count, dtype=dtype)
+            ids[name], parts[name] = protocol.id, dict(protocol.parts)
+    return {"protocols": ids, "protocol_parts": parts}
 
 
 def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any]:
@@ -98,14 +109,9 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
     from pipeline.data.overlap import overlap_of
 
     overlap = overlap_of(*sources)
-    known = {name: value for name, value in asdict(overlap).items() if value is not None}
-    return {"overlap": known} if overlap.documents else {}
-
-
-def _validation_bytes(begun: dict[str, Any], validation: Any, tokenizer: Any) -> dict[str, Any]:
-    """Return the bytes scored, as counted at the first start; nothing where none are known."""
-    scored = begun.get("validation_bytes") or validation.scored_bytes(tokenizer)
-    return {"validation_bytes": scored} if scored else {}
+    if not overlap.documents:
+        return {}
+    return {"overlap": {name: value for name, value in asdict(overlap).items() if value is not None}}
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -117,13 +123,16 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             "merges or template)"
         )
     for role in ("sources", "validation"):
+        # In their order: another order of sources is another order of rows.
         if [s["fingerprint"] for s in before[role]] == [s["fingerprint"] for s in now[role]]:
             continue  # a moved folder may give a source another name
         old = {source["name"]: source for source in before[role]}
         new = {source["name"]: source for source in now[role]}
         for name in sorted(old.keys() | new.keys()):
-            if name not in old or name not in new:
-                lines.append(f"{role}: {name} is {'new' if name in new else 'gone'}")
+            if name not in new:
+                lines.append(f"{role}: {name} is gone")
+            elif name not in old:
+                lines.append(f"{role}: {name} is new")
             elif old[name]["fingerprint"] != new[name]["fingerprint"]:
                 lines += [f"{role}: {name}: {line}" for line in _changed_files(old[name], new[name])]
     for key in ("batch_tokens", "max_steps", "start_from"):
@@ -146,15 +155,16 @@ def _changed_files(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return lines or ["the files' order or how their rows are read"]
 
 
-def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | None:
+def _weights(start_from: str | None, begun: dict[str, str] | None, *, cache: str | None) -> dict[str, str] | None:
     """Return files of a folder by hash, read once: a later start knows them by size and time of change. Of a Hub id
     the commit, which a run that continues keeps: its weights are in its checkpoint, whatever the branch has by now."""
-    start_from = recipe.model.start_from
     if start_from is None:
         return None
     if not Path(start_from).is_dir():
-        return begun if begun and begun["from"] == start_from else {"from": start_from} | _commit(start_from)
-    facts = FileFacts(cache_dir(recipe.data.cache_dir))
+        if begun and begun["from"] == start_from:
+            return begun
+        return {"from": start_from} | _commit(start_from)
+    facts = FileFacts(cache_dir(cache))
     files = sorted(Path(start_from).absolute().glob("model*.safetensors"))
     for path in files:  # a header takes no time, a hash of a terabyte of zeros half an hour
         try:

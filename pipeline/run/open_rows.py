@@ -10,8 +10,9 @@ from pipeline.process.commands import command
 from pipeline.process.progress import short_count
 from pipeline.process.storage import cache_dir
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import step_rows, tokens_at
+from pipeline.recipe.batch import StepRows
 from pipeline.recipe.checks import check_warmup
+from pipeline.recipe.dial import row_settings
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.schema import Schedule, with_values
 from pipeline.run.checks import benchmarks_of, cadence_notes
@@ -39,7 +40,7 @@ def open_rows(
             from pipeline.contrib.contaminated_items import save_watchlist
 
             watchlist = save_watchlist(benchmarks, cache=cache)
-        plan = plan_rows(recipe, tokenizer, sources=sources, watchlist=watchlist)
+        plan = plan_rows(row_settings(recipe), tokenizer, sources=sources, watchlist=watchlist)
         started.append(start_preparation(plan, tokenizer, sources=sources, run=run.directory.path))
         for line in unchecked_lines(plan, run):
             print(line, flush=True)
@@ -53,8 +54,8 @@ def open_rows(
     if in_epochs:
         recipe = resolve_warmup(recipe)
     if run.forks:
-        refuse_without_steps(recipe, run.step)
-    validation = ValidationRows.open(preparation)
+        refuse_without_steps(run.step, recipe.train["max_steps"], where=recipe.where("run.fork_from"))
+    validation = ValidationRows(preparation)
 
     def print_notes() -> None:
         from pipeline.data.losses import padding_notes, warning_lines
@@ -63,7 +64,9 @@ def open_rows(
         if recipe.data.one_text_rows:
             notes += padding_notes(rows.plan, rows.shares())
         warnings = warning_lines(rows.plan, validation, sources=sources, tokenizer=tokenizer, has_begun=run.step > 0)
-        print(*horizon_lines(recipe, rows.shares()), *notes, *warnings, sep="\n", flush=True)
+        steps, shares = recipe.train["max_steps"], rows.shares()
+        horizon = horizon_lines(steps, recipe.step_rows, recipe.data.row_tokens, shares=shares)
+        print(*horizon, *notes, *warnings, sep="\n", flush=True)
 
     on_rank_0(print_notes)
     return recipe, rows, validation
@@ -97,20 +100,19 @@ def resolve_warmup(recipe: Recipe) -> Recipe:
     if recipe.optimizer.type != "trainer" and schedule.warmup_steps == Schedule().warmup_steps:
         recipe = with_values(recipe, {"optimizer.schedule.warmup_steps": min(schedule.warmup_steps, steps // 5)})
     problems = Problems()
-    check_warmup(recipe, problems)
+    check_warmup(recipe.optimizer, recipe.train, problems.of(recipe.where))
     problems.raise_if_any()
     return recipe
 
 
-def horizon_lines(recipe: Recipe, shares: dict[str, dict[str, Any]]) -> list[str]:
+def horizon_lines(steps: int, rows: StepRows, row_tokens: int, *, shares: dict[str, dict[str, Any]]) -> list[str]:
     """Return steps and tokens of the run, and how often each source is read, as far as its length is known.
 
     shares: facts of each source by its name, as TrainingRows.shares gives them.
     """
-    steps = recipe.train["max_steps"]
-    tokens, warmup = recipe.data.batch_tokens or 0, step_rows(recipe).warmup_steps
-    fewer = f" (fewer in the first {warmup:,})" if warmup else ""
-    lines = [f"training: {steps:,} steps of {tokens:,} tokens{fewer}, {short_count(tokens_at(recipe, steps))} in all"]
+    tokens = short_count(rows.before(steps) * row_tokens)
+    fewer = f" (fewer in the first {rows.warmup_steps:,})" if rows.warmup_steps else ""
+    lines = [f"training: {steps:,} steps of {rows.full * row_tokens:,} tokens{fewer}, {tokens} in all"]
     for source, share in shares.items():
         epochs = share.get("epochs")
         if epochs is None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ def _open(recipe: Recipe) -> OpenRun:
             f"{directory.manifest}: is missing, and the folder holds a run that has trained, so going on could mix "
             "two runs. Put the file back from a copy, or give this run another run.name."
         )
+    # 1. Another recipe in the same folder is refused before anything is touched.
     begun = "must_match" in manifest and directory.has_trained()
     if begun or "finished" in manifest:
         _refuse_another_run(recipe, directory, manifest)
@@ -122,16 +124,25 @@ def _open(recipe: Recipe) -> OpenRun:
             "recipe or run.name."
         )
         return OpenRun(directory, None, manifest["attempts"], finished=True)
+    # 2. The parent of a fork, while a mistake in it still costs nothing.
     forks = recipe.run.fork_from is not None
+    find_parent = partial(
+        parent_of,
+        recipe.run,
+        resume_keys(recipe),
+        max_steps=recipe.train.get("max_steps"),
+        where=recipe.where("run.fork_from"),
+    )
     parent = None
     if forks and not by_step(directory.checkpoints):
-        parent = parent_of(recipe)
+        parent = find_parent()
+    # 3. From here on this process alone writes the folder.
     directory.hold()
     record_failures_in(directory)
     remove_file(directory.failure)
     checkpoint = _choose_checkpoint(recipe, directory)
     if checkpoint is None and forks:
-        checkpoint, facts = parent or parent_of(recipe)  # again when its own were damaged, every one
+        checkpoint, facts = parent or find_parent()  # again when its own were damaged, every one
         directory.update_manifest(forked_from=facts)
     return _record_attempt(recipe, directory, manifest, checkpoint, begun=begun)
 
@@ -161,9 +172,13 @@ def _record_attempt(
     )
     directory.keep_in_place()
     run = OpenRun(directory, checkpoint, attempt, finished=False)
-    facts = {"began": process_start()} | ({"changed": changed} if changed else {})
+    facts: dict[str, Any] = {"began": process_start()}
+    if changed:
+        facts["changed"] = changed
     directory.add_event("attempt", step=run.step, attempt=attempt, **facts)
-    going_on = f"going on from {checkpoint.name} (attempt {attempt})" if checkpoint else "starting"
+    going_on = "starting"
+    if checkpoint:
+        going_on = f"going on from {checkpoint.name} (attempt {attempt})"
     print(f"run {directory.path}: {going_on}", flush=True)
     for line in changed:
         print(f"  changed: {line}", flush=True)
@@ -191,7 +206,10 @@ def dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested sections as dotted keys."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        if isinstance(value, dict):
+            found |= dotted(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
     return found
 
 
@@ -200,6 +218,7 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
         raise CannotWriteError(
             f"{directory.path}: run.resume is never and the run exists. Give another run.name, or remove the folder."
         )
+    # Data may move to another folder: what was read of them counts from the first checkpoint on.
     saved, now = manifest["must_match"], resume_keys(recipe)
     if "finished" not in manifest and "inputs" in manifest and by_step(directory.checkpoints):
         saved, now = _without_places(saved), _without_places(now)  # run/inputs.py compares the files by their hashes
@@ -276,9 +295,13 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
 def _all_checkpoints_lost(directory: RunDirectory) -> DataError:
     """Return the error of a run that has trained and cannot continue: only the user may throw that away."""
     aside = sorted(path.name for path in directory.quarantine.glob("*"))
-    lies = f"{directory.quarantine} holds {', '.join(aside)}" if aside else f"{directory.quarantine} is empty"
+    lies = f"{directory.quarantine} is empty"
+    if aside:
+        lies = f"{directory.quarantine} holds {', '.join(aside)}"
     model = directory.newest_whole_model()
-    rest = f"the newest whole model is {model} (model.start_from takes it)" if model else "no whole model is left"
+    rest = "no whole model is left"
+    if model:
+        rest = f"the newest whole model is {model} (model.start_from takes it)"
     return DataError(
         f"{directory.path}: the run has trained and no checkpoint of it is whole, so it cannot go on where it was; "
         f"{lies}; {rest}. Put a whole checkpoint back into checkpoints/, or start anew at step 0 with "
@@ -315,6 +338,7 @@ def versions() -> dict[str, str]:
 
 
 def _git_state() -> dict[str, Any] | None:
+    # The state of this program's code, not of the user's folder.
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():  # installed: a repository around it is somebody else's
         return None

@@ -24,7 +24,6 @@ from pipeline.hardware.processor import peak_bytes
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.plan.plan import make_plan
 from pipeline.recipe import read_recipe
-from pipeline.recipe.batch import isolates_documents, rows_per_step
 from pipeline.recipe.schema import with_values
 from pipeline.run.attention import choose_attention
 from pipeline.run.checks import attention_needs
@@ -92,6 +91,7 @@ class StepTimer(TrainerCallback):
         if args.device.type == "cuda":
             torch.cuda.synchronize(args.device)
         self.ends.append(time.perf_counter())
+        # The wall between the ends of two steps: what callbacks and the loader take is in it.
         taken = [end - begin for begin, end in zip(self.ends, self.ends[1:], strict=False)]
         measured = taken[LEFT_OUT:]
         if not on_rank_0(lambda: bool(measured) and (sum(measured) >= self.seconds or len(taken) >= MOST_STEPS)):
@@ -101,23 +101,26 @@ class StepTimer(TrainerCallback):
                 "step_s": median(measured),  # other programs that come and go make some of the few steps slow
                 "steps": len(measured),
                 "first_step_s": taken[0],
-                "peak_bytes": self.device_peak() if args.device.type == "cuda" else peak_bytes(),
+                "peak_bytes": peak_bytes(),
             }
+            if args.device.type == "cuda":
+                result["peak_bytes"] = self.device_peak()
             print(json.dumps(result), flush=True)
-        os._exit(0)
+        os._exit(0)  # on every rank: nothing of the training is kept
 
 
 def main(argv: list[str]) -> None:
     recipe = read_recipe(argv[1:], earlier=EarlierRuns())
     processes = start_process(recipe)
     recipe = resolve_open_values(recipe, processes)
+    # No evaluation, no save, and more steps than are measured: StepTimer ends the process.
     few = {"train.eval_strategy": "no", "train.save_strategy": "no", "train.max_steps": 10 * MOST_STEPS}
     plan = make_plan(with_values(recipe, few), device_info(), processes=processes)
     needs = attention_needs(plan.recipe)
     attention = on_rank_0(lambda: choose_attention(needs, plan.device, plan.sizes))[0]
     recipe = with_values(plan.recipe, {"model.chosen_attention": attention})
     if recipe.tokenizer.path and os.path.isdir(recipe.tokenizer.path):
-        tokenizer = load_ready(recipe)
+        tokenizer = load_ready(recipe.tokenizer_settings())
     else:
         tokenizer = tokenizer_of_size(recipe.tokenizer.vocab_size or 0)
     model: Any = build_from_recipe(recipe, tokenizer)
@@ -125,8 +128,8 @@ def main(argv: list[str]) -> None:
         recipe = resolve_rows(recipe, model)
     rows = RandomRows(
         row_tokens=recipe.data.row_tokens,
-        rows_per_step=rows_per_step(recipe),
-        isolated=isolates_documents(recipe),
+        rows_per_step=recipe.rows_per_step,
+        isolated=recipe.isolates_documents,
         vocab_size=len(tokenizer),
     )
     with tempfile.TemporaryDirectory() as folder:

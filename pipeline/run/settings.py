@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import TrainingArguments
 
 from pipeline.hardware.device import device_info, model_replicas, tensor_parallel_size
 from pipeline.plan.plan import Plan
 from pipeline.recipe.model_sizes import sizes_from_model
 from pipeline.run.open_run import OpenRun
-from pipeline.training.trainer import TandemTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,10 @@ class Settings:
         return {name: value for name, value in vars(self).items() if name not in others}
 
 
-def settings_of(trainer: TandemTrainer, *, batch_tokens: int | None, start_from: str | None, fp8: bool) -> Settings:
-    """Return what the trainer was built with, and what of the recipe it does not hold."""
-    args = trainer.args
+def settings_of(
+    args: TrainingArguments, *, attention: str, sharded: bool, batch_tokens: int, start_from: str | None, fp8: bool
+) -> Settings:
+    """Return what the trainer was built with, and what of the recipe its arguments do not hold."""
     dtype = "float32"
     if fp8:
         dtype = "float8"
@@ -49,7 +50,6 @@ def settings_of(trainer: TandemTrainer, *, batch_tokens: int | None, start_from:
         dtype = "bfloat16"
     elif args.fp16:
         dtype = "float16"
-    assert batch_tokens
     return Settings(
         device=device_info().name,
         processes=args.world_size,
@@ -58,13 +58,13 @@ def settings_of(trainer: TandemTrainer, *, batch_tokens: int | None, start_from:
         batch_tokens=batch_tokens,
         steps=args.max_steps,
         start_from=start_from,
-        sharded=trainer.is_sharded,
+        sharded=sharded,
         replicas=model_replicas(),
         tensor_parallel=tensor_parallel_size(),
         threads=torch.get_num_threads(),
         dtype=dtype,
         compiled=args.torch_compile,
-        attention=trainer.model.config._attn_implementation,
+        attention=attention,
     )
 
 
@@ -92,7 +92,8 @@ def print_run_config(run: OpenRun, settings: Settings) -> None:
 def config_text(settings: Settings) -> str:
     """Return the settings in words, for the console."""
     processes, micro_steps = settings.processes, settings.micro_steps
-    parts = ["1 process" if processes == 1 else f"{processes} processes"]
+    plural = "" if processes == 1 else "es"
+    parts = [f"{processes} process{plural}"]
     if settings.tensor_parallel > 1:
         parts.append("each layer split among them (tensor parallel)")
     elif settings.replicas > 1:
@@ -103,8 +104,9 @@ def config_text(settings: Settings) -> str:
     if settings.compiled:
         parts.append("torch.compile")
     parts.append(f"attention {settings.attention}")
-    times = f", {micro_steps} times a step" if micro_steps > 1 else ""
-    parts.append(f"{settings.micro_batch} rows at once{times}")
+    parts.append(f"{settings.micro_batch} rows at once")
+    if micro_steps > 1:
+        parts.append(f"{micro_steps} times a step")
     return f"device: {settings.device}: {', '.join(parts)}"
 
 
@@ -115,6 +117,7 @@ def record_plan(run: OpenRun, model: Any, *, row_tokens: int, make: Callable[[],
         "class": type(model).__name__.removeprefix("FSDP"),  # torch's subclass of a sharded model
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
+    # By the built model, whose vocabulary may be smaller than the planned one.
     flops = sizes_from_model(model, row_tokens).flops_per_token("nanochat")
     if flops is not None:
         facts["flops_per_token"] = flops

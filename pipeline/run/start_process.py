@@ -19,7 +19,6 @@ from pipeline.hardware.rates import bfloat16_is_faster, decide_for_all_ranks, se
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, is_writable
 from pipeline.recipe import Recipe, dump_recipe
-from pipeline.recipe.batch import with_batch_tokens
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.start_from import resolve_start
 from pipeline.run.open_run import dotted, versions
@@ -93,6 +92,7 @@ def refuse_different_ranks(recipe: Recipe) -> None:
 
     Nothing later would notice: the replicas part at step 1, or one rank waits in a save that the other does not make.
     """
+    # By the resolved recipe: files and overrides may differ where they come to the same.
     settings = dotted(yaml.safe_load(dump_recipe(recipe)))
     ranks = from_every_rank((socket.gethostname(), settings | _software()))
     first_host, first = ranks[0]
@@ -127,7 +127,7 @@ def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:
     """Return start and batch of the run, by key. A run that has begun keeps its batch, whatever number of processes
     continues it."""
     recipe = resolve_start(recipe)
-    batch_tokens = with_batch_tokens(recipe, batch_ranks(processes))
+    batch_tokens = recipe.global_batch_tokens(batch_ranks(processes))
     kept = EarlierRuns().previous_attempt(recipe.run.directory, recipe.run.name).get("data.batch_tokens")
     if recipe.data.batch_tokens is None and kept not in (None, batch_tokens):
         print(

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import pipeline
 from pipeline.process import commands
@@ -479,6 +479,44 @@ class Signals:
         except RuntimeError:
             return False
         return here >= ranks
+
+
+class KeyboardSignals:
+    """Stands for `Signals` where a training is a call of another program, such as a notebook.
+
+    Ctrl-C in training is in `received`, and the training saves and stops; a second one, and one outside of training,
+    is a KeyboardInterrupt. SIGTERM and SIGHUP stay that program's.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.training = self.stopping = self.compiling = False
+
+    def __enter__(self) -> Self:
+        self._before = None
+        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+            self._before = signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _hear(self, number: int, frame: Any) -> None:
+        if self.received or not self.training:
+            raise KeyboardInterrupt
+        self.received = number
+
+    def connect(self, store: Any) -> None:
+        """There is one rank."""
+
+    def raise_if_stopped(self, *, step: int, first: Callable[[], None] | None = None) -> None:
+        """Raise Interrupted when Ctrl-C has ended the training, after `first`."""
+        self.training = False
+        if self.stopping:
+            if first:
+                first()
+            raise Interrupted(f"Ctrl-C at step {step}; checkpoint-{step} is whole. Call the same again to go on.")
 
 
 def _leave_it_to_the_thread(number: int, frame: Any) -> None:

@@ -217,6 +217,12 @@ def _take_lock(path: Path) -> None:
     _locks.append(held)
 
 
+def release_runs() -> None:
+    """Let go of the runs that this process holds, where it lives on after a training."""
+    while _locks:
+        _locks.pop().release()
+
+
 def _sealed_step(folder: Path) -> int:
     try:
         return read_seal(folder)["step"]

@@ -41,9 +41,9 @@ def built_in_files(spec: Any, *, kind: str, where: str, cache: Path) -> list[Sou
     keys = ("files", "config", "revision", "text_column", "messages_column", "columns", "format")
     own = [key for key in keys if getattr(spec, key)]
     if own:
+        those = "it" if len(own) == 1 else "them"
         raise RecipeError(
-            f"{where}: {', '.join(own)} cannot be chosen for {spec.id}, which is built in. Leave "
-            f"{'it' if len(own) == 1 else 'them'} out."
+            f"{where}: {', '.join(own)} cannot be chosen for {spec.id}, which is built in. Leave {those} out."
         )
     name = f"{spec.id.split(':')[1]}-{spec.split}.jsonl"
     return [SourceFile(label=name, path=corpus_folder(cache) / name)]
@@ -51,6 +51,7 @@ def built_in_files(spec: Any, *, kind: str, where: str, cache: Path) -> list[Sou
 
 def corpus_folder(cache: Path) -> Path:
     """Return the folder with the unpacked files, made when it is not there yet; other processes wait for the first."""
+    # Under the hash of the packed files: another version of the package unpacks into another folder.
     packed = {path.stem: path.read_bytes() for path in sorted(CORPORA.glob("*.xz"))}
     key = hashlib.sha256(b"".join(packed.values())).hexdigest()[:16]
     folder = cache / "quickstart" / key

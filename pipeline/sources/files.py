@@ -38,7 +38,8 @@ def refuse_archives(paths: list[str], *, of: str, where: str) -> None:
 
 
 def some(paths: list[str]) -> str:
-    return ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
+    text = ", ".join(paths[:SHOWN])
+    return f"{text} and {len(paths) - SHOWN} more" if len(paths) > SHOWN else text
 
 
 def shown(root: Path) -> str:
@@ -46,9 +47,13 @@ def shown(root: Path) -> str:
 
 
 def visible(root: Path) -> list[str]:
-    paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    seen = [path for path in paths if not any(part.startswith((".", "__")) for part in Path(path).parts)]
-    return [path for path in seen if Path(path).name not in IGNORED]
+    found = []
+    for path in root.rglob("*"):
+        inside = path.relative_to(root)
+        is_hidden = any(part.startswith((".", "__")) for part in inside.parts)
+        if path.is_file() and not is_hidden and path.name not in IGNORED:
+            found.append(inside.as_posix())
+    return sorted(found)
 
 
 READABLE = (

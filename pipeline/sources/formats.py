@@ -16,15 +16,9 @@ REASONING = ("reasoning_content", "reasoning", "thinking")  # of an assistant's 
 # Of a message: OpenAI's, axolotl's two, ms-swift's, LLaMA-Factory's.
 LEARNT = ("weight", "train", "training", "loss", "loss_weight")
 LEARNT_PARTS = ("train_detail", "training_detail")  # of axolotl
-PARTS = (
-    "text",
-    "input_text",
-    "output_text",
-    "summary_text",
-    "thinking",
-    "reasoning",
-    "tool_call",
-)  # of a content, that are read
+# Types of the parts of a content that are read.
+TEXT_PARTS = ("text", "input_text", "output_text", "summary_text")
+THOUGHT_PARTS = ("thinking", "reasoning")
 PARTS_ARE_MARKED = "message {} marks parts of its text as trained, and only whole messages can be"
 TOOLS = ("tools", "functions")  # columns of definitions
 # Other names of the roles, as ShareGPT files and those after its model have them (LLaMA-Factory, axolotl, FastChat).
@@ -68,8 +62,10 @@ def messages_of(value: Any, *, tools: list[dict] | None = None, invented: bool =
         raise ValueError(f"the messages are {_kind(value)}, not a list")
     messages: list[Any] = []
     for place, turn in enumerate(value):
+        # Texts in turns; what is no turn, which plain_messages names; a pair of input and output; else a message.
         if isinstance(turn, str):
-            messages.append({"role": "assistant" if place % 2 else "user", "content": turn})
+            role = "assistant" if place % 2 else "user"
+            messages.append({"role": role, "content": turn})
         elif not isinstance(turn, dict):
             messages.append(turn)
         elif not isinstance(turn.get("role"), str) and "input" in turn and "output" in turn:
@@ -109,12 +105,14 @@ def _turn(question: Any, answer: Any) -> list[dict]:
 
 def _calls_in(value: Any, place: int) -> list[dict]:
     """Return the calls of a ShareGPT turn `function_call`: a JSON object with name and arguments, or several."""
-    try:
-        calls = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise ValueError(f"turn {place} is a function call that is not JSON ({error})") from None
-    calls = calls if isinstance(calls, list) else [calls]
-    return [{"type": "function", "function": call} for call in calls]
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"turn {place} is a function call that is not JSON ({error})") from None
+    if not isinstance(value, list):
+        value = [value]
+    return [{"type": "function", "function": call} for call in value]
 
 
 def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bool = False) -> Messages:
@@ -134,6 +132,7 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
     for place, message in enumerate(value):
         if not isinstance(message, dict):
             raise ValueError(f"message {place} is {_kind(message)}, not a mapping of role and content")
+        # 1. The keys that templates read, and the content's text, with the reasoning and calls that are parts of it.
         plain = {key: message[key] for key in KEPT if message.get(key) is not None and message[key] != []}
         reasoning: dict[str, str] = {}
         if plain.get("role") == "tool" and _is_json(plain.get("content")):
@@ -141,9 +140,11 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
         if "content" in plain:
             text, thought, calls = _parts_of(plain["content"], f"the content of message {place}", place)
             plain["content"] = text
-            reasoning = {"reasoning_content": thought} if thought else {}
+            if thought:
+                reasoning = {"reasoning_content": thought}
             if calls:
                 plain["tool_calls"] = [*plain.get("tool_calls", []), *calls]
+        # 2. An assistant's calls and reasoning in keys of their own, and whether the message is trained.
         if plain.get("role") == "assistant":
             call = message.get("function_call")  # OpenAI's, before there were tools
             if isinstance(call, dict) and call.get("name") and "tool_calls" not in plain:
@@ -152,16 +153,19 @@ def plain_messages(value: list, *, tools: list[dict] | None = None, invented: bo
                 if not isinstance(message.get(key), str | list):  # a switch of thinking is none
                     continue
                 text = _parts_of(message[key], f"the {key} of message {place}", place)[0]
-                reasoning = reasoning or ({key: text} if text.strip() else {})
+                if not reasoning and text.strip():
+                    reasoning = {key: text}
             plain |= reasoning
             if not _is_learnt(message, place):
                 plain["weight"] = 0
+        # 3. Whether it is a message at all; only then can its calls be read.
         reason = _form_problem(plain, place)
         if reason:
             raise ValueError(reason)
         if plain["role"] == "assistant" and "tool_calls" in plain:
             plain["tool_calls"] = [_plain_call(call, functions, invented) for call in plain["tool_calls"]]
         messages.append(plain)
+    # 4. Whether the messages in this order can be trained on.
     reason = problem(messages, calls_in_text=bool(tools))
     if reason:
         raise UntrainableConversation(reason)
@@ -192,14 +196,15 @@ def _parts_of(value: Any, what: str, place: int) -> tuple[str, str, list[dict]]:
             raise ValueError(f"{what} is a list with {_kind(part)} in it, not text")
         if not all(part[key] for key in LEARNT if part.get(key) is not None):
             raise ValueError(PARTS_ARE_MARKED.format(place))
+        # The part's text is under its own type, or a usual key; parquet gives a part the keys of all, as nulls.
         kind = str(part.get("type") or "text")
         names = [name for name in (kind, "text", "value", "content") if name in part]
         inside = next((part[name] for name in names if part[name]), "")
-        if kind in PARTS and not names:
+        if not names and kind in (*TEXT_PARTS, *THOUGHT_PARTS, "tool_call"):
             raise ValueError(f"{what} has a part of {', '.join(map(str, part))}, which is no text")
-        if kind in ("text", "input_text", "output_text", "summary_text"):
+        if kind in TEXT_PARTS:
             texts.append(_parts_of(inside, what, place)[0])
-        elif kind in ("thinking", "reasoning"):
+        elif kind in THOUGHT_PARTS:
             thoughts.append(_parts_of(inside, what, place)[0])
         elif kind == "tool_call":
             calls += _calls_in(inside, place)
@@ -236,11 +241,14 @@ def _plain_call(call: dict, functions: dict[str, dict], invented: bool) -> dict:
     if isinstance(arguments, str) and (function["name"] != "python" or known):
         arguments = _parsed(arguments)
     if invented and isinstance(arguments, dict):
-        schema = (known or {}).get("parameters")
-        properties = schema.get("properties") if isinstance(schema, dict) else None
-        nullable = {key for key, one in (properties or {}).items() if _allows_null(one)}
+        properties: dict = {}
+        if known and isinstance(known.get("parameters"), dict):
+            properties = known["parameters"].get("properties") or {}
+        # A null that the tool's schema allows is one of the model's; any other one stands for a key that is not there.
         arguments = {
-            key: _without_nulls(item) for key, item in arguments.items() if item is not None or key in nullable
+            key: _without_nulls(item)
+            for key, item in arguments.items()
+            if item is not None or _allows_null(properties.get(key))
         }
     return {**call, "function": {**function, "arguments": arguments}}
 
@@ -258,12 +266,10 @@ def _allows_null(schema: Any) -> bool:
     """Return whether a JSON schema says that its value may be null."""
     if not isinstance(schema, dict):
         return False
-    kinds = schema.get("type")
+    if "null" in (schema.get("type") or []) or schema.get("nullable"):
+        return True
     options = schema.get("anyOf") or schema.get("oneOf")
-    options = options if isinstance(options, list) else []
-    return (
-        kinds == "null" or "null" in (kinds or []) or bool(schema.get("nullable")) or any(map(_allows_null, options))
-    )
+    return isinstance(options, list) and any(map(_allows_null, options))
 
 
 def _without_nulls(value: Any, *, deep: bool = True) -> Any:
@@ -292,13 +298,16 @@ def tools_of(value: Any, *, invented: bool = False) -> list[dict] | None:
         value = [value]
     if not value:
         return None
+    if not isinstance(value, list):
+        value = [value]
     tools = []
-    for tool in value if isinstance(value, list) else [value]:
-        tool = _parsed(tool) if isinstance(tool, str) else tool
+    for tool in value:
+        if isinstance(tool, str):
+            tool = _parsed(tool)
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError("the tools are no list of definitions, each with a name")
-        if function is tool:
+        if function is tool:  # without the outer mapping
             function = {key: item for key, item in tool.items() if key != "type"}
             tool = {"type": "function"}
         if "input_schema" in function:  # as Anthropic names it
@@ -330,6 +339,7 @@ def problem(messages: list[dict], *, calls_in_text: bool = False) -> str | None:
     Hermes has it."""
     if not messages:
         return "the conversation has no messages"
+    # Templates of chat models render a system message first, then user and assistant in turns, tools behind calls.
     previous, can_use_tool, answers, learnt = "start", False, 0, False
     for place, message in enumerate(messages):
         role = message["role"]
@@ -424,7 +434,8 @@ class Format:
     @property
     def read_columns(self) -> list[str] | None:
         """Return the columns that a reader of columns need not leave out; None for all."""
-        names = ([self.column] if self.column else []) + [column for _, column in self.columns]
+        names = [self.column] if self.column else []
+        names += [column for _, column in self.columns]
         if names and self.kind == "chat" and "tools" not in dict(self.columns):
             names += TOOLS
         return list(dict.fromkeys(names)) or None
@@ -433,8 +444,9 @@ class Format:
     def required_columns(self) -> list[str]:
         """Return the columns without which a file is of another form."""
         optional = OPTIONAL_ROLES if self.recognised else ()
-        named = [column for role, column in self.columns if role not in optional]
-        return list(dict.fromkeys(([self.column] if self.column else []) + named))
+        names = [self.column] if self.column else []
+        names += [column for role, column in self.columns if role not in optional]
+        return list(dict.fromkeys(names))
 
     def reader(self) -> Callable[[Any], str | Messages | None]:
         """Return the function row -> text or messages; it raises ValueError with the reason for a row it cannot
@@ -471,10 +483,11 @@ class Format:
         """Return the messages with the tools of their row."""
         named = dict(self.columns)
         tools = None
-        for name in [named["tools"]] if "tools" in named else TOOLS:
+        columns = [named["tools"]] if "tools" in named else TOOLS
+        for name in columns:
             try:
                 tools = tools or tools_of(row.get(name), invented=_may_invent(row, name))
-            except ValueError as error:
+            except ValueError as error:  # under a usual name there may be something else
                 if "tools" in named:
                     raise ValueError(f"the column {name!r}: {error}") from None
         return messages_of(messages, tools=tools, invented=_may_invent(row, self.column or named.get("response")))
@@ -482,6 +495,7 @@ class Format:
     def _messages(self, row: Any) -> Messages:
         if isinstance(row, list):
             return messages_of(row)
+        # A system prompt in a column of its own, unless the messages begin with one.
         value = _column(row, self.column)
         system = self._texts(row, "system")
         if system and isinstance(value, list) and not _begins_with_system(value):
@@ -495,18 +509,24 @@ class Format:
         prompt, response = _column(row, named["prompt"]), _column(row, named["response"])
         if isinstance(prompt, str):
             prompt = "\n\n".join([prompt, *self._texts(row, "context")])
-        asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        answered = response if isinstance(response, list) else [{"role": "assistant", "content": response}]
-        system = [] if _begins_with_system(asked) else self._texts(row, "system")[:1]
-        history = row.get(named.get("history")) or []
-        earlier = [message for question, answer in history for message in _turn(question, answer)]
-        talk = [*({"role": "system", "content": text} for text in system), *earlier, *asked, *answered]
-        return self._conversation(talk, row)
+        if not isinstance(prompt, list):
+            prompt = [{"role": "user", "content": prompt}]
+        if not isinstance(response, list):
+            response = [{"role": "assistant", "content": response}]
+        # System prompt, turns before, and the turn that the row is of.
+        talk: list[dict] = []
+        if not _begins_with_system(prompt):
+            talk += [{"role": "system", "content": text} for text in self._texts(row, "system")[:1]]
+        for question, answer in row.get(named.get("history")) or []:
+            talk += _turn(question, answer)
+        return self._conversation(talk + prompt + response, row)
 
     def _texts(self, row: dict, role: str) -> list[str]:
         """Return what the columns of an optional role hold in this row, where it is more than white space."""
         found = []
-        for name in (column for named, column in self.columns if named == role):
+        for named, name in self.columns:
+            if named != role:
+                continue
             value = row.get(name)
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"the column {name!r} holds {type(value).__name__}, not text")
@@ -518,11 +538,15 @@ class Format:
         """Return what must be equal for two readings to give the same: the name, the column, and the code of an own
         function."""
         if self.name in FORMATS:
-            parts = [str(self.column)] if self.column or not self.columns else []
-            inside = ", ".join([*parts, *map("=".join, self.columns)])
+            parts = list(map("=".join, self.columns))
+            if self.column or not self.columns:
+                parts.insert(0, str(self.column))
+            inside = ", ".join(parts)
         else:
-            inside = code_sum(import_attribute(self.name, self.folder), None if self.alone else self.folder)
-        return f"{self.name}({inside}){' 2' if self.newly_read else ''}"
+            imported_from = None if self.alone else self.folder
+            inside = code_sum(import_attribute(self.name, self.folder), imported_from)
+        found = f"{self.name}({inside})"
+        return f"{found} 2" if self.newly_read else found
 
     def as_before(self) -> "Format":
         """Return the reading of runs begun before November 2026: without tools, and without what an own format
@@ -537,6 +561,7 @@ NEWLY_READ = {*TOOLS, *LEARNT, *REASONING, "tool_calls", "function_call", "type"
 
 def is_newly_read(rows: list[Any], form: Format) -> bool:
     """Return whether the rows have something that versions before the reading 2 left out or wrote otherwise."""
+    # JSON in a table; tools in a column; or keys within messages.
     for row in rows:
         if isinstance(row, TableRow) and set(form.read_columns or row) & set(row.json):
             return True
@@ -549,7 +574,8 @@ def is_newly_read(rows: list[Any], form: Format) -> bool:
 
 def _inner_keys(value: Any) -> Iterator[str]:
     """Yield the keys with a value of all mappings in a row's columns."""
-    for item in value.values() if isinstance(value, dict) else value:
+    items = value.values() if isinstance(value, dict) else value
+    for item in items:
         if isinstance(item, dict):
             yield from (key for key, inner in item.items() if inner is not None)
         if isinstance(item, dict | list):
@@ -569,7 +595,8 @@ def format_of(spec, *, kind: str, where: str, folder: CodeFolder | str | None) -
     """
     if spec.columns:
         return _format_of_columns(spec.columns, kind=kind, where=where)
-    name = spec.format or ("text" if kind == "text" else "messages")
+    usual = "text" if kind == "text" else "messages"
+    name = spec.format or usual
     if name in FORMATS:
         if FORMATS[name] != kind:
             raise _other_kind(f"{where}.format: {name}", kind)
@@ -577,7 +604,8 @@ def format_of(spec, *, kind: str, where: str, folder: CodeFolder | str | None) -
             return Format(name, kind, spec.text_column or "text")
         if name in WHOLE_ROW:
             return Format(name, kind, None)
-        return Format(name, kind, spec.messages_column or ("messages" if name == "messages" else "conversations"))
+        usual = "messages" if name == "messages" else "conversations"
+        return Format(name, kind, spec.messages_column or usual)
     if ":" not in name:
         raise RecipeError(
             f"{where}.format: there is no format {name!r}. Use one of {', '.join(FORMATS)}, or module:attr."
@@ -622,20 +650,25 @@ def _may_invent(row: dict, column: str | None) -> bool:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        raise ValueError("the text is null, not text")
     if not isinstance(value, str):
-        raise ValueError(f"the text is {'null' if value is None else type(value).__name__}, not text")
+        raise ValueError(f"the text is {type(value).__name__}, not text")
     return value
 
 
 def _whole_characters(item: str | Messages | None) -> str | Messages | None:
     """Return the item. Raises ValueError for half of a character, as a JSON escape can make it: no UTF-8 can hold it,
     and no tokenizer can read it."""
-    whole = [item, getattr(item, "tools", None)]
-    try:
-        text = item if isinstance(item, str) else json.dumps(whole, ensure_ascii=False, default=str, skipkeys=True)
-    except RecursionError:
-        raise ValueError("holds values within one another without end") from None
-    if (at := lone_surrogate(text)) is not None:
+    text = item
+    if not isinstance(text, str):
+        whole = [item, getattr(item, "tools", None)]
+        try:
+            text = json.dumps(whole, ensure_ascii=False, default=str, skipkeys=True)
+        except RecursionError:
+            raise ValueError("holds values within one another without end") from None
+    at = lone_surrogate(text)
+    if at is not None:
         raise ValueError(f"holds half of a surrogate pair (U+{ord(text[at]):04X}), which is no character")
     return item
 

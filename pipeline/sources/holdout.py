@@ -18,9 +18,8 @@ MOST = 0.10  # Of the bytes of all files, whatever ENOUGH_BYTES asks for.
 
 MIN_ROWS = 8  # Held out at least, where the file has twice as many.
 MAX_PERIOD = 100  # One per cent of a large file.
-COUNTED_BYTES = (
-    2**28
-)  # Of conversations; of more, which the Hub may still have, one per cent is held out without counting.
+# Of conversations; of more, which the Hub may still have, one per cent is held out without counting.
+COUNTED_BYTES = 2**28
 UNCOUNTED_ROWS = 2**32  # of a file, more than any has
 
 
@@ -36,6 +35,7 @@ def held_out_files(files: list[SourceFile], *, pinned: list[str] | None = None) 
     whole, last = sum(sizes.values()), files[-1]
     if sizes[last.label] >= min(ENOUGH_BYTES, MOST * whole):
         return [last]
+    # The last file is too small: more, in an order by their names' hashes, which a new file does not change.
     wanted, held, taken = max(ENOUGH_BYTES, SHARE * whole), 0, []
     for file in sorted(files, key=lambda file: hashlib.sha256(os.fsencode(file.label)).digest()):
         if held < wanted and held + sizes[file.label] <= MOST * whole:
@@ -64,10 +64,11 @@ def split_rows(train: list[SourceFile], held: list[SourceFile], facts: FileFacts
     source, as if they were one file after another. Of copies the same rows are held out. Raises DataError for one
     row."""
     rows, offsets = 0, dict[str, int]()
+    are_counted = counted(held)
     for file in held:
         if file.sha256 not in offsets:
             offsets[file.sha256] = rows
-            rows += facts.rows(file.local_path()) if counted(held) else UNCOUNTED_ROWS
+            rows += facts.rows(file.local_path()) if are_counted else UNCOUNTED_ROWS
     period = period_of(rows)
     if not period:
         long_text = "Of conversations it takes two or more."
@@ -88,10 +89,13 @@ def period_of(rows: int) -> int:
 
 
 def is_held_out(row: int, period: int) -> bool:
+    # One row of each `period` rows, at a place that is drawn: data in a regular order would be sampled unevenly.
     group, place = divmod(row, period)
     drawn = int.from_bytes(hashlib.blake2b(str(group).encode(), digest_size=8).digest(), "big")
     return drawn % period == place
 
 
 def file_size(file: SourceFile) -> int:
-    return file.bytes or (os.stat(file.path).st_size if file.path else 0)
+    if file.bytes or file.path is None:
+        return file.bytes
+    return os.stat(file.path).st_size  # it is not verified yet

@@ -56,6 +56,7 @@ def _refuse_no_id(name: str, where: str, bases: list[Path]) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
+    # A file, said before the Hub is asked for a dataset of that name.
     for base in bases:
         if (base / name).is_file():
             raise RecipeError(f"{where}.id: {name!r} is a file, and id names a dataset. Write files: {name}.")
@@ -81,6 +82,7 @@ def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFi
         key = repr((spec.id, revision, spec.config, spec.split, spec.files))
         return cache / "hub" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
+    # Another version of the library may find other files in the same commit.
     decided_by = f"datasets {version('datasets')}"
     try:
         info = _asked(spec, where)
@@ -132,6 +134,7 @@ def _remote_files(spec: Any, info: Any, where: str) -> list[dict[str, Any]]:
     paths = _chosen_paths(spec, info, where)
     cure = " Many datasets have a branch of parquet files: revision: refs/convert/parquet."
     refuse_unreadable(paths, of=f"{spec.id} has ", where=where, cure=cure)
+    # Sizes and hashes, many at a time: a repository may have thousands of files.
     found: list[dict[str, Any]] = []
     for start in range(0, len(paths), PATHS_A_REQUEST):
         some = paths[start : start + PATHS_A_REQUEST]
@@ -176,12 +179,16 @@ def named_files(root: Path, patterns: str | list[str], *, name: str, where: str)
 
     root = root.resolve()
     found: dict[Path, None] = {}
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    if isinstance(patterns, str):
+        patterns = [patterns]
+    for pattern in patterns:
         if leads_outside(pattern):
             raise RecipeError(f"{where}.files: {pattern!r} leads out of {name}. Write a path or glob below it.")
         inside = pattern
         if (root / pattern).exists():  # a name, which may have brackets
-            inside = glob.escape(pattern.rstrip("/")) + ("/**" if (root / pattern).is_dir() else "")
+            inside = glob.escape(pattern.rstrip("/"))
+            if (root / pattern).is_dir():
+                inside += "/**"
         try:
             found.update((Path(path), None) for path in resolve_pattern(inside, str(root)))
         except FileNotFoundError as error:
@@ -206,15 +213,19 @@ def _lay_names(root: Path, names: list[str]) -> None:
         if leads_outside(name) or path.name in IGNORED_CARDS:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(EMPTY_ZIP if path.suffix == ".zip" else b"")
+        content = EMPTY_ZIP if path.suffix == ".zip" else b""
+        path.write_bytes(content)
 
 
 def _configs(card: dict[str, Any], spec: Any, where: str) -> dict[str, Any]:
     """Return the part of the card that `datasets` needs to find the files, without what would lead it to this
     machine's."""
     configs = card.get("configs") or []
-    for config in configs if isinstance(configs, list) else []:
-        for text in _texts([config.get("data_files"), config.get("data_dir")] if isinstance(config, dict) else []):
+    named = configs if isinstance(configs, list) else []
+    for config in named:
+        if not isinstance(config, dict):
+            continue
+        for text in _texts([config.get("data_files"), config.get("data_dir")]):
             if leads_outside(text):
                 raise RecipeError(
                     f"{where}: the card of {spec.id} names files outside the dataset ({text}), which are not read. "
@@ -222,16 +233,23 @@ def _configs(card: dict[str, Any], spec: Any, where: str) -> dict[str, Any]:
                 )
     # Of several configurations, one that alone has its facts here is the default.
     infos = card.get("dataset_info") or []
-    infos = infos if isinstance(infos, list) else [infos]
-    named = [{"config_name": info.get("config_name", "default")} for info in infos]
-    return {key: value for key, value in (("configs", configs), ("dataset_info", named)) if value}
+    if not isinstance(infos, list):
+        infos = [infos]
+    found = {}
+    if configs:
+        found["configs"] = configs
+    if infos:
+        found["dataset_info"] = [{"config_name": info.get("config_name", "default")} for info in infos]
+    return found
 
 
 def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, str):
         yield value
-    elif isinstance(value, (list, dict)):
-        for inner in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, list):
+        for inner in value:
             yield from _texts(inner)
 
 
@@ -240,6 +258,7 @@ def _source_file(
 ) -> SourceFile:
     from huggingface_hub import try_to_load_from_cache
 
+    # A path, None, or an object of the library that says that the Hub has no such file.
     cached = try_to_load_from_cache(repo, path, revision=revision, repo_type="dataset")
     return SourceFile(
         label=path,
@@ -274,10 +293,10 @@ def check_ends(repo: str, revision: str, path: str, failures: list[str]) -> str 
         head = read_range(f"0-{HEAD_BYTES - 1}")
         reason = check_magic_bytes(path, head)
         if reason is None and head.startswith(FOOTERS):
-            tail = read_range("-8")
+            tail = read_range("-8")  # more than 8 bytes come from a server that ignores ranges
             if len(tail) <= 8 and not tail.endswith(FOOTERS):
                 reason = "is truncated: it does not end with its footer. Upload it again, or name others in `files`."
-    except (HTTPError, OSError):
+    except (HTTPError, OSError):  # which says nothing of the file
         failures.append(path)
         return None
     return reason and f"{repo}/{path} {reason}"
@@ -319,8 +338,7 @@ def retried(call, *, what: str, where: str):
                 f"{where}: {what} is not in the local cache and HF_HUB_OFFLINE is set. Unset it for the first start."
             ) from error
         except Exception as error:
-            response = getattr(error, "response", None)
-            status = response.status_code if response is not None else 0
+            status = getattr(getattr(error, "response", None), "status_code", 0)
             if isinstance(error, RepositoryNotFoundError) or status in (401, 403):
                 raise InputMissingError(
                     f"{where}: {what} does not exist on the Hub, is gated, or is private to others. Correct the id, "
@@ -356,8 +374,11 @@ def local_dataset(spec: Any, *, where: str, folder: str | None) -> list[SourceFi
     Configuration, split and files are those that `datasets` finds in the folder, or `save_to_disk` listed.
     """
     expanded = os.path.expanduser(spec.id)
-    root = next((base / expanded for base in bases_of(folder) if (base / expanded).is_dir()), None)
-    if root is None:
+    for base in bases_of(folder):
+        root = base / expanded
+        if root.is_dir():
+            break
+    else:
         return None
     if spec.revision:
         raise RecipeError(f"{where}.revision is {spec.revision!r}, and {root} is a folder here. Leave revision out.")

@@ -7,9 +7,8 @@ import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain, count, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pipeline.process.errors import (
     DataError,
@@ -20,7 +19,7 @@ from pipeline.process.errors import (
     raise_errors,
 )
 from pipeline.process.storage import cache_dir
-from pipeline.recipe.schema import Recipe, with_values
+from pipeline.recipe.schema import Data, Source, SourceSettings, with_values
 from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format, format_of, is_described, is_newly_read
@@ -40,60 +39,66 @@ LOG = logging.getLogger(__name__)
 MEDIA = ("images", "videos", "audios")  # columns of what placeholders in messages stand for
 
 
-def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
-    """Return the recipe with the commits of Hub datasets, the readings, the held-out files and the kind of rows that a
+def with_recorded_inputs(data: Data, inputs: dict[str, Any]) -> Data:
+    """Return the section with the commits of Hub datasets, the readings, the held-out files and the kind of rows that a
     manifest's inputs name, whatever a branch holds, or the sources would be read as or hold out by now."""
+    train, validation = inputs.get("sources", []), inputs.get("validation", [])
     values: dict[str, Any] = {
-        f"data.{role}": [
-            with_values(spec, {"revision": before["revision"] or spec.revision})
-            if before and spec.id is not None and spec.id == before["id"]
-            else spec
-            for spec, before in zip_longest(specs, inputs.get(role, [])[: len(specs)])
-        ]
-        for role, specs in (("sources", recipe.data.sources), ("validation", recipe.data.validation))
-        if specs
+        "sources": _at_commits(data.sources, train),
+        "readings": [source.get("format", "") for source in train + validation],
+        "one_text_rows": inputs.get("one_text_rows", False),
     }
-    values["data.readings"] = [s.get("format", "") for role in ("sources", "validation") for s in inputs.get(role, [])]
-    values["data.one_text_rows"] = inputs.get("one_text_rows", False)
-    if recipe.data.validation is None:
-        values["data.held_out"] = {
-            source["name"]: [file["label"] for file in source["files"] if "part" not in file]
-            for source in inputs.get("validation", [])
-        }
-    return with_values(recipe, values)
+    if data.validation is not None:
+        values["validation"] = _at_commits(data.validation, validation)
+    else:
+        # Of files whose rows are split, nothing is to be kept: the rows follow from the content.
+        values["held_out"] = {}
+        for source in validation:
+            labels = [file["label"] for file in source["files"] if "part" not in file]
+            values["held_out"][source["name"]] = labels
+    return with_values(data, values)
+
+
+def _at_commits(specs: list[Source], recorded: list[dict[str, Any]]) -> list[Source]:
+    """Return the sources, those of the Hub at the commits that were recorded for them."""
+    found = list(specs)
+    for place, (spec, before) in enumerate(zip(specs, recorded, strict=False)):
+        if spec.id is not None and spec.id == before["id"]:
+            found[place] = with_values(spec, {"revision": before["revision"] or spec.revision})
+    return found
 
 
 REMOTE_FILES = 64  # of a source, first in its order: a large one has thousands, and a look takes up to two requests
 SHOWN = 20  # Problems of a kind that a message lists.
 
 
-def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSource], list[OpenSource]]:
-    """Return the training and the validation sources of the recipe, every file that is here verified by its content.
+def open_sources(settings: SourceSettings) -> tuple[list[OpenSource], list[OpenSource]]:
+    """Return the training and the validation sources of a run, every file that is here verified by its content.
 
     Training files stand in an order permuted by train.seed, for each of a source's passes anew, validation files in
     sorted order. Raises all that is wrong as one RecipeError, InputMissingError, DataError or ServiceError, whichever
     comes first.
     """
-    opening = SourceResolver(recipe, kind)
-    if not recipe.data.sources:
+    opening, data, seed = SourceResolver(settings), settings.data, settings.seed
+    if not data.sources:
         raise RecipeError(
             f"{opening.where}data.sources names no source, so there is nothing to train on. Write one: data: "
             "{sources: [{files: corpus/*.parquet}]}"
         )
-    train = opening.planned(recipe.data.sources, "data.sources")
-    if recipe.data.validation is not None:
-        validation = opening.planned(recipe.data.validation, "data.validation")
+    train = opening.planned(data.sources, "data.sources")
+    if data.validation is not None:
+        validation = opening.planned(data.validation, "data.validation")
     else:
         validation = opening.held_out(train)
-    seed = int(recipe.train.get("seed", 42))
     for place, source in enumerate(train):
         source.files = permuted(source.files, key=f"{seed} {place}")
     opening.recognise_all(train + validation)
     opening.verify_all(train + validation)
     opening.refuse()
-    if recipe.data.validation is None:
+    if data.validation is None:
         opening.split_held_out(train, validation)
     opening.refuse_overlap(train, validation)
+    # The files of further passes, as if they were more files: a cursor in the source needs no number of the pass.
     for place, source in enumerate(train):
         first = list(source.files)
         for n in range(1, source.spec.passes or 1):
@@ -102,29 +107,31 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
     return train, validation
 
 
-def planned_sources(recipe, *, kind: Literal["text", "chat"]) -> list[OpenSource]:
+def planned_sources(settings: SourceSettings) -> list[OpenSource]:
     """Return the training sources with their sorted files, nothing looked at. Raises as open_sources what they cannot
     mean."""
-    opening = SourceResolver(recipe, kind)
-    planned = opening.planned(recipe.data.sources, "data.sources")
+    opening = SourceResolver(settings)
+    planned = opening.planned(settings.data.sources, "data.sources")
     opening.refuse()
     return planned
 
 
 class SourceResolver:
-    """One pass over a recipe's sources, collecting what is wrong."""
+    """One pass over the sources of a run, collecting what is wrong."""
 
-    def __init__(self, recipe, kind: Literal["text", "chat"]):
-        self.kind = kind
-        self.where = f"{recipe.path}: " if recipe.path else ""
-        self.places = recipe.places
-        self.folder = str(Path(recipe.path).absolute().parent) if recipe.path else None
-        self.code = recipe.code
-        self.cache = cache_dir(recipe.data.cache_dir)
+    def __init__(self, settings: SourceSettings):
+        self.kind = settings.kind
+        self.places = settings.places
+        self.code = settings.code
+        self.max_bad_rows = settings.data.max_bad_rows
+        self.pinned = settings.data.held_out
+        self.readings = settings.data.readings
+        self.where, self.folder = "", None
+        if settings.recipe_path:
+            self.where = f"{settings.recipe_path}: "
+            self.folder = str(Path(settings.recipe_path).absolute().parent)
+        self.cache = cache_dir(settings.data.cache_dir)
         self.facts = FileFacts(self.cache)
-        self.max_bad_rows = recipe.data.max_bad_rows
-        self.pinned = recipe.data.held_out
-        self.readings = recipe.data.readings
         self.problems: list[TandemError] = []
         self.refused: set[int] = set()  # ids of the sources' specs whose rows were recognised as something else
 
@@ -150,8 +157,10 @@ class SourceResolver:
 
     def refuse(self) -> None:
         """Raise everything that was found, by kind."""
-        kinds = dict.fromkeys(type(problem) for problem in self.problems)
-        raise_errors([kind(_listed([str(p) for p in self.problems if type(p) is kind])) for kind in kinds])
+        by_kind: dict[type[TandemError], list[str]] = {}
+        for problem in self.problems:
+            by_kind.setdefault(type(problem), []).append(str(problem))
+        raise_errors([kind(_listed(messages)) for kind, messages in by_kind.items()])
 
     def _files(self, source: OpenSource, where: str) -> list[SourceFile]:
         spec = source.spec
@@ -189,8 +198,9 @@ class SourceResolver:
                 validation.append(replace(source, files=held))
             else:
                 try:
-                    for file in source.files if counted(source.files) else []:
-                        file.local_path()  # Its rows are counted at once, so it is needed now.
+                    if counted(source.files):
+                        for file in source.files:
+                            file.local_path()  # Its rows are counted at once, so it is needed now.
                 except InputMissingError as error:
                     self.problems.append(error)
                 validation.append(replace(source, files=[replace(file) for file in source.files]))
@@ -225,6 +235,7 @@ class SourceResolver:
         given = is_described(spec)
         if given and self.kind == "text" and source.files[0].path is None:
             return form, name  # It need not be fetched for this.
+        # 1. What the first rows are, where the recipe does not say it.
         where = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
         from pipeline.sources.recognition import first_rows, recognise
 
@@ -236,15 +247,21 @@ class SourceResolver:
             self.problems.append(DataError(f"{where} {found.refusal}"))
             self.refused.add(id(spec))
         elif found and found.format:
-            form, name = found.format, "" if found.is_default else found.name
-        media = [name for name in MEDIA if any(isinstance(row, dict) and row.get(name) for row in rows)]
-        if media and self.kind == "chat" and not (given or self.readings):
-            self.problems.append(
-                DataError(
-                    f"{where} has {' and '.join(media)} to its conversations, and only text can be trained. Take the "
-                    "rows that have none, without that column."
+            form = found.format
+            if not found.is_default:
+                name = found.name
+        # 2. Pictures and the like, which would be left out in silence; a run that continues has been told.
+        if self.kind == "chat" and not (given or self.readings):
+            mappings = [row for row in rows if isinstance(row, dict)]
+            media = [column for column in MEDIA if any(row.get(column) for row in mappings)]
+            if media:
+                self.problems.append(
+                    DataError(
+                        f"{where} has {' and '.join(media)} to its conversations, and only text can be trained. Take "
+                        "the rows that have none, without that column."
+                    )
                 )
-            )
+        # 3. The reading that a run has begun with, where an earlier version read these rows otherwise.
         form = replace(form, newly_read=is_newly_read(rows, form))
         if self.readings and form.identity() not in self.readings:
             for other in (replace(form, newly_read=True), replace(form, newly_read=False), form.as_before()):
@@ -256,39 +273,43 @@ class SourceResolver:
         """Hash and look into every file that is here, look at the ends of those that are not, and keep what is
         wrong."""
         sources = [source for source in sources if id(source.spec) not in self.refused]
-        work = [
-            (source, file)
-            for source in sources
-            for place, file in enumerate(source.files)
-            if file.path is not None or place < REMOTE_FILES
-        ]
+        work = []
+        for source in sources:
+            for place, file in enumerate(source.files):
+                if file.path is not None or place < REMOTE_FILES:
+                    work.append((source, file))
+
+        def verify(pair: tuple[OpenSource, SourceFile]) -> Findings:
+            source, file = pair
+            return verify_file(file, source.format, self.facts, column_key=source.column_key)
+
+        # Threads: hashing and reading release the GIL.
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-            results = list(
-                pool.map(
-                    lambda pair: verify_file(pair[1], pair[0].format, self.facts, column_key=pair[0].column_key), work
-                )
-            )
-        results = self._without_empty(work, results)
-        problems = list(dict.fromkeys(problem for found in results for problem in found.problems))
-        rows = list(dict.fromkeys(row for found in results for row in found.bad_rows))
-        if len(rows) > self.max_bad_rows:
-            convert = ""
-            if any("is not UTF-8" in row for row in rows):
-                convert = (
-                    " Convert text in another encoding, for instance by iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW."
-                )
-            problems += [
-                *grouped(rows),
-                (
-                    f"{len(rows)} bad {'row' if len(rows) == 1 else 'rows'} among the first and last rows of the "
-                    f"files, and data.max_bad_rows allows {self.max_bad_rows or 'none'}. Correct them, or raise "
-                    f"data.max_bad_rows to leave such rows out.{convert}"
-                ),
-            ]
-        self.problems += [DataError(problem) for problem in problems]
-        left_out = list(dict.fromkeys(row for found in results for row in found.untrainable))
-        for line in grouped(left_out)[:SHOWN]:
+            results = list(pool.map(verify, work))
+        # Each line once: two sources may name the same file.
+        problems: dict[str, None] = {}
+        bad_rows: dict[str, None] = {}
+        left_out: dict[str, None] = {}
+        for found in self._without_empty(work, results):
+            problems |= dict.fromkeys(found.problems)
+            bad_rows |= dict.fromkeys(found.bad_rows)
+            left_out |= dict.fromkeys(found.untrainable)
+        self.problems += map(DataError, problems)
+        if len(bad_rows) > self.max_bad_rows:
+            self.problems += map(DataError, self._too_bad(list(bad_rows)))
+        for line in grouped(list(left_out))[:SHOWN]:
             LOG.warning("left out, and counted as empty: %s", line)
+
+    def _too_bad(self, rows: list[str]) -> list[str]:
+        """Return the bad rows by their reasons, and what to do about them."""
+        what = "bad row" if len(rows) == 1 else "bad rows"
+        summary = (
+            f"{len(rows)} {what} among the first and last rows of the files, and data.max_bad_rows allows "
+            f"{self.max_bad_rows or 'none'}. Correct them, or raise data.max_bad_rows to leave such rows out."
+        )
+        if any("is not UTF-8" in row for row in rows):
+            summary += " Convert text in another encoding, for instance by iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW."
+        return [*grouped(rows), summary]
 
     def _without_empty(self, work: list[tuple[OpenSource, SourceFile]], results: list[Findings]) -> list[Findings]:
         """Leave out the files with nothing in them of sources that have others, and return the findings of the rest.
@@ -310,14 +331,16 @@ class SourceResolver:
 
     def refuse_overlap(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
         """Refuse the same content, by its hash, on both sides: validation on trained text measures memory."""
-        trained = {
-            (file.sha256, file.period): file for source in train for file in source.files if file.part != "validation"
-        }
-        whole = {sha256: file for (sha256, _), file in trained.items()}
+        trained, whole = {}, {}
+        for source in train:
+            for file in source.files:
+                if file.part != "validation":
+                    trained[file.sha256, file.period] = whole[file.sha256] = file
         same = []
         for source in validation:
             for file in source.files:
                 other = whole.get(file.sha256)
+                # Its other rows: of one file that is split by rows, or of two copies that are split alike.
                 twin = trained.get((file.sha256, file.period))
                 split_alike = file.part == "validation" and twin is not None and twin.part == "train"
                 if other is not None and not split_alike:
@@ -340,14 +363,20 @@ def _free_name(spec, sources: list[OpenSource]) -> str:
     if not name:
         first = spec.files if isinstance(spec.files, str) else (spec.files or [""])[0]
         parts = [part for part in Path(first).parts if not re.search(r"[*?\[]", part) and part not in ("/", ".", "..")]
-        name = Path(parts[-1]).name.split(".")[0] if parts else "files"
+        name = parts[-1].split(".")[0] if parts else "files"
     taken = {source.name for source in sources}
-    return next(free for free in chain([name], (f"{name}-{n}" for n in count(2))) if free not in taken)
+    free, number = name, 1
+    while free in taken:
+        number += 1
+        free = f"{name}-{number}"
+    return free
 
 
 def _listed(problems: list[str]) -> str:
-    lines = [line for problem in problems for line in problem.split("\n")]
+    lines = "\n".join(problems).split("\n")
     if len(lines) == 1:
         return lines[0]
-    shown = lines if len(lines) <= SHOWN + 1 else [*lines[:SHOWN], f"... and {len(lines) - SHOWN} more"]
-    return "\n  ".join([f"{len(lines)} problems with the data:", *shown])
+    shown = [f"{len(lines)} problems with the data:", *lines]
+    if len(lines) > SHOWN + 1:  # one line more is not worth a line that says so
+        shown[SHOWN + 1 :] = [f"... and {len(lines) - SHOWN} more"]
+    return "\n  ".join(shown)

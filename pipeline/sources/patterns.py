@@ -41,7 +41,8 @@ def local_files(
     Files at the address of a store (s3://bucket/corpus/*.parquet) are fetched into `cache` first, by default the
     user's.
     """
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    if isinstance(patterns, str):
+        patterns = [patterns]
     if not patterns:
         raise RecipeError(f"{where}.files is an empty list, so there is nothing to read. Write a path or a glob.")
     if any(map(is_address, patterns)):
@@ -54,7 +55,7 @@ def local_files(
         paths, reason = _matches(pattern, bases, split, where)
         if reason:
             missing.append(reason)
-        found.update({path.resolve(): path for path in paths})
+        found.update({path.resolve(): path for path in paths})  # once, also by way of links
     if missing:
         raise InputMissingError("\n".join(f"{where}.files: {reason}" for reason in missing))
     refuse_unreadable([str(path) for path in found.values()], of="", where=f"{where}.files")
@@ -71,13 +72,17 @@ def bases_of(folder: str | None) -> list[Path]:
 
 def looked_in(bases: list[Path]) -> str:
     """Return the sentence of where a relative path was looked for."""
-    return f"Looked in {' and in '.join(dict.fromkeys(str(base.absolute()) for base in bases))}."
+    places = dict.fromkeys(str(base.absolute()) for base in bases)
+    return f"Looked in {' and in '.join(places)}."
 
 
 def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[list[Path], str]:
     """Return files of one pattern, or a sentence that says why there are none."""
     expanded = os.path.expanduser(pattern)
-    for base in [Path("/")] if os.path.isabs(expanded) else bases:
+    is_absolute = os.path.isabs(expanded)
+    places = [Path("/")] if is_absolute else bases
+    for base in places:
+        # A folder: the files of a split, as `datasets` finds them, or all that can be read.
         candidate = base / expanded
         if candidate.is_dir():
             if split != "train" and not is_saved(candidate):
@@ -90,6 +95,7 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
             refuse_archives(visible(candidate), of=f"the folder {candidate} has ", where=where)
             nothing = f"the folder {candidate} has no readable file, so there is nothing to read."
             return [], f"{nothing} Readable are {READABLE}."
+        # A file, whose name may look like a glob, or a glob.
         matched = [candidate] if candidate.is_file() else _matched(candidate, where)
         if matched:
             if split != "train":
@@ -99,7 +105,7 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
                 )
             return matched, ""
     what = "matches no file" if glob.has_magic(expanded) else "does not exist"
-    looked = "" if os.path.isabs(expanded) else f" {looked_in(bases)}"
+    looked = "" if is_absolute else f" {looked_in(bases)}"
     return [], (
         f"{pattern!r} {what}, so there is nothing to read.{looked} Write a path or glob of files that are there."
     )
@@ -107,6 +113,7 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
 
 def _matched(pattern: Path, where: str) -> list[Path]:
     """Return the files of a glob, without those that describe a saved dataset."""
+    # The folder that the glob begins in, links followed: below / and /proc it would walk the whole machine.
     fixed = os.path.realpath(Path(*takewhile(lambda part: not glob.has_magic(part), pattern.parts)))
     if glob.has_magic(str(pattern)) and (fixed == "/" or re.match(r"/(proc|sys|dev(?!/shm/))(/|$)", fixed)):
         raise RecipeError(
@@ -131,10 +138,14 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
             found += saved_files(Path(parent), split=split, where=where)
             folders.clear()
         else:
-            folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-            names = [n for n in names if not n.startswith(".") and n not in IGNORED]
-            found += [Path(parent, n) for n in names if is_data(n)]
-            others.update(_ending(n) for n in names if not is_data(n))
+            folders[:] = [name for name in folders if not name.startswith((".", "__"))]  # os.walk goes into these
+            for name in names:
+                if name.startswith(".") or name in IGNORED:
+                    continue
+                if is_data(name):
+                    found.append(Path(parent, name))
+                else:
+                    others[_ending(name)] += 1
     if found and others:
         most = sorted(others.items(), key=lambda kind: (-kind[1], kind))[:SHOWN]
         kinds = ", ".join(f"{kind}: {count:,}" for kind, count in most)
@@ -148,7 +159,9 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
 
 def _ending(name: str) -> str:
     suffixes = PurePosixPath(name.lower()).suffixes[-2:]
-    return "".join(suffixes if suffixes[:1] == [".tar"] else suffixes[-1:]) or "no ending"
+    if suffixes[:1] != [".tar"]:  # of which .tar.gz is the whole ending
+        suffixes = suffixes[-1:]
+    return "".join(suffixes) or "no ending"
 
 
 def _of_a_corpus(paths: list[Path], folder: Path, where: str) -> list[Path]:
@@ -156,8 +169,11 @@ def _of_a_corpus(paths: list[Path], folder: Path, where: str) -> list[Path]:
     jsonl."""
     if not any(kind_of(path.name) in ("parquet", "jsonl") for path in paths):
         return paths
-    notes = [path for path in paths if kind_of(path.name) in ("csv", "arrow") or ".md" in path.name.lower()]
-    beside = [path for path in notes if not is_saved(path.parent)]
+    beside = []
+    for path in paths:
+        is_note = kind_of(path.name) in ("csv", "arrow") or ".md" in path.name.lower()
+        if is_note and not is_saved(path.parent):
+            beside.append(path)
     if beside:
         text = (
             "%s: beside parquet or jsonl files the folder %s has %s, which are left out. To train on them name them "
@@ -170,7 +186,7 @@ def _of_a_corpus(paths: list[Path], folder: Path, where: str) -> list[Path]:
 def labelled(paths: list[Path]) -> list[SourceFile]:
     """Return the files with their labels: paths below the deepest folder that holds them all, which survive a move of
     the data."""
-    absolute = {path: path.absolute() for path in paths}
-    root = Path(os.path.commonpath([path.parent for path in absolute.values()]))
-    files = [SourceFile(label=absolute[path].relative_to(root).as_posix(), path=absolute[path]) for path in paths]
+    absolute = [path.absolute() for path in paths]
+    root = Path(os.path.commonpath([path.parent for path in absolute]))
+    files = [SourceFile(label=path.relative_to(root).as_posix(), path=path) for path in absolute]
     return sorted(files, key=lambda file: file.label)

@@ -74,6 +74,7 @@ def check_content(head: bytes, *, expected: tuple[bytes, ...] = ()) -> str | Non
             "holds zero bytes where its content should be, as an unfinished copy or a crash leaves it. Download or "
             "write it again."
         )
+    # Pages and pointers may begin with a byte order mark or white space.
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(b"version https://git-lfs.github.com/spec/"):
         return "is a git-lfs pointer, not the file itself. Run `git lfs pull` in its repository, or download it again."
@@ -239,6 +240,7 @@ def read_blocks(path: Path, *, block: int = 0, columns: list[str] | None = None)
     index = block
     batch: list[RawRow] = []
     for row in rows:
+        # A block may have no rows, since blank lines are counted.
         while row[1] // BLOCK_ROWS > index:
             yield batch
             index, batch = index + 1, []
@@ -274,7 +276,7 @@ def count_rows(path: Path) -> int:
     with open_bytes(path) as file:
         while chunk := file.read(2**20):
             lines, last = lines + chunk.count(b"\n"), chunk[-1:]
-    return lines + (last != b"\n")
+    return lines if last == b"\n" else lines + 1  # the last line may have no end
 
 
 def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
@@ -303,6 +305,7 @@ def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = 
             except (OSError, ValueError, pyarrow.ArrowException) as error:
                 if may_pass(error):
                     raise  # the disk's, not the file's
+                # What came before the damage is kept, and each row behind it in the group is named.
                 damage = DamagedRow(f"row group {group} is damaged ({_short(error)})")
                 for damaged in range(max(row, first_row), end):
                     yield group, damaged, damage
@@ -316,7 +319,7 @@ def _values(batch: Any) -> list[Any]:
     except UnicodeDecodeError:
         rows = [_value(batch.slice(row, 1)) for row in range(batch.num_rows)]
     kinds = {column.name: column.type for column in batch.schema if holds_json(column.type)}
-    return [row if isinstance(row, BadRow) else _table_row(row, kinds) for row in rows]
+    return [_table_row(row, kinds) for row in rows]
 
 
 def _value(one: Any) -> Any:
@@ -326,8 +329,10 @@ def _value(one: Any) -> Any:
         return BadRow(f"is not UTF-8 (byte {error.start} of the text is 0x{error.object[error.start]:02x})")
 
 
-def _table_row(row: dict, kinds: dict[str, Any]) -> Any:
+def _table_row(row: dict | BadRow, kinds: dict[str, Any]) -> Any:
     """Return the row, its JSON read. kinds: Arrow types of its columns that hold JSON."""
+    if isinstance(row, BadRow):
+        return row
     made = TableRow(row)
     if kinds:
         made.json = kinds
@@ -365,7 +370,9 @@ def arrow_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
     start = 0
     for number, batch in _arrow_batches(path):
         row, end = max(start, first_row), start + batch.num_rows
-        wanted = [name for name in columns if name in batch.schema.names] if columns else batch.schema.names
+        wanted = batch.schema.names
+        if columns:
+            wanted = [name for name in columns if name in wanted]
         for at in range(row - start, batch.num_rows, BLOCK_ROWS):
             for value in _values(batch.select(wanted).slice(at, BLOCK_ROWS)):
                 yield number, row, value
@@ -469,6 +476,7 @@ def csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES))  # by default less than a long document
     first = file.readline(LINE_BYTES)
     end = "\r\n" if first.endswith("\r\n") else "\n"
+    # Line by line, so that a record's first line is known and a file without line ends does not fill the memory.
     rest = iter(lambda: file.readline(LINE_BYTES), "")
     lines = (_without_returns(line, end) for line in chain([first], rest))
     reader = csv.reader(lines, delimiter=_csv_delimiter(name, first), strict=True)
@@ -501,7 +509,10 @@ def _csv_delimiter(name: str, header: str) -> str:
     a tab."""
     if ".tsv" in PurePath(name.lower()).suffixes:
         return "\t"
-    return next((mark for mark in ",;\t" if mark in header), ",")
+    for mark in ",;\t":
+        if mark in header:
+            return mark
+    return ","
 
 
 def is_array(path: Path) -> bool:
@@ -516,9 +527,10 @@ def begins_array(text: str) -> bool:
     text = text.lstrip()
     if not text.startswith("["):
         return False
+    # One list in each line, as of messages, is jsonl.
     line, _, rest = text.partition("\n")
     if rest.lstrip().startswith("[") and line.rstrip().endswith("]"):
-        return False  # a list in each line
+        return False
     try:
         first, _ = json.JSONDecoder().raw_decode(text, WHITE.match(text, 1).end())  # type: ignore[union-attr]
     except (ValueError, RecursionError):
@@ -538,6 +550,7 @@ def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
         at, mark = start.end(), start[1]  # type: ignore[index, union-attr]
         while mark != "]":
             at = WHITE.match(text, at).end()  # type: ignore[union-attr]
+            # The element, then the mark behind it: a comma, or the bracket that closes the array.
             try:
                 value, end = decode(text, at)
                 place, bad_row = WHITE.match(text, end).end(), row + 1  # type: ignore[union-attr]
@@ -556,8 +569,9 @@ def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
                     raise _broken_array(path, text, bad_row, line, place, reason)
                 continue
             if row >= first_row:
-                is_utf8 = lone_surrogate(text[at:end]) is None
-                yield row // BLOCK_ROWS, row, value if is_utf8 else BadRow("is not UTF-8")
+                if lone_surrogate(text[at:end]) is not None:
+                    value = BadRow("is not UTF-8")
+                yield row // BLOCK_ROWS, row, value
             row, at = row + 1, place + 1
         text += file.read(CHUNK_CHARS)
         if not WHITE.fullmatch(text, at):
@@ -594,7 +608,7 @@ def jsonl_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
             row += 1
             if len(line) == LINE_BYTES and not line.endswith(b"\n"):
                 yield row // BLOCK_ROWS, row, BadRow(f"the line is longer than {LINE_BYTES // 2**20} MiB")
-                while line and not line.endswith(b"\n"):
+                while line and not line.endswith(b"\n"):  # to its end
                     line = file.readline(LINE_BYTES)
                 continue
             if row < first_row:
@@ -627,11 +641,14 @@ def txt_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None
         row, line_number, first_line, length, lines = 0, 0, 1, 0, []
         while True:
             line = file.readline(PIECE_CHARS)
-            line_number += line.endswith("\n")
+            if line.endswith("\n"):  # a longer line comes in parts
+                line_number += 1
             separator = line.rstrip("\n") == SEPARATOR
             if line and not separator:
                 lines.append(line)
                 length += len(line)
+            # A piece ends at a separator, at the first blank line when it is long enough, or anywhere when it is twice
+            # as long.
             blank = length >= PIECE_CHARS and line.isspace()
             if lines and (not line or separator or blank or length >= 2 * PIECE_CHARS):
                 piece = "".join(lines).strip("\n")
@@ -663,21 +680,26 @@ def text_bytes(source: Any) -> int | None:
     as some of them have it. None where only reading would tell: compressed files, arrow, and parquet that is not
     fetched yet."""
     source, passes = source.once, source.passes
-    parquet = [file for file in source.files if kind_of(file.label) == "parquet"]
-    if any(file.path is None for file in parquet) or any(
-        file.label.lower().endswith(COMPRESSIONS) or kind_of(file.label) == "arrow" for file in source.files
-    ):
-        return None
+    parquet = []
+    for file in source.files:
+        kind = kind_of(file.label)
+        if kind == "parquet":
+            parquet.append(file)
+        if kind == "arrow" or file.label.lower().endswith(COMPRESSIONS) or (kind == "parquet" and file.path is None):
+            return None
+    # 1. Footers of some parquet files, and by them the share of text in the bytes of all.
     sample = parquet[:: max(1, -(-len(parquet) // SAMPLED_FOOTERS))]
     known = {file.path: _parquet_bytes(file.path, source.format.column) for file in sample}
     text_share = sum(known.values()) / max(1, sum(file.bytes for file in sample))
+    # 2. Of a file that is split by rows, validation has one of every `period`.
     total = 0
     for file in source.files:
         size = file.bytes
         if kind_of(file.label) == "parquet":
             size = known.get(file.path, round(size * text_share))
         if file.period:
-            size = size * (1 if file.part == "validation" else file.period - 1) // file.period
+            rows = 1 if file.part == "validation" else file.period - 1
+            size = size * rows // file.period
         total += size
     return total * passes
 
@@ -687,7 +709,12 @@ def _parquet_bytes(path: Any, column: str | None) -> int:
 
     metadata = pyarrow.parquet.read_metadata(path)
     # A column of messages is several leaves below its name.
-    paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-    leaves = [number for number, path in enumerate(paths) if column is None or path.split(".")[0] == column]
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    return sum(group.column(leaf).total_uncompressed_size for group in groups for leaf in leaves)
+    leaves = []
+    for number in range(metadata.num_columns):
+        if column is None or metadata.schema.column(number).path.split(".")[0] == column:
+            leaves.append(number)
+    total = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        total += sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
+    return total

@@ -61,13 +61,18 @@ def recognise(rows: Iterable[Any], *, kind: str) -> Recognised | None:
         return None
     if holds_columns(mappings):
         return Recognised("one JSON object of columns", refusal=ONE_OBJECT)
-    chat = _chat(types) if mappings else Recognised("chat messages", MESSAGES, is_default=True)
-    return _chat_or_refusal(chat, types) if kind == "chat" else _text(chat, types, mappings)
+    chat: Recognised | None = Recognised("chat messages", MESSAGES, is_default=True)
+    if mappings:  # else each row is a list of messages
+        chat = _chat(types)
+    if kind == "text":
+        return _text(chat, types, mappings)
+    return chat or _no_conversations(types)
 
 
 def column_types(rows: list[dict]) -> dict[str, str]:
     """Return what each column holds: text, number, boolean, mapping, null, a list by what is in it (messages, turns,
     exchanges, texts, list), tools, or `mixed`."""
+    # What all values of a column are: null fits with everything, an empty list with any list of turns.
     types: dict[str, str] = {}
     for row in rows:
         for name, value in row.items():
@@ -90,6 +95,7 @@ def _type_of(value: Any, column: str = "") -> str:
         if isinstance(first, str):
             return "texts"
         keys = first.keys() if isinstance(first, dict) else ()
+        # In this order: a row that is of two forms is read as the first of them.
         if "role" in keys and ("content" in keys or "tool_calls" in keys):
             return "messages"
         if "from" in keys and "value" in keys:
@@ -99,9 +105,7 @@ def _type_of(value: Any, column: str = "") -> str:
     return simple.get(type(value), type(value).__name__)
 
 
-def _chat_or_refusal(chat: Recognised | None, types: dict[str, str]) -> Recognised:
-    if chat is not None:
-        return chat
+def _no_conversations(types: dict[str, str]) -> Recognised:
     found = f"has no column 'messages'; found: {', '.join(types) or 'none'}"
     texts = [name for name, kind in types.items() if kind == "text" and name.lower() in TEXT_COLUMNS]
     if texts:
@@ -138,19 +142,18 @@ def _chat(types: dict[str, str]) -> Recognised | None:
                 "train TRL's KTOTrainer on the finished model (docs/build_on.md)."
             ),
         )
-    named = [name for name, kind in types.items() if name.lower() in CHAT_COLUMNS and kind in LISTS_OF_TURNS]
-    others = [
-        name
-        for name, kind in types.items()
-        if kind in ("messages", "turns") and name.lower() not in PROMPTS + RESPONSES
-    ]
+    # A column of a usual name, or else any that holds lists of turns and is no prompt or response.
+    named, others = [], []
+    for name, kind in types.items():
+        if name.lower() in CHAT_COLUMNS and kind in LISTS_OF_TURNS:
+            named.append(name)
+        elif kind in ("messages", "turns") and name.lower() not in PROMPTS + RESPONSES:
+            others.append(name)
     columns = named or others
     if len(columns) > 1:
         return _ambiguous("could each be the conversation", columns, f"{{messages: {columns[0]}}}")
     if columns:
-        form = Format(
-            "messages", "chat", columns[0], columns=_optional(types, system=SYSTEM, tools=TOOLS), recognised=True
-        )
+        form = replace(MESSAGES, column=columns[0], columns=_optional(types, system=SYSTEM, tools=TOOLS))
         return Recognised(f"{LISTS_OF_TURNS[types[columns[0]]]} ({_columns_of(form, types)})", form)
     return _exchange(types)
 
@@ -174,6 +177,7 @@ def _preferences(types: dict[str, str]) -> Recognised:
 
 def _exchange(types: dict[str, str]) -> Recognised | None:
     """Return a prompt and a response in columns of their own, in any case of letters."""
+    # Of names that differ in case alone, the first column counts.
     lower = {name.lower(): name for name in reversed(list(types))}
     usable = {small: name for small, name in lower.items() if types[name] in ("text", "messages")}
     prompts = [name for name in PROMPTS if name in usable]
@@ -184,13 +188,13 @@ def _exchange(types: dict[str, str]) -> Recognised | None:
         return None
     for several, role in ((prompts, "prompt"), (responses, "response")):
         if len(several) > 1:
-            columns = [name for name in types if name in {usable[small] for small in several}]
+            meant = {usable[small] for small in several}
+            columns = [name for name in types if name in meant]
             named = {"prompt": usable[prompts[0]], "response": usable[responses[0]], role: columns[0]}
             listed = ", ".join(f"{key}: {column}" for key, column in named.items())
             return _ambiguous(f"could each be the {role}", columns, f"{{{listed}}}")
     prompt, response = usable[prompts[0]], usable[responses[0]]
-    contexts = [name for name in ("input", "context") if name != prompts[0]]
-    contexts = [lower.get(name, name) for name in contexts]
+    contexts = [lower.get(name, name) for name in ("input", "context") if name != prompts[0]]
     optional = _optional(types, context=contexts, system=SYSTEM, history=("history",), tools=TOOLS)
     pair = (("prompt", prompt), ("response", response))
     form = Format("prompt_response", "chat", None, columns=(*pair, *optional), recognised=True)
@@ -205,12 +209,12 @@ def _optional(types: dict[str, str], **roles: Iterable[str]) -> tuple[tuple[str,
     """Return (role, column) for columns that are read where a row has them, also when the rows that were looked at
     have none, but for tools: of those the usual names are read anyway."""
     wanted = {"history": ("list", "null"), "tools": ("tools",)}
-    return tuple(
-        (role, name)
-        for role, names in roles.items()
-        for name in names
-        if types.get(name, "null") in wanted.get(role, ("text", "null"))
-    )
+    found = []
+    for role, names in roles.items():
+        for name in names:
+            if types.get(name, "null") in wanted.get(role, ("text", "null")):
+                found.append((role, name))
+    return tuple(found)
 
 
 def _text(chat: Recognised | None, types: dict[str, str], rows: list[dict]) -> Recognised:
@@ -226,9 +230,12 @@ def _text(chat: Recognised | None, types: dict[str, str], rows: list[dict]) -> R
             f"text (column {' or '.join(named)})",
             refusal=f"{found}. {' and '.join(named)} could each be the text. Set text_column: {named[0]}.",
         )
+    # A guess for the message: the column with the most text.
     longest = max(texts, key=lambda name: sum(len(row.get(name) or "") for row in rows), default="COLUMN")
     if chat is not None:
-        stage = f"Train the stage SFT with it ({command('sft')}; run.stage: sft), or name" if chat.format else "Name"
+        stage = "Name"
+        if chat.format:
+            stage = f"Train the stage SFT with it ({command('sft')}; run.stage: sft), or name"
         return Recognised(
             chat.name,
             refusal=(
@@ -256,14 +263,15 @@ def _ambiguous(what: str, columns: list[str], cure: str) -> Recognised:
 
 def _columns_of(form: Format, types: dict[str, str]) -> str:
     here = [name for name, kind in types.items() if name in (form.read_columns or ()) and kind != "null"]
-    return f"column{'s' if len(here) > 1 else ''} {', '.join(here)}"
+    what = "columns" if len(here) > 1 else "column"
+    return f"{what} {', '.join(here)}"
 
 
 def first_rows(files: list[SourceFile]) -> list[Any]:
     """Return values of the first rows of a source: of the first file that is here and can be read, else of the first
     one, which is fetched for it."""
     if files and kind_of(files[0].label) == "txt":
-        return [{"text": ""}]
+        return [{"text": ""}]  # it has no columns to look at
     here = [file for file in files if file.path is not None] or files[:1]
     for file in here[:LOOKED_AT_FILES]:
         try:
@@ -287,6 +295,8 @@ def _readable_rows(file: SourceFile) -> Iterator[Any]:
         ):
             return  # An error page or UTF-16 may look like a file of other columns.
         for block in read_blocks(path):
-            yield from (value for _, _, value in block if isinstance(value, dict | list))
+            for _, _, value in block:
+                if isinstance(value, dict | list):
+                    yield value
     except Exception:
         return

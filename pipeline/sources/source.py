@@ -51,10 +51,12 @@ class OpenSource:
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.kind} {self.format.identity()}".encode())
         for file in self.files:
-            offset = f" from {file.offset}" if file.offset else ""
-            digest.update(
-                f"\n{file.sha256} {file.part} {file.period}{offset}{file.order and f' {file.order}'}".encode()
-            )
+            line = f"\n{file.sha256} {file.part} {file.period}"
+            if file.offset:
+                line += f" from {file.offset}"
+            if file.order:
+                line += f" {file.order}"
+            digest.update(line.encode())
         return digest.hexdigest()
 
     @property
@@ -69,14 +71,15 @@ class OpenSource:
 
     def describe(self) -> dict[str, Any]:
         """Return, for the manifest, what was read, so that a later start can say which file is another one now."""
-        files = [
-            {"label": file.label, "sha256": file.sha256, "bytes": file.bytes}
-            | ({"part": file.part} if file.part != "all" else {})
-            for file in self.files  # of each pass: an origin's number counts them all
-        ]
+        files = []
+        for file in self.files:  # of each pass: an origin's number counts them all
+            files.append({"label": file.label, "sha256": file.sha256, "bytes": file.bytes})
+            if file.part != "all":
+                files[-1]["part"] = file.part
+        is_folder = not (self.revision or self.is_built_in)  # on this machine, whose path says nothing elsewhere
         return {
             "name": self.name,
-            "id": self.spec.id if self.revision or self.is_built_in else None,  # none of a folder on this machine
+            "id": None if is_folder else self.spec.id,
             "revision": self.revision,
             "format": self.format.identity(),
             "fingerprint": self.fingerprint,
@@ -88,7 +91,9 @@ class OpenSource:
         manifest."""
         have, files = len({file.label for file in self.files if file.path is not None}), len(self.once.files)
         size = sum(file.bytes for file in self.once.files)
-        what = f"have {have} of {files} files" if have < files else "1 file" if files == 1 else f"{files:,} files"
+        what = "1 file" if files == 1 else f"{files:,} files"
+        if have < files:
+            what = f"have {have} of {files} files"
         amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
         line = f"{self.name}: {what}, {amount}"
         if self.passes > 1:
@@ -108,7 +113,8 @@ class OpenSource:
         when a file is not the one that was verified.
         """
         for number in range(file, len(self.files)):
-            yield from self.read_file(number, block=block if number == file else 0)
+            yield from self.read_file(number, block=block)
+            block = 0  # the next file is read from its beginning
 
     def read_file(self, number: int, *, block: int = 0) -> Iterator[Block]:
         """Yield blocks of one file from that one on. Raises as `read`."""
@@ -138,6 +144,7 @@ class OpenSource:
     def _block(self, rows: list[RawRow], read_row: Callable, path: Path, number: int, index: int) -> Block:
         this, made = self.files[number], Block(file=number, index=index)
         for row_group, row, value in rows:
+            # Of a file that is split by rows, those of the other side.
             if this.part != "all" and is_held_out(this.offset + row, this.period) != (this.part == "validation"):
                 continue
             try:

@@ -51,10 +51,8 @@ def _spell(word: str, draw: random.Random) -> tuple[str, str]:
 def _count(word: str, draw: random.Random) -> tuple[str, str]:
     letter = draw.choice(word) if draw.random() < 0.85 else draw.choice(LETTERS)
     number = word.count(letter)
-    said = (
-        f"{word} is spelled {', '.join(word)}. The letter {letter} occurs "
-        f"{'once' if number == 1 else SPELLED_NUMBERS[number] + ' times'}."
-    )
+    times = "once" if number == 1 else f"{SPELLED_NUMBERS[number]} times"
+    said = f"{word} is spelled {', '.join(word)}. The letter {letter} occurs {times}."
     return draw.choice(COUNT).format(word=word, letter=letter), said
 
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,10 @@ def split_files(root: Path, *, config: str | None, split: str, name: str, where:
             f"{where}.split: {name} has no split {split!r}{of}; it has {', '.join(by_split)}. "
             f"{_write_split(by_split, split)}"
         )
+    # A card may name any path: on a machine with other data its files are not the dataset's.
     files = by_split[split]
-    if outside := [file for file in files if not Path(os.path.normpath(file)).is_relative_to(root)]:
+    outside = [file for file in files if not Path(os.path.normpath(file)).is_relative_to(root)]
+    if outside:
         raise RecipeError(
             f"{where}: the card of {name} names files outside the dataset ({outside[0]}), which are not read. Choose "
             "files with `files`."
@@ -47,8 +50,10 @@ def split_files(root: Path, *, config: str | None, split: str, name: str, where:
 def _write_split(splits: Iterable[str], split: str) -> str:
     """Return the sentence of what to write: the first split that has the wanted name as a part (train_sft), else
     any."""
-    named = next((one for one in splits if split in one), None)
-    return f"Write split: {named}." if named else "Write one of them."
+    for name in splits:
+        if split in name:
+            return f"Write split: {name}."
+    return "Write one of them."
 
 
 def _by_split(root: Path, config: str | None, name: str, where: str) -> dict[str, list[str]]:
@@ -73,7 +78,7 @@ def _by_split(root: Path, config: str | None, name: str, where: str) -> dict[str
             ) from error
     by_split = {str(split): list(files) for split, files in (builder.config.data_files or {}).items()}
     if len(builder.builder_configs) == 1:
-        _note_unread(root, {file for files in by_split.values() for file in files}, name, where)
+        _note_unread(root, set(chain.from_iterable(by_split.values())), name, where)
     return by_split
 
 
@@ -129,6 +134,7 @@ def saved_files(folder: Path, *, split: str, where: str) -> list[Path]:
     split that there is not, InputMissingError for a file that is gone, DataError for rows that are to be chosen by
     indices.
     """
+    # A DatasetDict has a folder for each split; a Dataset is a folder with a state of its own.
     if (folder / SPLITS).is_file():
         splits = _read(folder / SPLITS, where).get("splits") or []
         if split not in splits:

@@ -33,13 +33,13 @@ def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[Sourc
         with _asked(address, where):
             store, path = opened(address)
             is_glob = glob.has_magic(path) and not store.exists(path)  # a name may have brackets
-            pattern = path if is_glob else glob.escape(path) + ("/**" if store.isdir(path) else "")
-            listed = store.glob(pattern, detail=True)
-            files = {
-                name: facts
-                for name, facts in listed.items()
-                if facts["type"] == "file" and (is_glob or _is_wanted(name, path))
-            }
+            pattern = path if is_glob else glob.escape(path)
+            if not is_glob and store.isdir(path):
+                pattern += "/**"
+            files = {}
+            for name, facts in store.glob(pattern, detail=True).items():
+                if facts["type"] == "file" and (is_glob or _is_wanted(name, path)):
+                    files[name] = facts
             if not files:  # also what is listed of a store that does not answer
                 store.ls(posixpath.dirname(path.partition("*")[0].partition("?")[0].partition("[")[0]))
         if not files:
@@ -51,9 +51,9 @@ def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[Sourc
         found |= {f"{scheme}/{name}": (store, facts) for name, facts in files.items()}
     refuse_unreadable([name.partition("/")[2] for name in found], of="", where=f"{where}.files")
     root = posixpath.commonpath([posixpath.dirname(name) for name in found])
-    places = {
-        key: _place_of(store, key.partition("/")[2], facts, cache / "stores") for key, (store, facts) in found.items()
-    }
+    places = {}
+    for key, (store, facts) in found.items():
+        places[key] = _place_of(store, key.partition("/")[2], facts, cache / "stores")
     cache.mkdir(parents=True, exist_ok=True)
     made = []
     for key, (store, facts) in sorted(found.items()):

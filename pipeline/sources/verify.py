@@ -43,7 +43,8 @@ def row_name(path: Path | str, row: int) -> str:
     kind = kind_of(Path(path).name)
     if kind == "jsonl" and not (isinstance(path, Path) and is_array(path)):
         return f"{path}:{row + 1}"
-    return f"{path} {'piece' if kind == 'txt' else 'row'} {row}"
+    what = "piece" if kind == "txt" else "row"
+    return f"{path} {what} {row}"
 
 
 def read_item(value: Any, form: Format, read: Callable[[Any], Any]) -> tuple[Any, str | None]:
@@ -93,17 +94,22 @@ def grouped(lines: list[str]) -> list[str]:
 
     Reasons that differ in numbers alone are one: the place in a row says nothing where hundreds have the mistake.
     """
-    groups: dict[str, list[tuple[str, str]]] = {}
+    groups: dict[str, list[tuple[str, str]]] = {}  # place and reason, by the reason without its numbers
     for line in lines:
         found = re.match(r"(.*?(?::\d+| (?:row|piece) \d+)): (.*)", line, re.DOTALL)
         place, reason = found.groups() if found else ("", line)
         groups.setdefault(re.sub(r"\d+", "#", reason), []).append((place, reason))
-    return [
-        f"{len(group):,} rows: {group[0][1]}" + (f" (first: {group[0][0]})" if group[0][0] else "")
-        if len(group) > 1
-        else ": ".join(part for part in group[0] if part)
-        for group in groups.values()
-    ]
+    found_lines = []
+    for group in groups.values():
+        place, reason = group[0]
+        if len(group) > 1:
+            reason = f"{len(group):,} rows: {reason}"
+            if place:
+                reason += f" (first: {place})"
+        elif place:
+            reason = f"{place}: {reason}"
+        found_lines.append(reason)
+    return found_lines
 
 
 HEAD_BYTES = 4096
@@ -162,27 +168,26 @@ def verify_file(file: SourceFile, form: Format, file_facts: FileFacts, *, column
     Of one that is not fetched yet the two ends are looked at."""
     if file.path is None:
         reason = file.check_ends() if file.check_ends else None
-        return Findings(problems=[reason] if reason else [])
+        return Findings([reason]) if reason else Findings()
     path = file.path
     try:
         facts = read_again(lambda: file_facts.of(path), path=path)
     except PermissionError:
-        return Findings(problems=[f"{path} may not be read by this user. Change its permissions (chmod u+r)."])
+        return Findings([f"{path} may not be read by this user. Change its permissions (chmod u+r)."])
+    # The Hub knows the sha256 of large files; small ones have the id of a git object, which is another hash.
     if file.sha256 and not file.sha256.startswith("git:") and file.sha256 != facts.sha256:
-        return Findings(
-            problems=[
-                (
-                    f"{path} has the sha256 {facts.sha256[:12]}, and the Hub lists {file.sha256[:12]}: it is damaged. "
-                    "Delete it and run the same command again."
-                )
-            ]
+        problem = (
+            f"{path} has the sha256 {facts.sha256[:12]}, and the Hub lists {file.sha256[:12]}: it is damaged. Delete "
+            "it and run the same command again."
         )
+        return Findings([problem])
     file.sha256, file.bytes = file.sha256 or facts.sha256, facts.size
     file.mtime_ns, file.ctime_ns = facts.mtime_ns, facts.ctime_ns
     identity = form.identity()
     if identity in facts.checked:
         return Findings()
     findings = check_file(path, form, column_key=column_key)
+    # Kept of sound files alone: what is wrong with one is to be said at every start.
     if not findings.problems and not findings.bad_rows:
         facts.checked.append(identity)
         file_facts.keep(facts)
@@ -203,6 +208,7 @@ def _check(path: Path, form: Format, column_key: str, findings: Findings) -> str
         return reason
     if kind in ("parquet", "arrow"):
         return _check_table(path, form, column_key, findings)
+    # A line of jsonl with a zero byte in it is a bad row.
     with open_bytes(path) as file:
         if kind != "jsonl" and b"\0" in file.read(2**16):
             return NO_TEXT
@@ -246,14 +252,17 @@ def _check_table(path: Path, form: Format, column_key: str, findings: Findings) 
     if not count:
         return NO_ROWS
     reason = column_problem(form, schema.names, column_key)
-    for column in () if reason else form.required_columns:
-        reason = reason or _type_problem(form, column, schema.field(column).type)
     if reason:
         return reason
+    for column in form.required_columns:
+        reason = _type_problem(form, column, schema.field(column).type)
+        if reason:
+            return reason
     columns = form.read_columns
     first = islice(read_rows(path, columns=columns), SAMPLED_ROWS)
     last = read_rows(path, first_row=max(SAMPLED_ROWS, count - SAMPLED_ROWS), columns=columns)
     rows = [*first, *last]
+    # Each reason once: every row of a damaged group has the same.
     damaged = dict.fromkeys(value.reason for _, _, value in rows if isinstance(value, DamagedRow))
     if damaged:
         return f"is damaged: {', '.join(damaged)}. Download it again."
@@ -285,7 +294,8 @@ def _type_problem(form: Format, column: str, found: Any) -> str | None:
 
 
 def _check_text(path: Path, form: Format, findings: Findings) -> str | None:
-    if missing := [column for column in form.required_columns if column != "text"]:
+    missing = [column for column in form.required_columns if column != "text"]
+    if missing:
         return (
             f"is plain text and has no column {missing[0]!r}. The files of a source are read alike: give this file a "
             "source of its own, or leave it out."
@@ -308,6 +318,7 @@ def _check_whole(path: Path, form: Format, column_key: str, findings: Findings) 
         reason = column_problem(form, names, column_key)
         if reason:
             return reason
+    # To its end, keeping the first and the last rows and the bad ones between them.
     rows = read_rows(path, columns=form.read_columns)
     first, last = list(islice(rows, SAMPLED_ROWS)), deque[RawRow](maxlen=SAMPLED_ROWS)
     if not first:
@@ -320,7 +331,7 @@ def _check_whole(path: Path, form: Format, column_key: str, findings: Findings) 
         last.append(row)
         if isinstance(row[2], BadRow) and len(bad) < MOST_ROWS:
             bad.append(row)
-    looked_at = {row[1]: row for row in chain(first, bad, last)}
+    looked_at = {row[1]: row for row in chain(first, bad, last)}  # a short file's first rows are its last ones too
     return _note_rows(path, list(looked_at.values()), form, findings)
 
 
@@ -340,6 +351,7 @@ def _check_lines(path: Path, form: Format, column_key: str, findings: Findings) 
     reason = _mapping_problem(rows, form, column_key)
     if reason:
         return reason
+    # The last line, of which half is missing where a copy was cut off.
     last, item, problem = b"", None, None
     if len(rows) == SAMPLED_ROWS and path.suffix.lower() not in COMPRESSIONS:
         last = _last_line(path).strip(b"\r\n")
@@ -392,9 +404,10 @@ def column_problem(form: Format, found: list[str], column_key: str) -> str | Non
         return (
             f"{text} The files of a source are read alike, as its first one shows: give this file a source of its own."
         )
+    # What is meant: a column of almost this name, or else one of a usual name.
     near = get_close_matches(missing[0], found, n=1)
     if form.columns:
-        return f"{text} Correct columns{f': did you mean {near[0]}?' if near else '.'}"
+        return f"{text} Correct columns: did you mean {near[0]}?" if near else f"{text} Correct columns."
     usual = TEXT_COLUMNS if form.kind == "text" else CHAT_COLUMNS
     meant = near or [name for name in found if name.lower() in usual]
     if meant:

@@ -5,21 +5,24 @@
 
 from typing import Any
 
+from pipeline.recipe.schema import TokenizerSettings
 from pipeline.tokenizer.load import identity, load_ready
 
 __all__ = ["identity", "load_or_train"]
 
 
-def load_or_train(recipe, sources: list, *, validation: list | None = None, beside: str | None = None) -> Any:
-    """Return the PreTrainedTokenizerFast of a recipe, with chat template, bos, eos and pad.
+def load_or_train(
+    settings: TokenizerSettings, sources: list, *, validation: list | None = None, beside: str | None = None
+) -> Any:
+    """Return the PreTrainedTokenizerFast of a run, with chat template, bos, eos and pad.
 
     A ready one (`tokenizer.path`) gets the control tokens it lacks, each with a printed line. Otherwise one is trained
     on the sources, once per text and settings: every process finds it in the cache, one trains while the others wait.
     It is judged then: report.json beside it, printed; `validation` and `beside` are for that judgement alone. Raises
     RecipeError, InputMissingError or ServiceError for what the recipe names; DataError when the sources hold no text.
     """
-    if recipe.tokenizer.path:
-        return load_ready(recipe)
+    if settings.tokenizer.path:
+        return load_ready(settings)
     from pipeline.tokenizer.train import trained_tokenizer
 
-    return trained_tokenizer(recipe, sources, validation=validation, beside=beside)
+    return trained_tokenizer(settings, sources, validation=validation, beside=beside)

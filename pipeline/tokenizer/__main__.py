@@ -33,18 +33,17 @@ def _show(arguments: argparse.Namespace) -> None:
     from pipeline.tokenizer import identity, load_or_train
     from pipeline.tokenizer.train import cached_folder, judge, table
 
-    train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
-    kept = not recipe.tokenizer.path and cached_folder(recipe, train).is_dir()
-    tokenizer = load_or_train(recipe, train, validation=validation, beside=arguments.beside)
+    train, validation = open_sources(recipe.source_settings())
+    settings = recipe.tokenizer_settings()
+    folder = cached_folder(settings, train)
+    kept = not recipe.tokenizer.path and folder.is_dir()
+    tokenizer = load_or_train(settings, train, validation=validation, beside=arguments.beside)
     if kept or recipe.tokenizer.path:
         judgement = judge(tokenizer, train=train, validation=validation, beside=arguments.beside)
     else:
-        judgement = read_json(cached_folder(recipe, train) / "report.json")["judgement"]
+        judgement = read_json(folder / "report.json")["judgement"]
     print(table(judgement))
-    print(
-        f"tokenizer: {recipe.tokenizer.path or cached_folder(recipe, train)}, {len(tokenizer):,} ids, "
-        f"{identity(tokenizer)[:16]}"
-    )
+    print(f"tokenizer: {recipe.tokenizer.path or folder}, {len(tokenizer):,} ids, {identity(tokenizer)[:16]}")
 
 
 if __name__ == "__main__":

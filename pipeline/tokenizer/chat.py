@@ -101,7 +101,9 @@ def _render_alone(tokenizer: Any, messages: list[dict], tools: list[dict] | None
 def _escaped(tokenizer: Any, tools: list[dict] | None) -> Any:
     """Return the tools for a template that escapes what messages say, which need not escape what tools say."""
     controls = control_strings(tokenizer)
-    return with_texts(tools, lambda text: escape(text, controls)) if tools else None
+    if not tools:
+        return None
+    return with_texts(tools, lambda text: escape(text, controls))
 
 
 def rendered_talks(tokenizer: Any, talks: list) -> list:
@@ -147,8 +149,10 @@ def answer_messages(tokenizer, ids: list[int]) -> list[dict]:
     for token in ids:
         if token in (python_end, output_end):
             parts.append(("text", []))
-        elif token in (python_start, output_start):
-            parts.append(("call" if token == python_start else "output", []))
+        elif token == python_start:
+            parts.append(("call", []))
+        elif token == output_start:
+            parts.append(("output", []))
         else:
             parts[-1][1].append(token)
     messages: list[dict] = [{"role": "assistant", "content": ""}]
@@ -202,15 +206,15 @@ def unrendered(tokenizer: Any) -> dict[str, str]:
     Keys: tools (definitions), reasoning (under a key of its own), think (reasoning within a content).
     """
     custom_template(tokenizer)  # bounds what the template may cost
-    thoughts, tool = (
-        ("thought1", "thought2"),
-        {"name": "tool1", "description": "", "parameters": {"type": "object", "properties": {}}},
-    )
+    # Two answers: many templates keep the reasoning of the last one alone.
+    thoughts = ("thought1", "thought2")
     apart = _said(tokenizer, [{"content": "answer", "reasoning": thought} for thought in thoughts])
+    kept_apart = [thought in apart for thought in thoughts]
     within = _said(tokenizer, [{"content": f"<think>\n{thought}\n</think>\n\nanswer"} for thought in thoughts])
-    kept_apart, kept_within = ([thought in text for thought in thoughts] for text in (apart, within))
+    kept_within = [thought in within for thought in thoughts]
     another = "name a template that keeps it as tokenizer.chat_template"
     found = {}
+    tool = {"name": "tool1", "description": "", "parameters": {"type": "object", "properties": {}}}
     if "tool1" not in _said(tokenizer, [{"content": "answer"}], tools=[{"type": "function", "function": tool}]):
         found["tools"] = (
             "the chat template renders no tool definitions, so the model learns calls without them. "
@@ -218,11 +222,13 @@ def unrendered(tokenizer: Any) -> dict[str, str]:
         )
     if not all(kept_apart):
         which = "all answers but the last" if any(kept_apart) else "answers (reasoning_content, reasoning, thinking)"
-        advice = f"Write it into the content, or {another}." if all(kept_within) else f"N{another[1:]}."
+        advice = f"Write it into the content, or {another}." if all(kept_within) else f"{another.capitalize()}."
         found["reasoning"] = f"the chat template leaves out the reasoning of {which}. {advice}"
     if not all(kept_within):
         which = "all answers but the last" if any(kept_within) else "answers"
-        advice = f"Put the reasoning in reasoning_content, or {another}." if all(kept_apart) else f"N{another[1:]}."
+        advice = f"{another.capitalize()}."
+        if all(kept_apart):
+            advice = f"Put the reasoning in reasoning_content, or {another}."
         found["think"] = f"the chat template takes <think>...</think> out of {which}. {advice}"
     return found
 
@@ -251,6 +257,7 @@ def _escapes(tokenizer) -> bool:
     answer = " an \u00e4nswer\n"
     question = {"role": "user", "content": "a question"}
     controls = control_ids(tokenizer)
+    # What is trained of a plain answer; and whether control strings in messages make more control tokens than "x".
     conversations = [[question, {"role": "assistant", "content": answer}]]
     conversations += [_probe(["x"]), _probe(control_strings(tokenizer))]
     try:

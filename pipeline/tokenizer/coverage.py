@@ -30,11 +30,11 @@ def span_byte_lengths(tokenizer, text: str) -> tuple[list[int], list[int]]:
     the first has its bytes and the others 0, and all of them are scored. Text that the tokenizer drops is not counted.
     """
     encoding = plain_backend(tokenizer).encode(text, add_special_tokens=False)
-    ends = np.cumsum([0] + [len(character.encode()) for character in text])  # Bytes before each character.
+    ends = np.cumsum([0, *(len(character.encode()) for character in text)])  # Bytes before each character.
     lengths, covered = [], 0
     for start, end in encoding.offsets:
-        start = max(start, covered)
-        lengths.append(int(ends[end] - ends[start]) if end > start else 0)
+        start = max(start, covered)  # several ids may share a character
+        lengths.append(int(ends[max(start, end)] - ends[start]))
         covered = max(covered, end)
     return encoding.ids, lengths
 
@@ -53,7 +53,10 @@ def coverage(tokenizer, texts: Iterable[str]) -> float:
         whole, encoding = text.encode(), backend.encode(text, add_special_tokens=False)
         spelt = spelling.of(encoding.ids)
         total += len(whole)
-        kept += len(whole) if b"".join(spelt) in (whole, b" " + whole) else _kept(text, encoding.offsets, spelt)
+        if b"".join(spelt) in (whole, b" " + whole):
+            kept += len(whole)
+        else:
+            kept += _kept(text, encoding.offsets, spelt)
     if kept == total:
         return 1.0
     return min(round(kept / total, DIGITS), 1 - 10**-DIGITS)  # one byte of a gigabyte lost is not everything kept
@@ -105,11 +108,16 @@ class Spelling:
             return self.added[i].encode()
         token = self.names[i].removeprefix(self.prefix)
         if self.is_byte_level:
-            return bytes(BYTES[character] for character in token) if BYTES.keys() >= set(token) else NOT_SPELT
-        if self.byte_fallback and (byte := BYTE_TOKEN.fullmatch(token)):
+            if not BYTES.keys() >= set(token):
+                return NOT_SPELT
+            return bytes(map(BYTES.__getitem__, token))
+        byte = BYTE_TOKEN.fullmatch(token)
+        if self.byte_fallback and byte:
             return bytes([int(byte[1], 16)])
         token = token.removesuffix(self.suffix)
-        return (token.replace(BLANK, " ") if self.has_blanks else token).encode()
+        if self.has_blanks:
+            token = token.replace(BLANK, " ")
+        return token.encode()
 
 
 def _kept(text: str, offsets: list[tuple[int, int]], spelt: list[bytes]) -> int:
@@ -120,6 +128,7 @@ def _kept(text: str, offsets: list[tuple[int, int]], spelt: list[bytes]) -> int:
         last = first + 1
         while last < len(offsets) and offsets[last][0] < until:
             until, last = max(until, offsets[last][1]), last + 1
+        # What the ids spell, the text under them, and the text since the ids before.
         found, under, since = b"".join(spelt[first:last]), text[start:until].encode(), text[end:until].encode()
         if found == since:  # with what comes before it: offsets of byte-level tokens may leave their space out
             kept += len(since)

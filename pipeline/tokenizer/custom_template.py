@@ -9,6 +9,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import datetime
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,9 @@ class CustomChatTemplate:
         except Exception as error:  # a template raises whatever its expressions raise
             raise DataError(refusal_of(error)) from None
         (text,), spans = rendered
-        return text, spans[0] if spans else []
+        if not spans:
+            return text, []
+        return text, spans[0]
 
     def _turns(self, messages: list[dict], tools: Any, text: str) -> Spans:
         """Return where each of the assistant's turns is in the text, without the prompt that it answers.
@@ -169,12 +172,14 @@ class CustomChatTemplate:
             around = [message.get("role") for message in messages[max(0, number - 1) : number + 2]]
             kinds.setdefault((tuple(around), tuple(messages[number])), []).append(number)
         turns = {}
-        in_text = dict(zip(numbers, self._turns_in(text, [messages[number] for number in numbers]), strict=False))
+        answers = [messages[number] for number in numbers]
+        in_text = dict(zip(numbers, self._turns_in(text, answers), strict=False))
         for alike in kinds.values():
             known = {number: self._turn(messages, tools, text, number) for number in {alike[0], alike[-1]}}
+            turns.update(known)
             agree = known.items() <= in_text.items()
-            others = {n: in_text[n] if agree else self._turn(messages, tools, text, n) for n in alike[1:-1]}
-            turns.update(known | others)
+            for number in alike[1:-1]:
+                turns[number] = in_text[number] if agree else self._turn(messages, tools, text, number)
         spans = [turns[number] for number in numbers]
         for number, (_, end), (start, _) in zip(numbers, spans, spans[1:], strict=False):
             if end > start:
@@ -215,11 +220,11 @@ class CustomChatTemplate:
             tail = next((tail for tail in self._tails if text.startswith(tail, end.start())), end.group())
             at = end.start() + len(tail)
             turns.append((lead.end(), at))
-        said = [str(answer.get("content") or "").strip()[-SAID:] for answer in answers]
-        if len(turns) != len(said) or any(
-            part not in text[slice(*turn)] for part, turn in zip(said, turns, strict=True)
-        ):
+        if len(turns) != len(answers):
             return []
+        for answer, (start, stop) in zip(answers, turns, strict=True):
+            if str(answer.get("content") or "").strip()[-SAID:] not in text[start:stop]:
+                return []
         return turns
 
     def _start(self, before: list[dict], tools: Any, text: str) -> int | None:
@@ -251,10 +256,13 @@ class CustomChatTemplate:
     def _look_at(self, messages: list[dict]) -> list[str]:
         """Return what is wrong with the rendering of harmless messages; their headers and ends of turns are kept."""
         text, _ = self._text(messages)
-        if missing := [message["content"] for message in messages if message["content"] not in text]:
-            return [f"leaves out {missing[0]!r}, which a message says"]
-        if not self.marks_answers and (problems := self._learn(messages, text)):
-            return problems
+        for message in messages:
+            if message["content"] not in text:
+                return [f"leaves out {message['content']!r}, which a message says"]
+        if not self.marks_answers:
+            problems = self._learn(messages, text)
+            if problems:
+                return problems
         _, spans = self._render(messages)
         trained = "".join(text[start:end] for start, end in spans)
         for message in messages:
@@ -273,14 +281,18 @@ class CustomChatTemplate:
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            prompted, unprompted = (self._text(messages[:number], prompt=prompt)[0] for prompt in (True, False))
-            header = ""
+            # 1. The header: what the prompt has behind the messages before, as far as the whole text has it too.
+            prompted, _ = self._text(messages[:number], prompt=True)
+            unprompted, _ = self._text(messages[:number])
+            lead = ""
             if prompted.startswith(unprompted) and text.startswith(unprompted):
-                same = [a == b for a, b in zip(prompted, text, strict=False)]
-                header = prompted[len(unprompted) : same.index(False) if False in same else len(same)]
-                self._headers = sorted({*self._headers, header}, key=len, reverse=True)
-            begins = [place.start() for place in self._control.finditer(prompted)]
-            self._leads.add(header if header.strip() else prompted[max(begins, default=0) :])
+                lead = commonprefix([prompted, text])[len(unprompted) :]  # noqa: RUF071 - of characters
+                self._headers = sorted({*self._headers, lead}, key=len, reverse=True)
+            if not lead.strip():
+                begins = [place.start() for place in self._control.finditer(prompted)]
+                lead = prompted[max(begins, default=0) :]
+            self._leads.add(lead)
+            # 2. The end, and what the template writes behind it where nothing follows.
             end = self._end_behind(messages, number, text)
             if end is None:
                 return ["ends the assistant's turn with no control token, so that the model would not learn to stop"]
@@ -303,10 +315,9 @@ class CustomChatTemplate:
 
     def _marked(self, messages: list[dict]) -> list[dict]:
         """Return the messages with their control strings between OPEN and CLOSE; the same list when they have none."""
-        marked = [
-            {key: value if key == "role" else self._mark(value) for key, value in message.items()}
-            for message in messages
-        ]
+        marked = []
+        for message in messages:
+            marked.append({key: value if key == "role" else self._mark(value) for key, value in message.items()})
         for number, message in enumerate(messages):
             if isinstance(message.get("content"), list):
                 self._refuse_joined(number, message["content"])
@@ -337,7 +348,8 @@ class CustomChatTemplate:
                 continue
             if OPEN in piece or CLOSE in piece:
                 raise DataError(TAKEN_APART)
-            new, places = self._encode_piece(piece, self._plain if number % 2 else self._backend, first=at == 0)
+            backend = self._plain if number % 2 else self._backend  # every second piece is a group of MARKED
+            new, places = self._encode_piece(piece, backend, first=at == 0)
             ids += new
             offsets += [(start + at, end + at) for start, end in places]
             at += len(piece)
@@ -361,13 +373,19 @@ def _with_calls(messages: list[dict], content: bool, text: bool) -> list[dict]:
         return messages
     found = []
     for message in messages:
-        if calls := message.get("tool_calls"):
-            functions = [call.get("function", call) for call in calls] if text else []
-            written = [f | {"arguments": json.dumps(f.get("arguments"), ensure_ascii=False)} for f in functions]
-            calls = [call | {"function": function} for call, function in zip(calls, written, strict=False)] or calls
-            message = ({"content": ""} if content else {}) | message | {"tool_calls": calls}
+        calls = message.get("tool_calls")
+        if calls and text:
+            message = {**message, "tool_calls": list(map(_with_json_arguments, calls))}
+        if calls and content:
+            message = {"content": "", **message}
         found.append(message)
     return found
+
+
+def _with_json_arguments(call: dict) -> dict:
+    function = call.get("function", call)
+    arguments = json.dumps(function.get("arguments"), ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _must_write_calls(messages: list[dict], trained: str) -> None:

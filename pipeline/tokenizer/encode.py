@@ -46,13 +46,20 @@ def control_ids(tokenizer) -> set[int]:
     return {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
+def _ids_of_controls(tokenizer) -> dict[str, int]:
+    return {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
 def document_start(tokenizer) -> int | None:
     """Return the id that a text begins with: bos, else the control token of that use; never the end of a chat's
     turn."""
     if tokenizer.bos_token_id is not None:
         return int(tokenizer.bos_token_id)
-    known = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return next((known[name] for name in DOCUMENT_STARTS if name in known), tokenizer.eos_token_id)
+    known = _ids_of_controls(tokenizer)
+    for name in DOCUMENT_STARTS:
+        if name in known:
+            return known[name]
+    return tokenizer.eos_token_id
 
 
 def document_end(tokenizer) -> int | None:
@@ -77,9 +84,11 @@ def document_end(tokenizer) -> int | None:
 def tool_marks(tokenizer) -> tuple[int, ...] | None:
     """Return the ids of python_start, python_end, output_start and output_end; None when one of them is no control
     token."""
-    known = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    marks = (PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END)
-    return tuple(known[mark] for mark in marks) if all(mark in known for mark in marks) else None
+    known = _ids_of_controls(tokenizer)
+    try:
+        return tuple(known[mark] for mark in (PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END))
+    except KeyError:
+        return None
 
 
 def escape(text: str, controls: list[str] | tuple[str, ...] = SPECIALS) -> str:
@@ -99,7 +108,9 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
         return change(value)
     if isinstance(value, dict):
         return {with_texts(key, change): with_texts(item, change) for key, item in value.items()}
-    return [with_texts(item, change) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [with_texts(item, change) for item in value]
+    return value
 
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -132,7 +143,7 @@ class TiktokenTwin:
 
         state = json.loads(backend.to_str())
         model, pattern = state["model"], split_pattern(state.get("pre_tokenizer"))
-        plain = not state.get("normalizer") and not any(not token["special"] for token in state["added_tokens"])
+        plain = not state.get("normalizer") and all(token["special"] for token in state["added_tokens"])
         # ignore_merges takes a whole word that is in the vocabulary as it is, as tiktoken does.
         known = model["type"] == "BPE" and not model.get("dropout") and not model.get("byte_fallback")
         if pattern is None or not plain or not known:
@@ -163,19 +174,26 @@ class TiktokenTwin:
         """Return whether both give the same ids for these texts, for those where engines could differ, and for every
         id's own text, where that is whole characters: ids that tiktoken takes at once and merging would never
         reach."""
-        pieces = (piece.decode(errors="replace") for piece in self.encoding.token_byte_values())
-        texts = [*AWKWARD, *texts, *(piece for piece in pieces if "\ufffd" not in piece)]
+        texts = [*AWKWARD, *texts]
+        for piece in self.encoding.token_byte_values():
+            text = piece.decode(errors="replace")
+            if "\ufffd" not in text:
+                texts.append(text)
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-        found = zip(map(self.encode, texts), encodings, strict=True)
-        return all(ids is None or ids.tolist() == encoding.ids for ids, encoding in found)
+        for text, encoding in zip(texts, encodings, strict=True):
+            ids = self.encode(text)
+            if ids is not None and ids.tolist() != encoding.ids:
+                return False
+        return True
 
 
 def byte_alphabet() -> dict[str, int]:
     """Return the byte that each character of the byte-level alphabet stands for: printable ones for themselves, the
     other bytes in order from U+0100 on (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    return {**{chr(b): b for b in printable}, **{chr(256 + n): b for n, b in enumerate(others)}}
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = map(chr, [*printable, *range(0x100, 0x100 + len(others))])
+    return dict(zip(characters, [*printable, *others], strict=True))
 
 
 def split_pattern(step: dict | None) -> str | None:
@@ -256,10 +274,13 @@ class Encoder:
         else:
             with ThreadPoolExecutor(self.threads) as pool:  # tiktoken works without the interpreter's lock.
                 found = list(pool.map(self.twin.encode, texts, chunksize=16))
-        return [
-            self._encode_slowly([text])[0] if ids is None else ids.astype(self.dtype)
-            for text, ids in zip(texts, found, strict=True)
-        ]
+        made: list[np.ndarray] = []
+        for text, ids in zip(texts, found, strict=True):
+            if ids is None:
+                made += self._encode_slowly([text])
+            else:
+                made.append(ids.astype(self.dtype))
+        return made
 
 
 def encode_documents(tokenizer, texts: list[str], *, num_proc: int | None = None) -> list[np.ndarray]:
@@ -297,10 +318,10 @@ def byte_lengths(tokenizer) -> np.ndarray:
     added = tokenizer.added_tokens_decoder
     lengths_V = np.zeros(max(vocabulary.values()) + 1, dtype=np.int32)
     for token, i in vocabulary.items():
-        if i in added:
-            lengths_V[i] = 0 if added[i].special else len(added[i].content.encode())
-        else:
+        if i not in added:
             lengths_V[i] = len(token)  # One character of the byte-level alphabet is one byte.
+        elif not added[i].special:
+            lengths_V[i] = len(added[i].content.encode())
     return lengths_V
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.process.errors import InputMissingError, RecipeError, ServiceError, first_line
 from pipeline.process.storage import refuse_unreadable_files
+from pipeline.recipe.schema import Tokenizer, TokenizerSettings
 from pipeline.tokenizer.chat import RESPONSE_TEMPLATE, built_in_template, custom_template, template_problems
 from pipeline.tokenizer.encode import (
     AWKWARD,
@@ -16,7 +17,6 @@ from pipeline.tokenizer.encode import (
     END,
     PAD,
     TEMPLATE_MARKS,
-    control_ids,
     control_strings,
     plain_backend,
 )
@@ -28,36 +28,47 @@ WRITE_ONE = (
 )
 
 
-def load_ready(recipe) -> Any:
+def load_ready(settings: TokenizerSettings) -> Any:
     """Return the tokenizer that `tokenizer.path` names, ready for both stages; the first rank prints each change."""
-    tokenizer, lines = ready_tokenizer(recipe)
-    for line in lines if os.environ.get("RANK", "0") == "0" else []:
-        print(line)
+    tokenizer, lines = ready_tokenizer(settings)
+    if os.environ.get("RANK", "0") == "0":
+        for line in lines:
+            print(line)
     return tokenizer
 
 
-def ready_tokenizer(recipe) -> tuple[Any, list[str]]:
+def ready_tokenizer(settings: TokenizerSettings) -> tuple[Any, list[str]]:
     """Return the tokenizer that `tokenizer.path` names, and a line for what is kept of it and for each change.
 
     One with a chat template stays as it is: its end token, its control tokens, its ids. `tokenizer.chat_template`
     replaces the template alone. One without gets the built-in template, and behind its last id the control tokens that
     this writes: the model needs rows for them. Raises RecipeError when stage sft cannot train with the template.
     """
-    settings = recipe.tokenizer
-    tokenizer = open_tokenizer(settings.path, revision=settings.revision, beside=recipe.path, where="tokenizer.path")
-    other_ids = _other_ids(tokenizer, settings.revision)
-    given = chosen_template(recipe, []) if settings.chat_template else None
+    # 1. The tokenizer, and the template that the recipe gives it. A template of one's own that writes our control
+    #    tokens needs their ids as the built-in one does.
+    section = settings.tokenizer
+    assert section.path is not None
+    tokenizer = open_tokenizer(
+        section.path, revision=section.revision, beside=settings.recipe_path, where="tokenizer.path"
+    )
+    other_ids = _other_ids(tokenizer, section.revision)
+    given = given_template(settings)
     if given and (tokenizer.chat_template or not any(mark in given for mark in TEMPLATE_MARKS)):
         tokenizer.chat_template = given
     elif given or not tokenizer.chat_template:
-        lines = _completed(recipe, tokenizer)
-        return tokenizer, [*lines[:-1], *(line + other_ids for line in lines[-1:])]
+        lines = _completed(tokenizer, section, template=given)
+        if lines:
+            lines[-1] += other_ids
+        return tokenizer, lines
+    # 2. One with a template keeps its ids; for SFT the template must show what the assistant writes.
     problems = template_problems(tokenizer)
-    whose = settings.chat_template or f"the chat template of {settings.path}"
-    if problems and (given or recipe.stage == "sft"):
+    whose = section.chat_template or f"the chat template of {section.path}"
+    if problems and (given or settings.stage == "sft"):
         raise RecipeError(f"tokenizer: {whose} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
-    lines = _template_lines(recipe, tokenizer, problems)
-    return tokenizer, [*(line + other_ids for line in lines[:1]), *lines[1:]]
+    lines = _template_lines(tokenizer, section, problems, stage=settings.stage)
+    if lines:
+        lines[0] += other_ids
+    return tokenizer, lines
 
 
 def _other_ids(tokenizer: Any, revision: str | None) -> str:
@@ -74,8 +85,8 @@ def _other_ids(tokenizer: Any, revision: str | None) -> str:
     of_file.no_truncation()
     of_file.no_padding()
     of_file.encode_special_tokens = True
-    backends = (of_file, plain_backend(tokenizer))
-    found, used = (backend.encode_batch_fast(list(AWKWARD), add_special_tokens=False) for backend in backends)
+    found = of_file.encode_batch_fast(list(AWKWARD), add_special_tokens=False)
+    used = plain_backend(tokenizer).encode_batch_fast(list(AWKWARD), add_special_tokens=False)
     if [encoding.ids for encoding in found] == [encoding.ids for encoding in used]:
         return ""
     return (
@@ -84,10 +95,10 @@ def _other_ids(tokenizer: Any, revision: str | None) -> str:
     )
 
 
-def _template_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
-    path, own = recipe.tokenizer.path, custom_template(tokenizer)
+def _template_lines(tokenizer: Any, section: Tokenizer, problems: list[str], *, stage: str) -> list[str]:
+    path, given, own = section.path, section.chat_template, custom_template(tokenizer)
     if own is None:  # ours, of an earlier stage
-        if recipe.tokenizer.chat_template or tokenizer.chat_template == built_in_template(control_strings(tokenizer)):
+        if given or tokenizer.chat_template == built_in_template(control_strings(tokenizer)):
             return []
         return [
             (
@@ -95,19 +106,17 @@ def _template_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
                 "tokenizer.chat_template: FILE replaces it"
             )
         ]
-    given = recipe.tokenizer.chat_template
     whose = f"has the chat template {given}" if given else "keeps its chat template"
     lines = [f"tokenizer: {path} {whose} and its {len(tokenizer):,} ids; nothing is added"]
     if problems:
         return [*lines, f"tokenizer: stage sft could not train with this template: it {'; it '.join(problems)}"]
-    if recipe.stage == "pretrain":
+    if stage == "pretrain":
         return lines
     end = None if own.end_of_turn is None else tokenizer.convert_ids_to_tokens(own.end_of_turn)
-    lines.append(
-        "tokenizer: trained is what the template has between its {% generation %} marks"
-        if own.marks_answers
-        else f"tokenizer: trained are the assistant's turns, each with its end {end!r}"
-    )
+    if own.marks_answers:
+        lines.append("tokenizer: trained is what the template has between its {% generation %} marks")
+    else:
+        lines.append(f"tokenizer: trained are the assistant's turns, each with its end {end!r}")
     if end is None:
         lines.append("tokenizer: no control token stands between these marks, so the model does not learn to stop")
     if own.writes_date:
@@ -115,32 +124,32 @@ def _template_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
     return lines
 
 
-def _completed(recipe, tokenizer) -> list[str]:
+def _completed(tokenizer: Any, section: Tokenizer, *, template: str | None) -> list[str]:
     """Add bos, pad, a chat template and the control tokens that it writes; a line for each change."""
-    settings = recipe.tokenizer
     ids_before, lines = len(tokenizer), []
-    added = _add_missing(tokenizer, [BOS] if tokenizer.bos_token is None else [])
-    if added:
-        tokenizer.bos_token = BOS
+    added: list[str] = []
+    if tokenizer.bos_token is None:
+        added = _add_missing(tokenizer, [BOS])
+        if added:
+            tokenizer.bos_token = BOS
     added += _add_missing(tokenizer, TEMPLATE_MARKS)
     if tokenizer.eos_token != END:
         lines.append(
-            f"tokenizer: eos_token of {settings.path} was {tokenizer.eos_token!r} and is now {END!r}, the end of a "
-            "turn"
+            f"tokenizer: eos_token of {section.path} was {tokenizer.eos_token!r} and is now {END!r}, the end of a turn"
         )
         tokenizer.former_eos = tokenizer.eos_token
         tokenizer.eos_token = END
     if tokenizer.pad_token is None:
         added += _add_missing(tokenizer, [PAD])
         tokenizer.pad_token = PAD
-    set_template(recipe, tokenizer)
+    set_template(tokenizer, template)
     if problems := template_problems(tokenizer):
-        what = settings.chat_template or f"the built-in chat template with {settings.path}"
+        what = section.chat_template or f"the built-in chat template with {section.path}"
         raise RecipeError(f"tokenizer: {what} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
     if added:
         lines.append(
-            f"tokenizer: {settings.path} has no chat template and gets "
-            f"{settings.chat_template or 'the built-in one'}; it lacks {' '.join(added)}; added: {ids_before:,} -> "
+            f"tokenizer: {section.path} has no chat template and gets "
+            f"{section.chat_template or 'the built-in one'}; it lacks {' '.join(added)}; added: {ids_before:,} -> "
             f"{len(tokenizer):,} ids"
         )
     return lines
@@ -172,8 +181,7 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
             "Check the name, the network and HF_TOKEN, or name a folder."
         ) from None
     # For many types of models transformers makes an empty tokenizer where there are no files of one.
-    controls = control_ids(tokenizer)
-    tokens = "".join(token for token, i in tokenizer.get_vocab().items() if i not in controls)
+    tokens = "".join(tokenizer.get_vocab().keys() - set(control_strings(tokenizer)))
     if not any(map(str.isalnum, tokens)):
         raise InputMissingError(_none(where, folder or path, f"its {len(tokenizer)} ids stand for no text"))
     if not tokenizer.is_fast:
@@ -190,18 +198,24 @@ def _none(where: str, place: Any, reason: str) -> str:
     )
 
 
-def set_template(recipe, tokenizer) -> None:
-    tokenizer.chat_template = chosen_template(recipe, control_strings(tokenizer))
-    tokenizer.response_template = None if recipe.tokenizer.chat_template else RESPONSE_TEMPLATE
+def set_template(tokenizer: Any, template: str | None) -> None:
+    """Give the tokenizer this chat template, or else the built-in one for its control strings."""
+    if template is None:
+        tokenizer.chat_template = built_in_template(control_strings(tokenizer))
+        tokenizer.response_template = RESPONSE_TEMPLATE
+    else:
+        tokenizer.chat_template = template
+        tokenizer.response_template = None
 
 
-def chosen_template(recipe, controls: list[str]) -> str:
-    """Return the chat template: the file that the recipe names, else the built-in one for these control strings."""
-    name = recipe.tokenizer.chat_template
+def given_template(settings: TokenizerSettings) -> str | None:
+    """Return the text of the file that tokenizer.chat_template names."""
+    name = settings.tokenizer.chat_template
     if name is None:
-        return built_in_template(controls)
-    if file := next(filter(Path.is_file, _places(name, recipe.path)), None):
-        return file.read_text(encoding="utf-8")
+        return None
+    for file in _places(name, settings.recipe_path):
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
     raise InputMissingError(
         f"tokenizer.chat_template: there is no file {name}. Correct the path, or leave the key out."
     )
@@ -209,7 +223,10 @@ def chosen_template(recipe, controls: list[str]) -> str:
 
 def _places(path: str, beside: str | None) -> list[Path]:
     """Return where a path is looked for: relative to the file `beside`, then to the working folder."""
-    return [*([Path(beside).parent / path] if beside else []), Path(path).expanduser()]
+    places = [Path(path).expanduser()]
+    if beside:
+        places.insert(0, Path(beside).parent / path)
+    return places
 
 
 def _add_missing(tokenizer, names) -> list[str]:

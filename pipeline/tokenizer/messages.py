@@ -13,7 +13,9 @@ def refusal_of(error: BaseException) -> str:
     reason = str(error) or type(error).__name__
     if isinstance(error, RecursionError):
         reason = "it calls itself without end"
-    return f"the chat template refuses the conversation: {reason[:300]}{'...' if len(reason) > 300 else ''}"
+    if len(reason) > 300:
+        reason = f"{reason[:300]}..."
+    return f"the chat template refuses the conversation: {reason}"
 
 
 def shown(messages: list[dict]) -> list[dict]:
@@ -24,9 +26,12 @@ def shown(messages: list[dict]) -> list[dict]:
         kept = {key: value for key, value in message.items() if value is not None and key != "weight"}
         if not kept.get("tool_calls"):
             kept.pop("tool_calls", None)  # templates ask whether there is the key
-        reasoning = next((kept[key] for key in REASONING if kept.get(key)), None)
-        # Data and templates know it by one of these names: a template is shown it under each.
-        found.append(kept if reasoning is None else kept | dict.fromkeys(REASONING, reasoning))
+        for key in REASONING:
+            if kept.get(key):
+                # Data and templates know it by one of these names: a template is shown it under each.
+                kept |= dict.fromkeys(REASONING, kept[key])
+                break
+        found.append(kept)
     return found
 
 

@@ -12,11 +12,12 @@ from pipeline.process.commands import program
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.process.progress import Bar, count_text, waiting
 from pipeline.process.storage import cache_dir, file_lock, read_json, remove_folder, require_writable, write_json
+from pipeline.recipe.schema import Tokenizer, TokenizerSettings
 from pipeline.run_dir.checkpoints import problems, whole_folder
 from pipeline.sources.formats import REASONING
 from pipeline.tokenizer.chat import RESPONSE_TEMPLATE, built_in_template
 from pipeline.tokenizer.encode import BOS, END, GPT2_PATTERN, PAD, SPECIALS, byte_lengths, escape, plain_backend
-from pipeline.tokenizer.load import open_tokenizer, set_template
+from pipeline.tokenizer.load import given_template, open_tokenizer, set_template
 
 SAMPLES = {
     "prose": (
@@ -202,19 +203,17 @@ def judge(tokenizer, *, train: list, validation: list, beside: str | None = None
                 row["other_tokens"] = _tokens(other, parts)
                 row["other_bytes_per_token"] = row["bytes"] / row["other_tokens"]
             rows[kind] = row
-    return {
-        "ids": len(tokenizer),
-        "other": name,
-        "other_ids": len(other) if other is not None else None,
-        "texts": rows,
-    }
+    other_ids = None if other is None else len(other)
+    return {"ids": len(tokenizer), "other": name, "other_ids": other_ids, "texts": rows}
 
 
 def table(judgement: dict[str, Any]) -> str:
     """Return the judgement as lines for the console."""
     other = judgement["other"]
     head = f"{'bytes per token':<16}{'bytes':>10}{'tokens':>10}{'ours':>8}"
-    lines = [head + (f"{other[:20]:>22}{'difference':>12}" if other else "")]
+    if other:
+        head += f"{other[:20]:>22}{'difference':>12}"
+    lines = [head]
     for kind, row in judgement["texts"].items():
         line = f"{kind:<16}{row['bytes']:>10,}{row['tokens']:>10,}{row['bytes_per_token']:>8.3f}"
         if other:
@@ -227,7 +226,7 @@ def table(judgement: dict[str, Any]) -> str:
 
 
 def _some(sources: list) -> list[str]:
-    return list(training_texts(sources, total_chars=JUDGED_CHARS, document_chars=10_000)) if sources else []
+    return list(training_texts(sources, total_chars=JUDGED_CHARS, document_chars=10_000))
 
 
 def _tokens(tokenizer, texts: list[str]) -> int:
@@ -250,42 +249,44 @@ def _other(beside: str | None) -> tuple[Any, str | None]:
 TRAINING_VERSION = 1
 
 
-def trained_tokenizer(recipe, sources: list, *, validation: list | None = None, beside: str | None = None) -> Any:
-    """Return the tokenizer of the recipe's sources, from the cache or trained now. Arguments as load_or_train has
+def trained_tokenizer(
+    settings: TokenizerSettings, sources: list, *, validation: list | None = None, beside: str | None = None
+) -> Any:
+    """Return the tokenizer of the run's sources, from the cache or trained now. Arguments as load_or_train has
     them."""
     sources = [source.once for source in sources]
-    folder = cached_folder(recipe, sources)
+    folder = cached_folder(settings, sources)
     with file_lock(folder.with_name(folder.name + ".lock")):
         if found := _damage(folder):
             print(f"tokenizer: {folder}: {'; '.join(found)}, so it is trained again on the same text", flush=True)
             remove_folder(folder)
         if not folder.is_dir():
             require_writable(folder.parent, lacks="this recipe's tokenizer is")
-            _train(recipe, sources, folder, validation=validation or [], beside=beside)
+            _train(settings.tokenizer, sources, folder, validation=validation or [], beside=beside)
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    set_template(recipe, tokenizer)
+    set_template(tokenizer, given_template(settings))
     return tokenizer
 
 
-def cached_folder(recipe, sources: list) -> Path:
+def cached_folder(settings: TokenizerSettings, sources: list) -> Path:
     """Return where the trained tokenizer of these sources and settings is or will be."""
-    settings = recipe.tokenizer
+    section = settings.tokenizer
     key = {
         "version": TRAINING_VERSION,
         "sources": [[source.once.fingerprint, source.spec.weight or 1.0] for source in sources],
-        "vocab_size": settings.vocab_size,
-        "split_pattern": settings.split_pattern,
-        "train_chars": settings.train_chars,
-        "document_chars": settings.document_chars,
+        "vocab_size": section.vocab_size,
+        "split_pattern": section.split_pattern,
+        "train_chars": section.train_chars,
+        "document_chars": section.document_chars,
     }
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_dir(recipe.data.cache_dir) / "tokenizers" / name
+    return cache_dir(settings.cache_dir) / "tokenizers" / name
 
 
-def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str | None) -> None:
-    settings = recipe.tokenizer
+def _train(settings: Tokenizer, sources: list, folder: Path, *, validation: list, beside: str | None) -> None:
+    assert settings.vocab_size is not None
     names = ", ".join(source.name for source in sources)
     print(
         f"tokenizer: learning {settings.vocab_size:,} tokens (pieces of text) from {names}, at most "

@@ -39,8 +39,10 @@ class Spelling:
 
     def __init__(self, tokenizer: Any):
         self.backend = plain_backend(tokenizer)
+        self.unknown = {tokenizer.unk_token_id}
         unknown = getattr(self.backend.model, "unk_token", None)
-        self.unknown = {tokenizer.unk_token_id, self.backend.token_to_id(unknown) if unknown else None}
+        if unknown:
+            self.unknown.add(self.backend.token_to_id(unknown))
 
     def of(self, ids: list[int], *, controls: bool = False) -> str:
         """Return what the ids decode to. controls: with the names of control tokens, as a call of python is one."""
@@ -77,13 +79,17 @@ def marked_texts(message: dict) -> Iterator[tuple[str, str]]:
         function = call.get("function", call)
         yield "calls", function["name"]
         for value in _values(function.get("arguments")):
-            yield "calls", value if isinstance(value, str) else json.dumps(value)
+            if not isinstance(value, str):
+                value = json.dumps(value)
+            yield "calls", value
 
 
 def _values(value: Any) -> Iterator[Any]:
     """Yield what nested arguments hold; null is no value."""
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
             yield from _values(item)
     elif value is not None:
         yield value
@@ -91,8 +97,8 @@ def _values(value: Any) -> Iterator[Any]:
 
 def _forms(text: str, spelling: Spelling) -> Iterator[str]:
     """Yield the text as templates write it (as it is, as JSON, as Python), and what the tokenizer keeps of these."""
-    json_text, ascii_text = (json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True))
-    forms = dict.fromkeys([text, json_text, ascii_text, repr(text)[1:-1]])
+    json_text, ascii_text = json.dumps(text, ensure_ascii=False), json.dumps(text)
+    forms = dict.fromkeys([text, json_text[1:-1], ascii_text[1:-1], repr(text)[1:-1]])  # without their quotes
     yield from forms
     for form in forms:
         yield spelling.again(form)
@@ -108,6 +114,7 @@ def missing_text(
     them, they are rendered outside of what is trained, the template leaves them out. White space and case count
     nowhere. "tools given" and "tools template" count definitions, and those whose name is nowhere in the conversation.
     """
+    # 1. What is learnt of each message, looked for in the trained text from behind the message before.
     spelling = Spelling(tokenizer)
     learnt = [i for i, bit in zip(ids, trained, strict=True) if bit]
     text, at = squeezed(spelling.of(learnt, controls=True)), 0
@@ -136,6 +143,7 @@ def missing_text(
             else:
                 not_found.append((kind, part))
         at += end
+    # 2. Of what is not there in one piece, the words that are there, each as often as no other part has it.
     if not_found:
         left = Counter(UNIT.findall(spelling.of(learnt)))
         for form in found:
@@ -151,8 +159,10 @@ def missing_text(
                     left[unit] -= 1
                     missing -= len(unit)
             is_outside = wanted in untrained and wanted not in others
+            reason = "outside" if is_outside else "template"
             counts[f"{kind} tokenizer"] += min(missing, dropped)
-            counts[f"{kind} {'outside' if is_outside else 'template'}"] += max(0, missing - dropped)
+            counts[f"{kind} {reason}"] += max(0, missing - dropped)
+    # 3. Definitions of tools, by their names.
     if tools:
         whole = squeezed(spelling.of(ids))
         counts["tools given"] = len(tools)

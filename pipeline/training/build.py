@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,11 @@ from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.model.saved import ModelOptionsError, save_model
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json, remove_folder
-from pipeline.process.user_code import guarded, import_attribute
+from pipeline.process.user_code import CodeFolder, guarded, import_attribute
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import isolates_documents, micro_batch, micro_steps, tokens_at
 from pipeline.recipe.model_sizes import model_fields, sizes_from_model, sizes_of
-from pipeline.recipe.schema import training_arguments, with_values
-from pipeline.recipe.start_from import check_sizes
+from pipeline.recipe.schema import Model, training_arguments, with_values
+from pipeline.recipe.start_from import check_sizes, start_folder
 from pipeline.run_dir.checkpoints import by_step, problems, read_seal, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.chat import end_of_turn
@@ -56,13 +56,17 @@ class OneDeviceArguments(TrainingArguments):
 def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> TrainingArguments:
     """Return the recipe as TrainingArguments, for this number of processes. decided: values that the hardware decided,
     such as bf16 and torch_compile."""
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    # The rows of a step are dealt to the ranks, and each rank takes its share in micro-batches:
+    # batch_tokens / row_tokens = rows of a step; rows / (ranks x micro-batch) = micro-steps, rounded up.
+    ranks = batch_ranks(int(os.environ.get("WORLD_SIZE", 1)))
     arguments = training_arguments(
-        recipe,
+        recipe.train,
+        run_name=recipe.run.name,
         output_dir=str(run.checkpoints),
         max_steps=recipe.train["max_steps"],
-        gradient_accumulation_steps=micro_steps(recipe, batch_ranks(world_size)),
+        gradient_accumulation_steps=recipe.micro_steps(ranks),
     )
+    arguments["per_device_train_batch_size"] = recipe.micro_batch_rows
     if not decided.get("torch_compile", arguments.get("torch_compile")):
         decided |= {"torch_compile_mode": None, "torch_compile_backend": None}  # given, they would switch it on
     if shards_model():  # reduced in every micro-step: to wait for the last one would take the memory of all gradients
@@ -70,7 +74,7 @@ def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> Traini
             **arguments["accelerator_config"],
             "gradient_accumulation_kwargs": {"sync_each_batch": True},
         }
-    return OneDeviceArguments(**{**arguments, "per_device_train_batch_size": micro_batch(recipe), **decided})
+    return OneDeviceArguments(**{**arguments, **decided})
 
 
 def write_finished_model(
@@ -101,105 +105,126 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     Raises RecipeError for options that its config refuses and for a model whose loss is no sum over tokens,
     InputMissingError when there is nothing to start from.
     """
+    start, where = recipe.model.start_from, recipe.where
+    attention = recipe.model.chosen_attention or recipe.model.attn_implementation
+    seed = int(recipe.train.get("seed", 42))
+
+    # 1. The weights: those of an earlier model, which must be as the recipe says, or new ones.
     try:
-        model: Any = _build(recipe, tokenizer)
+        if start:
+            begun = _begun_type(RunDirectory.of(recipe.run).checkpoints) if recipe.run.name is not None else None
+            model: Any = _load_start(start, recipe.code, where, attention=attention, text_type=begun)
+            check_sizes(recipe.model, model.config, where=where("model.start_from"))
+            _add_embeddings(model, num_ids=len(tokenizer), seed=seed)
+        else:
+            fields = model_fields(
+                recipe.model,
+                vocab_size=len(tokenizer),
+                bos_token_id=tokenizer.bos_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+            model = _initialise(recipe.model, fields, recipe.code, where, attention=attention, seed=seed)
     except ModelOptionsError as error:
         raise RecipeError(f"{recipe.path}: {error}") from error
-    _check_planned(recipe, model, tokenizer)
+
+    # 2. The plan and the meters counted with the sizes of this model, and no other.
+    if not start:  # else check_sizes has compared them
+        with suppress(ValueError):  # nothing was planned
+            planned = sizes_of(recipe, len(tokenizer)).parameters()["total"]
+            _check_planned(model, planned, recipe.model.type, where)
+
+    # 3. A class that is not ours computes the loss that training needs.
     if not isinstance(model, TandemForCausalLM):
-        isolated_rows = micro_batch(recipe) if isolates_documents(recipe) else 1
+        train_rows = recipe.micro_batch_rows if recipe.isolates_documents else 1
         eval_rows = recipe.evals.bpb.batch_rows or recipe.train["per_device_eval_batch_size"]  # always isolated
-        check_foreign(model, tokenizer, where=recipe.where, isolated_rows=max(isolated_rows, eval_rows))
+        check_foreign(model, tokenizer, where=where, isolated_rows=max(train_rows, eval_rows))
+
+    # 4. `generate` ends where the training text does.
     if recipe.stage == "sft":
         _stop_at(end_of_turn(tokenizer), "the end of a turn", model, tokenizer)
-    elif recipe.model.start_from:
-        end = document_end_of(recipe, tokenizer)
-        follows = document_start(tokenizer) if end is None else end
-        _stop_at(follows, "which follows each document", model, tokenizer)
+    elif start:
+        end = document_end_of(tokenizer, run=recipe.run, start_folder=start_folder(recipe))
+        if end is None:  # then a text ends where the next one begins
+            end = document_start(tokenizer)
+        _stop_at(end, "which follows each document", model, tokenizer)
+
+    # 5. The types of numbers that the recipe chose.
     if recipe.model.embedding_dtype != "float32":
-        if not isinstance(model, TandemForCausalLM) or model.config.tie_word_embeddings:
-            kind = f"{type(model).__name__} with {'a tied' if model.config.tie_word_embeddings else 'an untied'} head"
+        tied = model.config.tie_word_embeddings
+        if tied or not isinstance(model, TandemForCausalLM):
+            head = "a tied" if tied else "an untied"
             raise RecipeError(
-                f"{recipe.where('model.embedding_dtype')}: is {recipe.model.embedding_dtype}, and model.start_from "
-                f"gives a {kind}: only the embeddings of a Tandem with an untied head can be stored so. "
-                "Remove the key: float32 is used."
+                f"{where('model.embedding_dtype')}: is {recipe.model.embedding_dtype}, and model.start_from gives a "
+                f"{type(model).__name__} with {head} head: only the embeddings of a Tandem with an untied head can "
+                "be stored so. Remove the key: float32 is used."
             )
         store_embeddings(model, getattr(torch, recipe.model.embedding_dtype))
     if recipe.train.get("fp8"):
         from pipeline.training.fp8 import refuse_without_fp8
 
-        refuse_without_fp8(model, recipe.where("train.fp8"))
+        refuse_without_fp8(model, where("train.fp8"))
     return model
 
 
-def _check_planned(recipe: Recipe, model: Any, tokenizer: Any) -> None:
+def _load_start(
+    start: str, code: CodeFolder, where: Callable[[str], str], *, attention: str | None, text_type: str | None
+) -> Any:
+    """Return the model of model.start_from, whose weights are numbers that a step can change. text_type: of the
+    checkpoints of a run that has begun."""
+    from pipeline.evals.subject import open_model
+
+    place = where("model.start_from")
+    try:
+        model = open_model(
+            start, code=code, where=place, dtype=torch.float32, attn_implementation=attention, text_type=text_type
+        )
+    except OSError as error:
+        raise InputMissingError(f"{place}: {start}: no model can be loaded ({error}).") from error
+    model.config.get_text_config().use_cache = False  # Trainer does so of a model of text alone
+    on_rank_0(lambda: [print(line) for line in model.notes])  # one call: ranks may have other notes
+    refuse_quantized(model, f"{place}: {start}")
+    refuse_nonfinite(model.state_dict(), where=f"{place}: {start}", instead="Start from other weights.")
+    return model
+
+
+def _initialise(
+    model: Model,
+    fields: dict[str, Any],
+    code: CodeFolder,
+    where: Callable[[str], str],
+    *,
+    attention: str | None,
+    seed: int,
+) -> torch.nn.Module:
+    """Return a new model of model.type. fields: of its config."""
+    if ":" not in model.type:
+        identity_blocks = model.preset == "portable"
+        return build_model(
+            model.type, fields, attn_implementation=attention, seed=seed, identity_blocks=identity_blocks
+        )
+    place = where("model.type")
+    custom = import_attribute(model.type, code, where=place)
+    with guarded(f"{place}: {model.type}"):
+        return build_model(custom, fields, attn_implementation=attention, seed=seed)
+
+
+def _check_planned(model: torch.nn.Module, planned: int, kind: str, where: Callable[[str], str]) -> None:
     """Raise RecipeError when horizon, memory and MFU were computed for a model of another size than the one that was
     built."""
-    if recipe.model.start_from:  # whose sizes are those of its weights (check_sizes)
-        return
-    try:
-        planned = sizes_of(recipe, len(tokenizer)).parameters()["total"]
-    except ValueError:  # nothing was planned
-        return
     built = sum(parameter.numel() for parameter in model.parameters())
     if planned != built:
         raise RecipeError(
-            f"{recipe.where('model.type')}: {recipe.model.type} is planned with {planned:,} parameters and was built "
-            f"with {built:,}, so horizon, memory and MFU would be those of another model. Give the sizes that its "
-            "config calls otherwise in model.options."
+            f"{where('model.type')}: {kind} is planned with {planned:,} parameters and was built with {built:,}, so "
+            "horizon, memory and MFU would be those of another model. Give the sizes that its config calls otherwise "
+            "in model.options."
         )
 
 
-def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
-    start, attention = recipe.model.start_from, recipe.model.chosen_attention or recipe.model.attn_implementation
-    seed = int(recipe.train.get("seed", 42))
-    if start:
-        from pipeline.evals.subject import open_model
-
-        try:
-            where = recipe.where("model.start_from")
-            model = open_model(
-                start,
-                code=recipe.code,
-                where=where,
-                dtype=torch.float32,
-                attn_implementation=attention,
-                text_type=_begun_type(recipe),
-            )
-        except OSError as error:
-            raise InputMissingError(
-                f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
-            ) from error
-        model.config.get_text_config().use_cache = False  # Trainer does so of a model of text alone
-        on_rank_0(lambda: [print(line) for line in model.notes])  # one call: ranks may have other notes
-        check_sizes(recipe, model.config)
-        where = f"{recipe.where('model.start_from')}: {start}"
-        refuse_quantized(model, where)
-        refuse_nonfinite(model.state_dict(), where=where, instead="Start from other weights.")
-        return _with_rows_for(tokenizer, model, seed)
-    fields = model_fields(
-        recipe,
-        vocab_size=len(tokenizer),
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    kind = recipe.model.type
-    if ":" not in kind:
-        own_start = recipe.model.preset == "portable"
-        return build_model(kind, fields, attn_implementation=attention, seed=seed, identity_blocks=own_start)
-    where = recipe.where("model.type")
-    own = import_attribute(kind, recipe.code, where=where)
-    with guarded(f"{where}: {kind}"):
-        return build_model(own, fields, attn_implementation=attention, seed=seed)
-
-
-def _begun_type(recipe: Recipe) -> str | None:
-    """Return the model_type of the checkpoints that the recipe's run has; a text part alone stays that."""
-    if recipe.run.name is None:
-        return None
-    checkpoints = by_step(RunDirectory(Path(recipe.run.directory) / recipe.run.name).checkpoints)
-    configs = [folder / "config.json" for folder in checkpoints if (folder / "config.json").exists()]
+def _begun_type(checkpoints: Path) -> str | None:
+    """Return the model_type of a run's newest checkpoint; a text part alone stays that."""
+    configs = [folder / "config.json" for folder in by_step(checkpoints)]
+    configs = [config for config in configs if config.exists()]
     return read_json(configs[-1]).get("model_type") if configs else None
 
 
@@ -210,28 +235,20 @@ def _stop_at(end: int | None, what: str, model: Any, tokenizer: Any) -> None:
     if end is None or end in known:
         return
     config.eos_token_id = [end, *(i for i in known if i is not None)]
-    on_rank_0(
-        lambda: print(
-            f"model: generation also ends at {tokenizer.convert_ids_to_tokens(end)!r}, {what} (eos_token_id of "
-            "generation_config.json)"
-        )
-    )
+    token = tokenizer.convert_ids_to_tokens(end)
+    line = f"model: generation also ends at {token!r}, {what} (eos_token_id of generation_config.json)"
+    on_rank_0(lambda: print(line))
 
 
-def _with_rows_for(tokenizer: Any, model: Any, seed: int) -> torch.nn.Module:
-    """Return the model with an embedding for every id: a foreign one lacks rows for the control tokens that chat
-    added."""
+def _add_embeddings(model: Any, *, num_ids: int, seed: int) -> None:
+    """Give every id an embedding: an earlier model lacks those of the control tokens that chat added."""
     rows = model.config.get_text_config().vocab_size
-    if len(tokenizer) > rows:
-        on_rank_0(
-            lambda: print(
-                f"model: {len(tokenizer) - rows} embeddings added for new tokens ({rows} -> {len(tokenizer)})"
-            )
-        )
+    if num_ids > rows:
+        line = f"model: {num_ids - rows} embeddings added for new tokens ({rows} -> {num_ids})"
+        on_rank_0(lambda: print(line))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # new rows are drawn around the mean of the old ones: the same at every start
-            model.resize_token_embeddings(len(tokenizer))
-    return model
+            model.resize_token_embeddings(num_ids)
 
 
 def build_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -250,7 +267,11 @@ def build_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optim
             group.setdefault("name", f"group_{i}")
         return optimizer
     dtype = product_dtype(bf16=decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16"))))
-    return OPTIMIZERS[kind](parameter_groups(model, recipe.optimizer, product_dtype=dtype))
+    backend = None
+    # On a CPU the products are nearly all of Muon's time: a compiled step is no faster, and takes 16 s to compile.
+    if decide_compile(recipe.train.get("torch_compile")) and device_info().kind != "cpu":
+        backend = recipe.train.get("torch_compile_backend") or "inductor"
+    return OPTIMIZERS[kind](parameter_groups(model, recipe.optimizer, product_dtype=dtype), backend=backend)
 
 
 def build_trainer(
@@ -269,33 +290,40 @@ def build_trainer(
 
     interruptible: wraps the batches of evaluations, so that a signal can end them.
     """
+    # 1. Number formats and compilation, as recipe and hardware decide.
     bf16 = decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16")))
-    compiled = decide_compile(recipe.train.get("torch_compile"))
     fp8 = bool(recipe.train.get("fp8"))
+    compiled = decide_compile(recipe.train.get("torch_compile"))
+    is_sharded = shards_model()
     args = build_arguments(
         recipe,
         run,
         bf16=bf16,
-        torch_compile=compiled and not shards_model(),  # the Trainer would compile the whole model, hooks included
+        torch_compile=compiled and not is_sharded,  # the Trainer would compile the whole model, hooks included
         use_cpu=device_info().kind == "cpu",
         eval_on_start=eval_on_start,
     )
-    peaks = device_info().peak_flops or {}
-    meter = StepMeter(
-        tokens_at=partial(tokens_at, recipe),
-        max_steps=args.max_steps,
-        world_size=args.world_size,
-        sizes=sizes_from_model(model, recipe.data.row_tokens),
-        peak=peaks.get(compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32), fp8=fp8)),
-        bf16_peak=peaks.get("bfloat16"),
-    )
-    lengths_V = byte_lengths(tokenizer) if is_byte_level(tokenizer) else None
-    eval_rows = recipe.evals.bpb.batch_rows or args.per_device_eval_batch_size
     autocast_dtype = None
     if bf16:
         autocast_dtype = torch.bfloat16
     elif args.fp16:
         autocast_dtype = torch.float16
+
+    # 2. Time, tokens and FLOPs, against the peak of this device in the format that it computes in.
+    peaks = device_info().peak_flops or {}
+    compute = compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32), fp8=fp8)
+    meter = StepMeter(
+        tokens_at=recipe.tokens_at,
+        max_steps=args.max_steps,
+        world_size=args.world_size,
+        sizes=sizes_from_model(model, recipe.data.row_tokens),
+        peak=peaks.get(compute),
+        bf16_peak=peaks.get("bfloat16"),
+    )
+
+    # 3. The evaluation: bits per byte of held-out text, and the user's tasks.
+    lengths_V = byte_lengths(tokenizer) if is_byte_level(tokenizer) else None
+    eval_rows = recipe.evals.bpb.batch_rows or args.per_device_eval_batch_size
     nll = None
     if args.torch_compile:
         nll = compiled_nll(model, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
@@ -319,8 +347,10 @@ def build_trainer(
             "nll": nll,
         },
     )
+
+    # 4. Each rank keeps its part of the model, where the launcher asks for that.
     cache_lomo_check()
-    if shards_model():
+    if is_sharded:
         compile_options = None
         if compiled:
             options = {name: recipe.train.get(f"torch_compile_{name}") for name in ("backend", "mode")}
@@ -329,6 +359,8 @@ def build_trainer(
 
         shard_model(model, compile_options=compile_options)
         args.torch_compile = compiled
+
+    # 5. The Trainer.
     settings = TrainerSettings(
         path=recipe.path,
         where=recipe.where,
@@ -375,10 +407,10 @@ def resolve_rows(recipe: Recipe, model: Any, *, step: int = 0) -> Recipe:
     begun = step > 0 and "inputs" in RunDirectory.of(recipe.run).read_manifest()
     kind = f"a {type(model).__name__}"
     if found == "looks_ahead" and not begun:
-        where = recipe.where("model.start_from" if recipe.model.start_from else "model.type")
+        key = "model.start_from" if recipe.model.start_from else "model.type"
         raise RecipeError(
-            f"{where}: {kind} sees the tokens behind the one that it is to predict, so it would learn to copy them. "
-            "Take a causal language model; BERT and its kin are one with is_decoder: true."
+            f"{recipe.where(key)}: {kind} sees the tokens behind the one that it is to predict, so it would learn to "
+            "copy them. Take a causal language model; BERT and its kin are one with is_decoder: true."
         )
     if found != "leaks":
         return recipe
@@ -389,12 +421,12 @@ def resolve_rows(recipe: Recipe, model: Any, *, step: int = 0) -> Recipe:
         )
     else:
         recipe = with_values(recipe, {"data.one_text_rows": True})
-        rows = "row" if recipe.stage == "sft" or recipe.data.isolate_documents else f"row of {VAL_BPB_DOCUMENTS}"
-        text = "conversation" if recipe.stage == "sft" else "document"
-        line = (
-            f"rows: texts that share one see each other in {kind} (tried on two), so each {rows} holds one {text}, "
-            "padded"
-        )
+        held = "row holds one document"
+        if recipe.stage == "sft":
+            held = "row holds one conversation"
+        elif not recipe.data.isolate_documents:  # then only those of the evaluation are kept apart
+            held = f"row of {VAL_BPB_DOCUMENTS} holds one document"
+        line = f"rows: texts that share one see each other in {kind} (tried on two), so each {held}, padded"
     on_rank_0(lambda: print(line, flush=True))
     return recipe
 

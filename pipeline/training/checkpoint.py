@@ -56,7 +56,7 @@ class ModelFiles:
         return self.weights(model)
 
     def write_small(self, model: Any, folder: Path) -> None:
-        if not self.contents:
+        if not self.contents:  # transformers writes them once; afterwards they are copied
             self.form = saved_form(model, folder, padded=True)
             self.form.save_pretrained(folder, state_dict={})
             self.tokenizer.save_pretrained(folder)
@@ -75,6 +75,7 @@ class ModelFiles:
 
 def read_state(folder: Path) -> tuple[TrainerState, dict[str, Any]]:
     """Return trainer_state.json and position.json. Raises DataError where the checkpoint cannot be continued from."""
+    # Of a sharded model each rank has written a part, and the index names the parts.
     index = f"{OPTIMIZER}.index.json"
     optimizer = index if (folder / index).exists() else OPTIMIZER
     missing = [name for name in (STATE, optimizer, SCHEDULER, POSITION) if not (folder / name).exists()]
@@ -146,7 +147,7 @@ def read_rng(checkpoint: Path, rank: int) -> Tensors | None:
 def unlogged_losses(saved: dict[str, Any], *, step: int, rank: int, ranks: int) -> list[float | None]:
     """Return what a checkpoint of `step` keeps of a rank's losses since the last log; where it is of another number of
     ranks, their means."""
-    losses = saved["losses"]
+    losses = saved["losses"]  # by rank, then by step
     if "since" in saved:  # until November 2026 each rank's sum was kept
         num_steps = step - saved["since"]
         losses = [[loss / max(num_steps, 1)] * num_steps for loss in losses]
@@ -154,8 +155,10 @@ def unlogged_losses(saved: dict[str, Any], *, step: int, rank: int, ranks: int) 
         return losses[rank]
     means: list[float | None] = []
     for of_a_step in zip(*losses, strict=True):
-        known = [loss for loss in of_a_step if loss is not None]
-        means.append(sum(known) / len(losses) if len(known) == len(losses) else None)
+        mean = None
+        if None not in of_a_step:
+            mean = sum(of_a_step) / len(of_a_step)
+        means.append(mean)
     return means
 
 
@@ -180,9 +183,9 @@ class CheckpointSaver:
 
     def add_score(self, step: int, metrics: dict[str, float]) -> None:
         """Remember the validation result of a step, where the metrics hold one."""
-        name = next((name for name in BEST_BY if name in metrics), None)
-        if self.best and name is not None:
-            self.scores[step] = metrics[name]
+        scores = [metrics[name] for name in BEST_BY if name in metrics]  # the first one counts
+        if self.best and scores:
+            self.scores[step] = scores[0]
 
     def note_good(self, checkpoint: Path) -> None:
         """Record this whole checkpoint as the newest: from which a run that is killed now continues."""
@@ -196,7 +199,8 @@ class CheckpointSaver:
 
         write_small: writes the small files into a folder and gives the large ones, name -> (tensors, metadata).
         """
-        if (opened := self._open(step, write_small)) is not None:
+        opened = self._open(step, write_small)
+        if opened is not None:
             self._begin(step, *opened, **facts)
 
     def _open(self, step: int, write_small: Callable[[Path], Any]) -> tuple[Path, Any] | None:
@@ -223,10 +227,12 @@ class CheckpointSaver:
         ranks: int = 1,
         **facts,
     ) -> None:
+        # 1. The copies, after which the training may change its tensors.
         target = self.run.checkpoint(step)
         with discarded_after_an_error(target, temporary):
             for name, (tensors, metadata) in large.items():
                 self._image(name, tensors, metadata).fill(tensors)
+        # 2. The process that writes them, hashes them, and gives the folder its name when it is whole.
         self.job = checkpoints.Job(
             temporary=str(temporary),
             target=str(target),
@@ -248,11 +254,12 @@ class CheckpointSaver:
 
     def _image(self, name: str, tensors: Tensors, metadata: dict | None) -> StagingBuffer:
         image = self.images.get(name)
-        if image is None or image.layout != layout_of(tensors):  # an optimizer gets its state at the first step
-            if image is not None:
-                image.close()
-            image = self.images[name] = StagingBuffer(tensors, metadata=metadata)
-        return image
+        if image is not None and image.layout == layout_of(tensors):
+            return image
+        if image is not None:  # an optimizer gets its state at the first step
+            image.close()
+        self.images[name] = StagingBuffer(tensors, metadata=metadata)
+        return self.images[name]
 
     def check(self) -> float | None:
         """Return seconds that the checkpoint took, once after it was written, on rank 0; else None. Does not wait;
@@ -273,15 +280,17 @@ class CheckpointSaver:
     def _end(self, patience_s: float = math.inf) -> float | None:
         assert self.process is not None
         assert self.job is not None
-        stderr, target = self._wait_for_writer(self.process, patience_s), Path(self.job.target)
-        status = self.process.returncode
-        if status < 0 and not target.exists():  # killed, perhaps for memory; all that it was to write is here still
+        target = Path(self.job.target)
+        # 1. Wait. A writer that was killed, perhaps for memory, is started again: all that it was to write is here.
+        stderr = self._wait_for_writer(self.process, patience_s)
+        if self.process.returncode < 0 and not target.exists():
             self.process = self._start()
             stderr = self._wait_for_writer(self.process, patience_s)
-            status = self.process.returncode
+        status = self.process.returncode
         self.process = None
+        # 2. Report. Of a sharded model rank 0's process has the reports of the others.
         if self.job.rank and (status == 0 or target.exists()):
-            return None  # rank 0's process has its report
+            return None
         if status > 0 and (not_deleted := checkpoints.not_rotated(stderr)):  # that fills the disk in time
             print(f"{target.parent}: older checkpoints could not be deleted: {not_deleted}", flush=True)
         elif status > 0 or not target.exists():
@@ -298,7 +307,8 @@ class CheckpointSaver:
                 return process.communicate(timeout=1.0)[1]
             except subprocess.TimeoutExpired:
                 with suppress(OSError):  # renamed meanwhile
-                    if (now := folder_bytes(self.job.temporary)) != written:
+                    now = folder_bytes(self.job.temporary)
+                    if now != written:
                         written, since = now, time.monotonic()
                         beat()
                 if time.monotonic() - since > patience_s:
@@ -313,7 +323,9 @@ def discarded_after_an_error(target: Path, temporary: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         checkpoints.discard(temporary)
-        raise (not_written(target, error) if isinstance(error, OSError) else error) from error
+        if isinstance(error, OSError):
+            raise not_written(target, error) from error
+        raise
 
 
 def failure(job: checkpoints.Job, status: int, stderr: bytes) -> Exception:
@@ -352,5 +364,7 @@ def not_written(target: Path, error: OSError) -> TandemError:
         return DiskFullError(
             f"{where} Free some space (or inodes) or move the run directory, then run the same command again."
         )
-    cure = "Look at that host" if (error.errno, error.filename) == (errno.ETIMEDOUT, str(target)) else "Fix that"
+    cure = "Fix that"
+    if error.errno == errno.ETIMEDOUT and error.filename == str(target):  # a host that wrote no part in time
+        cure = "Look at that host"
     return CannotWriteError(f"{where} {cure}, then run the same command again.")

@@ -31,6 +31,7 @@ def own_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def divided(tensors: Mapping[str, Tensor], parts: int) -> list[list[str]]:
     """Return the names in so many lists of about as many bytes, the largest tensors first; the same on every rank."""
+    # Each goes to the list that has the fewest bytes so far.
     lists: list[list[str]] = [[] for _ in range(parts)]
     filled = [0] * parts
     for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
@@ -49,8 +50,12 @@ def part_file(name: str, rank: int, ranks: int) -> str:
 def write_index(folder: Path, name: str, parts: list[dict[str, int]]) -> None:
     """Write what finds the tensors of model.safetensors or optimizer.safetensors that the ranks write a part each of.
     parts: bytes by name of each rank."""
-    files = {tensor: part_file(name, rank, len(parts)) for rank, part in enumerate(parts) for tensor in part}
-    index = {"metadata": {"total_size": sum(sum(part.values()) for part in parts)}, "weight_map": files}
+    files: dict[str, str] = {}
+    num_bytes = 0
+    for rank, part in enumerate(parts):
+        files |= dict.fromkeys(part, part_file(name, rank, len(parts)))
+        num_bytes += sum(part.values())
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": files}
     (folder / f"{name}.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
@@ -66,10 +71,14 @@ class PartSaver(CheckpointSaver):
         **facts,
     ) -> None:
         """Do as `save` with the parts of all ranks, which all call it. large: this one's part of the tensors."""
+        # 1. The checkpoint before this one is written; every rank knows which tensors the others will write.
         on_every_rank(self.wait)
-        own = {file: {name: tensor.nbytes for name, tensor in tensors.items()} for file, (tensors, _) in large.items()}
+        own = {}
+        for file, (tensors, _) in large.items():
+            own[file] = {name: tensor.nbytes for name, tensor in tensors.items()}
         sizes, rank = from_every_rank(own), dist.get_rank()
 
+        # 2. The first rank opens the folder, with the small files and the index of the parts.
         def write_all_small(folder: Path) -> None:
             write_small(folder)
             for file in large:
@@ -79,6 +88,8 @@ class PartSaver(CheckpointSaver):
         opened = on_rank_0(lambda: self._open(step, write_all_small))
         if opened is None:
             return
+
+        # 3. Every rank writes its part.
         parts = {part_file(file, rank, len(sizes)): part for file, part in large.items()}
         try:
             on_every_rank(lambda: self._begin(step, opened[0], parts, rank=rank, ranks=len(sizes), **facts))

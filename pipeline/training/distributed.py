@@ -1,5 +1,6 @@
 """Collectives over ranks, errors that all of them raise, and random states."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from pipeline.metrics import Numbers
 from pipeline.process.errors import TandemError
 
 Decision = TypeVar("Decision")
@@ -48,9 +50,10 @@ def on_every_rank(act: Callable[[], Decision]) -> list[Decision]:
     except (TandemError, OSError) as raised:
         error = raised
     outcomes = from_every_rank((result, error))
-    if (found := next((e for _, e in outcomes if e is not None), None)) is not None:
-        found.of_all_ranks = True
-        raise found
+    for _, error in outcomes:
+        if error is not None:
+            error.of_all_ranks = True
+            raise error
     return [value for value, _ in outcomes]
 
 
@@ -63,7 +66,7 @@ def from_every_rank(value: Any) -> list:
     return values
 
 
-def numbers_of_every_rank(numbers: dict[str, float], device: torch.device) -> list[dict[str, float]]:
+def numbers_of_every_rank(numbers: Numbers, device: torch.device) -> list[Numbers]:
     """Return the numbers of every rank, which all have the same names, by one gather on the device."""
     if num_ranks() == 1:
         return [numbers]
@@ -84,11 +87,12 @@ def store_of_ranks() -> Any:
 
 def get_rng_state() -> dict[str, torch.Tensor]:
     """Return the state of every generator that training may draw from; safetensors holds all of it."""
+    # Python and numpy keep the second number of a pair of normal ones; Python has None where there is none.
     version, python, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()
     state = {
         "python": torch.tensor([version, *python], dtype=torch.int64),
-        "python_gauss": torch.tensor([float("nan") if gauss is None else gauss], dtype=torch.float64),
+        "python_gauss": torch.tensor([math.nan if gauss is None else gauss], dtype=torch.float64),
         "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
         "numpy_position": torch.tensor([position, has_gauss], dtype=torch.int64),
         "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
@@ -102,8 +106,9 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 def set_rng_state(state: dict[str, torch.Tensor]) -> None:
     """Put back what get_rng_state gave."""
     version, *python = state["python"].tolist()
-    gauss = state["python_gauss"].item()
-    random.setstate((version, tuple(python), None if np.isnan(gauss) else gauss))
+    second = state["python_gauss"].item()
+    gauss = None if math.isnan(second) else second
+    random.setstate((version, tuple(python), gauss))
     position, has_gauss = state["numpy_position"].tolist()
     keys = state["numpy"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", keys, position, has_gauss, state["numpy_gauss"].item()))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.metrics import AROUND, ENOUGH, HIGH_NORM, RecentValues
+from pipeline.metrics import AROUND, ENOUGH, HIGH_NORM, Numbers, RecentValues
 from pipeline.model.finite import first_nonfinite
 from pipeline.process.errors import DataError, DivergedError
 from pipeline.process.progress import write
@@ -29,10 +29,11 @@ CHECKED = ("optim/grad_norm", "train/loss")
 def refuse_nonfinite(tensors: Mapping[str, Tensor], *, where: str, instead: str) -> None:
     """Raise DataError for numbers that no training can continue from. Every rank calls it, with its part of a sharded
     model."""
-    if name := next(filter(None, from_every_rank(first_nonfinite(tensors))), None):
-        error = DataError(f"{where}: {name} holds a NaN or an infinity, which every step would spread. {instead}")
-        error.of_all_ranks = True
-        raise error
+    for name in from_every_rank(first_nonfinite(tensors)):
+        if name is not None:
+            error = DataError(f"{where}: {name} holds a NaN or an infinity, which every step would spread. {instead}")
+            error.of_all_ranks = True
+            raise error
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class StepGuard:
 
         losses: of this rank's micro-steps. find_cause: of a norm that is not finite; find_rows: the rows of the step.
         """
+        # 1. All is finite: the update is made, unless the recipe skips spikes and this is one.
         numbers = self._read(norm, losses)
         value = numbers[0]
         self.norms.append(value if math.isfinite(value) else None)
@@ -99,6 +101,7 @@ class StepGuard:
             self.scaler_skips_in_a_row = 0
             skip = self.monitor.on_spike == "skip" and self._skip_spike(numbers, step, find_rows)
             return UpdateCheck(value, skip=skip)
+        # 2. It is not. The fp16 scaler may try with a smaller scale; else the recipe says what follows.
         self.nonfinite_steps += 1
         if scaler_is_used:  # its way to find a scale: it skips such a step by itself
             self.scaler_skips_in_a_row += 1
@@ -113,6 +116,7 @@ class StepGuard:
     def _read(self, norm: Tensor | float, losses: list[Tensor]) -> list[float]:
         """Return the step's norm, and its loss where on_spike needs it: here, and nowhere else in a step, the host
         waits."""
+        # Where only a NaN ends or skips a step, the norm alone shows it: a NaN in the loss is one in the gradients.
         if self.monitor.on_spike != "skip":
             return [float(norm)]
         loss = torch.stack(losses).sum()
@@ -180,6 +184,7 @@ class StepGuard:
 
         last_step: the number of steps made; logged: values of the steps up to it, None of a skipped one.
         """
+        # 1. Each value against those before it. The first ones had none: they are looked at once there are enough.
         found: list[dict[str, Any]] = []
         for name, values in logged.items():
             for step, value in enumerate(values, last_step + 1 - len(values)):
@@ -190,6 +195,7 @@ class StepGuard:
                 if name == "train/loss" and len(self.recent[name]) == ENOUGH + AROUND:
                     for ago, early in self.recent[name].early_spikes():
                         self._record("spike", step=step - ago, name=name, **early)
+        # 2. In the order of steps: recorded, the end of the run where the recipe says so, or a line.
         found.sort(key=lambda spike: spike["step"])
         shown = []
         for spike in found:
@@ -212,6 +218,7 @@ class StepGuard:
         self, event: str, step: int, *, reason: str, advice: str, may_skip: bool, events: list[dict[str, Any]]
     ) -> None:
         """Record the step as skipped, or end the run where the recipe does not skip, or not that often."""
+        # 1. One skip more, unless that is one too many.
         if may_skip:
             self.skips = [s for s in self.skips if s > step - AMONG_STEPS] + [step]
             if len(self.skips) > self.monitor.max_skips:
@@ -220,8 +227,10 @@ class StepGuard:
                     f", after {len(self.skips) - 1} skipped steps of the last {AMONG_STEPS} (monitor.max_skips is "
                     f"{self.monitor.max_skips})"
                 )
+        # 2. Recorded either way; steps of metrics.jsonl are counted from 1.
+        action = "skip" if may_skip else "stop"
         for facts in events:
-            self._record(event, step=step + 1, action="skip" if may_skip else "stop", **facts)
+            self._record(event, step=step + 1, action=action, **facts)
         if not may_skip:
             error = DivergedError(
                 f"step {step}: {reason}; the update was not made, and the checkpoints before it are good. {advice}"
@@ -232,10 +241,10 @@ class StepGuard:
             print(f"{event}: step {step} is skipped: {reason}", flush=True)
         self.skipped_steps += 1
 
-    def read(self, *, max_norm: float) -> dict[str, float]:
+    def read(self, *, max_norm: float) -> Numbers:
         """Return, of the steps since the last reading, the largest and the median norm and the share of those above
         max_norm (inf: nothing is clipped), and the counts of the whole run."""
-        numbers: dict[str, float] = {
+        numbers: Numbers = {
             "optim/nonfinite_steps": self.nonfinite_steps,
             "optim/skipped_steps": self.skipped_steps,
         }
@@ -250,11 +259,11 @@ class StepGuard:
     def check_state(self, tensors: Mapping[str, Tensor], *, step: int, consequence: str) -> None:
         """Raise DivergedError for a parameter or optimizer state that is not finite, also one that no loss shows.
         Every rank calls it."""
-        found = from_every_rank(first_nonfinite(tensors))
-        name = next(filter(None, found), None)
-        if name is None:
+        found = {rank: name for rank, name in enumerate(from_every_rank(first_nonfinite(tensors))) if name}
+        if not found:
             return
-        facts = {"tensor": name, "ranks": [rank for rank, bad in enumerate(found) if bad]}
+        name = next(iter(found.values()))
+        facts = {"tensor": name, "ranks": list(found)}
         self._record("nonfinite", step=step, action="stop", **facts)
         error = DivergedError(
             f"after {step} steps: {name} is not finite, so {consequence}; the checkpoints before it are good. Lower "

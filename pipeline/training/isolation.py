@@ -52,6 +52,7 @@ def _found(model: Any, row_tokens: int) -> Found | None:
     ids = torch.randint(vocab_size // 8, vocab_size // 2, (3, first + second), generator=generator)
     ids[1, first:] = ids[0, first:]  # the same second text behind another first one
     ids[2, :first] = ids[0, :first]  # another second text behind the same first one
+    # 1. Does a token's logits depend on what comes behind it, and does a text change what follows it in a row at all?
     alone = _logits(model(input_ids=ids[:1, first:]))[0]
     together = _logits(model(input_ids=ids))
     if _largest(together[0, :first] - together[2, :first]) > SEEN * _largest(alone):
@@ -59,6 +60,7 @@ def _found(model: Any, row_tokens: int) -> Found | None:
     effect = _largest(together[0, first:] - alone)
     if effect <= BLANK * _largest(alone):
         return None
+    # 2. Is that still so where the positions of the second text begin again at 0, as in packed rows?
     restarting = torch.cat([torch.arange(first), torch.arange(second)]).expand(3, -1)
     try:
         packed = _logits(model(input_ids=ids, position_ids=restarting))
@@ -66,7 +68,9 @@ def _found(model: Any, row_tokens: int) -> Found | None:
         return "leaks"
     seen = _largest(packed[0, first:] - packed[1, first:])
     moved = _largest(packed[0, first:] - alone)
-    return "isolates" if seen <= SEEN * effect and moved <= MOVED * effect else "leaks"  # NaN is no proof
+    if seen <= SEEN * effect and moved <= MOVED * effect:
+        return "isolates"
+    return "leaks"  # also where one is NaN
 
 
 def _logits(output: Any) -> torch.Tensor:

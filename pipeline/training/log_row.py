@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.data.rows import Consumed
-from pipeline.metrics import is_validation
+from pipeline.metrics import Numbers, is_validation
 from pipeline.process.network import retries
 from pipeline.recipe.schema import Hub
 from pipeline.run_dir.rows import first_start, last_attempts, lost_steps, read_rows
@@ -71,10 +71,10 @@ class LogRow:
         self.published_file = run.hub_queue / "published.jsonl"
         self._published: tuple[int, list[int]] = 0, []  # bytes of the file, and the steps that it names
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> Numbers:
         return {"before_s": self.before_s, "peak_bytes": self.memory.run_peak}
 
-    def load_state_dict(self, state: dict[str, float], *, is_fork: bool) -> None:
+    def load_state_dict(self, state: Numbers, *, is_fork: bool) -> None:
         """Take over the state of a checkpoint of this run, or of the one that it is forked from."""
         if is_fork:
             self.before_s = self.meter.total_s
@@ -86,12 +86,13 @@ class LogRow:
         *,
         step: int,
         losses: Sequence[float | None],
-        rates: dict[str, float],
+        rates: Numbers,
         parameters: Sequence[Tensor],
         wait_s: float,
         max_norm: float,
     ) -> dict[str, Any]:
         """Return the row. losses: of the steps since the last row; rates: of this step; wait_s: for rows, in all."""
+        # 1. The loss, and the numbers that every rank has: all ranks come here, and gather theirs once.
         finite = [loss for loss in losses if loss is not None]
         loss = fmean(finite)
         row: dict[str, Any] = {"train/loss": loss}
@@ -99,11 +100,15 @@ class LogRow:
             row["train/perplexity"] = math.exp(loss)
         row |= self.meter.read(step=step, losses=finite, wait_s=wait_s)
         row |= self._of_all_ranks(row)
+        # 2. The update: rates, norms, how much of each parameter it changed.
         row |= rates
         row |= self.guard.read(max_norm=max_norm)
         row |= self.update.read(parameters)
+        # 3. The place in the data; what each source gave and what is on the disk are for the first rank to say.
         position = self.rows.position(step)
-        row |= {f"data/{name}": position[name] for name in ("epoch", "pq", "rg") if name in position}
+        for name in ("epoch", "pq", "rg"):
+            if name in position:
+                row[f"data/{name}"] = position[name]
         row["data/tokens"] = self.meter.targets
         row["data/samples"] = self.meter.tokens_at(step) // self.rows.row_tokens
         if self.is_first:
@@ -119,11 +124,11 @@ class LogRow:
         ranks = numbers_of_every_rank(own, self.device)
         numbers: dict[str, Any] = {}
         for name in own:
-            if "/" in name:
-                combine = sum if name in SUMS_OF_RANKS else max
-                numbers[name] = combine(rank[name] for rank in ranks)
-        if peak := numbers.get("mem/run_peak_allocated_gib"):
-            self.memory.run_peak = round(peak * GIB)  # of all ranks, from which a resumed run continues
+            if "/" in name:  # the others are no metrics yet
+                values = [rank[name] for rank in ranks]
+                numbers[name] = sum(values) if name in SUMS_OF_RANKS else max(values)
+        if "mem/run_peak_allocated_gib" in numbers:  # of all ranks: from it a resumed run continues
+            self.memory.run_peak = round(numbers["mem/run_peak_allocated_gib"] * GIB)
         numbers[self.bpb_name] = bits_per_byte(ranks)
         numbers["data/wait_frac"] = min(numbers["data/wait_s"] / row["perf/step_s"], 1.0)
         times = [rank["own_s"] for rank in ranks if not math.isnan(rank["own_s"])]
@@ -131,16 +136,16 @@ class LogRow:
             numbers |= slowest(times)
         return numbers
 
-    def _of_attempts(self, total_s: float) -> dict[str, float]:
-        numbers: dict[str, float] = {"perf/lost_steps": self.lost_steps}
+    def _of_attempts(self, total_s: float) -> Numbers:
+        numbers: Numbers = {"perf/lost_steps": self.lost_steps}
         if self.first_start is not None:
             since = max(time.time() - self.first_start, 1e-9)
             numbers["perf/goodput_pct"] = 100 * (total_s - self.before_s) / since
         return numbers
 
-    def _of_checkpoints(self, step: int) -> dict[str, float]:
+    def _of_checkpoints(self, step: int) -> Numbers:
         last_step, size = self.saver.last_good or (0, 0)
-        numbers: dict[str, float] = {"ckpt/age_steps": step - last_step}
+        numbers: Numbers = {"ckpt/age_steps": step - last_step}
         if size:
             numbers |= {"ckpt/last_good_step": last_step, "ckpt/bytes": size}
         if self.hub.id is not None and self.hub.strategy != "end":
@@ -153,19 +158,26 @@ class LogRow:
         size = path.stat().st_size if path.exists() else 0
         if size != self._published[0]:
             self._published = size, [row["step"] for row in read_rows(path) if row.get("repo_id") == repo_id]
-        # One beyond this step was published before the run went back.
-        return max((published for published in self._published[1] if published <= step), default=0)
+        steps = [published for published in self._published[1] if published <= step]  # later: the run went back since
+        return max(steps, default=0)
 
 
-def data_numbers(consumed: dict[str, Consumed], *, row_tokens: int) -> dict[str, float]:
+def data_numbers(consumed: dict[str, Consumed], *, row_tokens: int) -> Numbers:
     """Return data/* of what each source gave; documents only where all sources count them."""
-    sources, numbers = list(consumed.values()), dict[str, float]()
-    positions = row_tokens * sum(source.samples for source in sources)
-    numbers["data/bad_rows"] = sum(source.bad_rows for source in sources)
-    numbers["data/pad_frac"] = sum(source.padded for source in sources) / max(positions, 1)
-    documents = [source.documents for source in sources if source.documents is not None]
-    if len(documents) == len(sources):
-        numbers["data/documents"] = sum(documents)
+    samples = bad_rows = padded = num_documents = 0
+    counts_documents = True
+    for source in consumed.values():
+        samples += source.samples
+        bad_rows += source.bad_rows
+        padded += source.padded
+        num_documents += source.documents or 0
+        counts_documents &= source.documents is not None
+    numbers: Numbers = {
+        "data/bad_rows": bad_rows,
+        "data/pad_frac": padded / max(samples * row_tokens, 1),  # of row positions
+    }
+    if counts_documents:
+        numbers["data/documents"] = num_documents
     if len(consumed) > 1:
         for name, source in consumed.items():
             numbers[f"data/source/{name}/tokens"] = source.tokens
@@ -177,5 +189,7 @@ def data_numbers(consumed: dict[str, Consumed], *, row_tokens: int) -> dict[str,
 
 def has_evaluation(run: RunDirectory, step: int) -> bool:
     """Return whether a validation of that step is recorded, by an attempt that counts."""
-    rows = (row for row in last_attempts(read_rows(run.metrics)) if row.get("step") == step)
-    return any(is_validation(name) for row in rows for name in row)
+    for row in last_attempts(read_rows(run.metrics)):
+        if row.get("step") == step and any(map(is_validation, row)):
+            return True
+    return False

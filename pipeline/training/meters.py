@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.hardware.device import model_replicas
 from pipeline.hardware.processor import process_start
+from pipeline.metrics import Numbers
 from pipeline.monitor.heartbeat import beat
 from pipeline.training.norms import count_zeros, group_by_placement, local, norm_over_ranks
 from pipeline.training.optimizer import MuonAdamW
@@ -33,7 +35,7 @@ class DeviceMemory:
         self.device, self.cuda = device, cuda
         self.run_peak = self.start_peak = 0
 
-    def read(self) -> dict[str, float]:
+    def read(self) -> Numbers:
         """Return mem/* of this rank; the interval of peak_allocated begins again."""
         if self.device.type != "cuda":
             return {}
@@ -70,24 +72,27 @@ class UpdateNumbers:
     def record(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
         """Record the parameters with a gradient, before anything scales it or clips it to zero."""
         gradients = group_by_placement([p.grad for p in parameters if p.grad is not None])
-        self._zeros, self._norms = torch.stack([count_zeros([local(g) for g in some]) for some in gradients]), []
+        zeros = []
+        for of_one_placement in gradients:
+            zeros.append(count_zeros([local(gradient) for gradient in of_one_placement]))
+        self._zeros, self._norms = torch.stack(zeros), []
+        # The update's norm is measured while it is made, by our own optimizer.
         ours = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
         if isinstance(ours, MuonAdamW):
             ours.measure_next_update(self._norms)
 
-    def read(self, parameters: Sequence[Tensor]) -> dict[str, float]:
+    def read(self, parameters: Sequence[Tensor]) -> Numbers:
         """Return optim/param_norm, optim/num_zeros_in_grad and optim/update_ratio; nothing without `record`, and no
         ratio where the update was skipped or the optimizer is another's."""
         if self._zeros is None:
             return {}
-        norms = [norm_over_ranks([(p, local(p.detach())) for p in parameters])]
-        norms += [norm_over_ranks(self._norms)] if self._norms else []
-        if any(isinstance(p, DTensor) for p in parameters):
+        param_norm = norm_over_ranks([(p, local(p.detach())) for p in parameters])
+        if any(isinstance(p, DTensor) for p in parameters):  # then the first number is of this rank's parts
             torch.distributed.all_reduce(self._zeros[:1])
             self._zeros[:1] //= model_replicas()
-        numbers = {"optim/param_norm": norms[0], "optim/num_zeros_in_grad": self._zeros.sum()}
-        if len(norms) > 1:
-            numbers["optim/update_ratio"] = norms[1] / norms[0]
+        numbers = {"optim/param_norm": param_norm, "optim/num_zeros_in_grad": self._zeros.sum()}
+        if self._norms:
+            numbers["optim/update_ratio"] = norm_over_ranks(self._norms) / param_norm
         self._zeros, self._norms = None, []
         return {name: number.item() for name, number in numbers.items()}
 
@@ -181,19 +186,21 @@ class RankStepTimer:
         self._close()
         if not self._steps:
             return math.nan
-        seconds = [end - begun if isinstance(end, float) else self._between(begun, end) for begun, end in self._steps]
+        mean_s = fmean(self._between(begun, end) for begun, end in self._steps)
         self._steps = []
-        return sum(seconds) / len(seconds)
+        return mean_s
 
     @staticmethod
     def _between(begun: Any, end: Any) -> float:
+        if isinstance(end, float):
+            return end - begun
         end.synchronize()  # passed long ago, but for the last step's
-        return begun.elapsed_time(end) / 1000
+        return begun.elapsed_time(end) / 1000  # from ms
 
 
-def slowest(seconds: list[float]) -> dict[str, float]:
+def slowest(seconds: list[float]) -> Numbers:
     """Return the slowest rank and its time as a multiple of the others' mean. seconds: of each rank, at least two."""
-    rank = max(range(len(seconds)), key=seconds.__getitem__)
+    rank = seconds.index(max(seconds))
     others = (sum(seconds) - seconds[rank]) / (len(seconds) - 1)
     return {"perf/slowest_rank": seconds[rank] / max(others, 1e-9), "perf/slowest_rank_id": rank}
 
@@ -222,19 +229,21 @@ class StepMeter:
         self.tokens_at, self.max_steps, self.world_size = tokens_at, max_steps, world_size
         self.sizes, self.peak, self.bf16_peak = sizes, peak, bf16_peak
         # Keys by the layers' windows, of this rank's isolated rows since the last reading.
-        windows = [min(window, sizes.row_tokens) for window in sizes.windows] if sizes else []
-        self._keys, self._positions = dict.fromkeys(windows, 0), 0
-        self.total_s = 0.0
+        self._keys: dict[int, int] = {}
+        self._positions = 0
+        if sizes:
+            self._keys = {min(window, sizes.row_tokens): 0 for window in sizes.windows}
+        self.total_s = 0.0  # of steps, over all attempts
         self.targets = 0  # trained on so far, over all ranks and attempts
         self.loss_ema, self.num_losses = 0.0, 0
         self._paused_s = self._waited_s = 0.0
         self._started: float | None = None
         self._paused_at: float | None = None
-        self._steps_since = 0
+        self._steps_since = 0  # the last reading
         self._first = True
         self._first_step_s: float | None = None
         self._carried_s = 0.0  # of the interval that was open at the checkpoint
-        self._timed_tokens, self._timed_s = 0, 0.0
+        self._timed_tokens, self._timed_s = 0, 0.0  # of all intervals but the first, for the forecast
 
     def begin(self) -> None:
         """Begin a step. What came before the first one, as loading a checkpoint, is no time of steps."""
@@ -255,10 +264,12 @@ class StepMeter:
     def count(self, batch: dict[str, Any]) -> None:
         """Count the visible pairs of a micro-batch that still is on the host. A query sees itself and
         the tokens before it in its document, within the window."""
-        if (positions_BT := batch.get("position_ids")) is not None:
-            self._positions += positions_BT.numel()
-            for window in self._keys:
-                self._keys[window] += int((positions_BT + 1).clamp(max=window).sum())
+        positions_BT = batch.get("position_ids")
+        if positions_BT is None:
+            return
+        self._positions += positions_BT.numel()
+        for window in self._keys:
+            self._keys[window] += int((positions_BT + 1).clamp(max=window).sum())
 
     def step(self, targets: int) -> None:
         """Note that an optimizer step on that many targets is about to be made."""
@@ -268,41 +279,49 @@ class StepMeter:
     def read(self, *, step: int, losses: Sequence[float], wait_s: float) -> dict[str, Any]:
         """Return numbers of the interval since the last reading, which ends after `step` steps in all. losses: of its
         steps."""
+        # 1. The interval: its seconds without pauses, its steps and tokens. The next one begins now.
         elapsed = max(self._elapsed(), 1e-9)
         steps = max(self._steps_since, 1)
         tokens = self.tokens_at(step) - self.tokens_at(step - steps)
         waited, self._waited_s = wait_s - self._waited_s, wait_s
         self.total_s += elapsed
-        if not self._first:
+        is_first, self._first = self._first, False
+        if not is_first:
             # The first interval holds compilation and cold caches: it counts as time, not in the forecast.
             self._timed_tokens += tokens
             self._timed_s += elapsed
-        starting = self._first
-        self._first, self._carried_s = False, 0.0
-        self._started, self._paused_s, self._steps_since = time.perf_counter(), 0.0, 0
+        self._started, self._paused_s, self._carried_s, self._steps_since = time.perf_counter(), 0.0, 0.0, 0
+
+        # 2. The smoothed loss. The mean begins at 0, so its first values are divided by the weight that they have.
         for loss in losses:
             self.loss_ema = self.EMA * self.loss_ema + (1 - self.EMA) * loss
         self.num_losses += len(losses)
+
+        # 3. Speed, and what is left at the speed of all intervals but the first.
         step_s = elapsed / steps
         tokens_per_s = tokens / steps / step_s
+        per_gpu = tokens_per_s / self.world_size
         numbers = {
             "train/loss_ema": self.loss_ema / (1 - self.EMA**self.num_losses),
             "perf/step_s": step_s,
             "perf/tok_per_s": tokens_per_s,
-            "perf/tok_per_s_per_gpu": tokens_per_s / self.world_size,
+            "perf/tok_per_s_per_gpu": per_gpu,
             "perf/total_s": self.total_s,
             "data/wait_s": waited / steps,
         }
         if self._timed_tokens or step >= self.max_steps:  # a forecast from compilation would be off by hours
             left = self.tokens_at(self.max_steps) - self.tokens_at(step)
             numbers["perf/eta_s"] = left * self._timed_s / max(self._timed_tokens, 1)
-        if starting:
+        if is_first:
             numbers["perf/first_step_s"] = self._first_step_s or _since_process_start()
-        exact, nanochat = self._exact_flops(), self.sizes and self.sizes.flops_per_token("nanochat")
+
+        # 4. FLOP/s = FLOPs of a token x tokens/s, and their share of what the device can do.
+        exact = self._exact_flops()
         if exact:
             numbers["perf/tflops_per_gpu"] = exact * tokens_per_s / self.world_size / 1e12
         if exact and self.peak:
             numbers["perf/mfu_pct"] = 100 * exact * tokens_per_s / self.world_size / self.peak
+        nanochat = self.sizes and self.sizes.flops_per_token("nanochat")  # its count, against the peak in bf16
         if nanochat and self.bf16_peak:
             numbers["perf/bf16_mfu_pct"] = 100 * nanochat * tokens_per_s / self.world_size / self.bf16_peak
         return numbers
@@ -313,17 +332,22 @@ class StepMeter:
         self._keys, self._positions = dict.fromkeys(keys, 0), 0
         if self.sizes is None:
             return None
-        isolated = (lambda window, rows: keys[min(window, rows)] / positions) if positions else None
-        return self.sizes.flops_per_token("exact_causal", seen=isolated)
+        if not positions:  # rows whose documents see each other
+            return self.sizes.flops_per_token("exact_causal")
+
+        def keys_per_query(window: int, row_tokens: int) -> float:
+            return keys[min(window, row_tokens)] / positions
+
+        return self.sizes.flops_per_token("exact_causal", seen=keys_per_query)
 
     def _elapsed(self) -> float:
         """Return seconds of steps since the last reading."""
         if self._started is None:
             return self._carried_s
-        now = time.perf_counter() if self._paused_at is None else self._paused_at
+        now = time.perf_counter() if self._paused_at is None else self._paused_at  # a pause is no time of steps
         return self._carried_s + now - self._started - self._paused_s
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> Numbers:
         """Return the state. open_s, open_steps: of the interval since the last reading."""
         return {
             "total_s": self.total_s,
@@ -334,7 +358,7 @@ class StepMeter:
             "targets": self.targets,
         }
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: Numbers) -> None:
         self.total_s, self.loss_ema = state["total_s"], state["loss_ema"]
         self.num_losses = int(state["logged"])
         self.targets = int(state["targets"])

@@ -40,6 +40,7 @@ def divides_by_num_items(model: Any) -> bool:
     shift_labels shifts the labels again, and learns to skip a token. Called as training calls it; a forward that does
     not take these arguments is one more way to be wrong.
     """
+    # Targets are the next tokens, the last position has none; the sum over them is divided by 2, not by their number.
     with probed(model) as ids:
         labels = ids.roll(-1).index_fill(-1, torch.tensor([NUM_IDS - 1]), -100)
         try:

@@ -12,7 +12,8 @@ name ends in _: on a CPU, new memory costs more than the arithmetic.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -123,7 +124,44 @@ def cautious_update_(parameter: Tensor, direction: Tensor, *, rate: float, weigh
     parameter.sub_(direction, alpha=rate)
 
 
+def fused_directions(x_MRC: Tensor, *, output_dim: int, product_dtype: torch.dtype) -> Tensor:
+    """Return what orthogonalised returns and leave `x_MRC` as it is: the compiler makes no copy of it."""
+    return orthogonalised(x_MRC.clone(), output_dim=output_dim, product_dtype=product_dtype)
+
+
+def fused_update_(
+    parameter_MRC: Tensor,
+    direction_MRC: Tensor,
+    variance_MN: Tensor | None,
+    rate: Tensor,
+    decay: Tensor,
+    *,
+    output_dim: int,
+) -> Tensor:
+    """Do what scale_neurons_ and cautious_update_ do to a whole stack, and return the norms of the changes (M,).
+
+    The norms are always computed, so that a measured update and any other are the same graph, to the last bit.
+    variance_MN: None for directions that are scaled already. rate, decay: 0-dimensional on the CPU, as numbers that
+    change would be compiled anew; decay is multiplied with the rate.
+    """
+    direction_MRC = direction_MRC.to(torch.float32, copy=True)
+    if variance_MN is not None:
+        direction_MRC = scale_neurons_(direction_MRC, variance_MN, output_dim=output_dim, beta2=VARIANCE_BETA)
+    agree = direction_MRC * parameter_MRC >= 0
+    change_MRC = rate * direction_MRC + torch.where(agree, decay * parameter_MRC, 0.0)
+    parameter_MRC.sub_(change_MRC)
+    return torch.linalg.vector_norm(change_MRC, dim=(-2, -1))
+
+
+@cache
+def compiled(function: Callable[..., Tensor], backend: str) -> Callable[..., Tensor]:
+    """Return the function as one graph for each shape."""
+    graphs = torch.compile(function, backend=backend, dynamic=False)
+    return torch._dynamo.config.patch(recompile_limit=MOST_SHAPES)(graphs)
+
+
 VARIANCE_BETA = 0.9  # NorMuon's average per neuron; nanochat's value
+MOST_SHAPES = 64  # of stacks; from the ninth on torch would run them uncompiled
 SHARED_FROM = 1 << 18  # elements of a stack: less work than this is made by every rank sooner than it is gathered
 
 
@@ -133,10 +171,11 @@ def muon_step(
     state: Mapping[Tensor, dict[str, Tensor]],
     *,
     norms: list[tuple[Tensor, Tensor]] | None = None,
+    backend: str | None = None,
 ) -> None:
     """Make one update in place of parameters that all have a gradient. Every rank calls it with the same ones.
 
-    norms: to which each one is appended with the norm of its change.
+    norms: to which each one is appended with the norm of its change. backend: of torch.compile; None: not compiled.
     """
     stacks: dict[tuple, list[Any]] = defaultdict(list)
     for p in parameters:
@@ -144,7 +183,7 @@ def muon_step(
     before: _Stack | None = None
     first_owner = 0
     for (_, placements), members in stacks.items():
-        stack = (_ShardedStack if placements else _Stack)(group, members, state, first_owner)
+        stack = (_ShardedStack if placements else _Stack)(group, members, state, first_owner, backend)
         first_owner += len(members)
         if before is not None:
             before.update(norms)
@@ -160,9 +199,14 @@ class _Stack:
     """
 
     def __init__(
-        self, group: dict[str, Any], members: list[Any], state: Mapping[Tensor, dict[str, Tensor]], first_owner: int
+        self,
+        group: dict[str, Any],
+        members: list[Any],
+        state: Mapping[Tensor, dict[str, Tensor]],
+        first_owner: int,
+        backend: str | None,
     ):
-        self.group, self.members, self.first_owner = group, members, first_owner
+        self.group, self.members, self.first_owner, self.backend = group, members, first_owner, backend
         self.output_dim = -2 if group["outputs_first"] else -1
         self.variances = [state[p]["variance"] for p in members]
         self.work: dist.Work | None = None
@@ -174,7 +218,7 @@ class _Stack:
         gradients = [local(p.grad) for p in self.members]
         momenta = [local(momentum) for momentum in momenta]
         torch._foreach_lerp_(momenta, gradients, 1 - self.group["momentum"])
-        return torch.stack(gradients).lerp_(torch.stack(momenta), self.group["momentum"]).float()
+        return torch.stack(torch._foreach_lerp(gradients, momenta, self.group["momentum"])).float()
 
     def _begin(self, x_MRC: Tensor) -> None:
         if not self._is_divided(x_MRC):
@@ -194,28 +238,51 @@ class _Stack:
 
     def _orthogonalised(self, x_MRC: Tensor, output_dim: int) -> Tensor:
         dtype = getattr(torch, self.group["product_dtype"])
+        if self.backend is not None:
+            return compiled(fused_directions, self.backend)(x_MRC, output_dim=output_dim, product_dtype=dtype)
         return orthogonalised(x_MRC, output_dim=output_dim, product_dtype=dtype)
 
     def _scaled(self, x_MRC: Tensor, variance_MN: Tensor, output_dim: int) -> Tensor:
         return scale_neurons_(x_MRC.float(), variance_MN, output_dim=output_dim, beta2=VARIANCE_BETA)
 
-    def _ended(self) -> tuple[Tensor, Tensor]:
-        """Return the directions, of sharded matrices this rank's part, and the variances after this step."""
-        variance_MN = torch.stack(self.variances).float()
-        return self._scaled(self.directions_MRC[: len(self.members)], variance_MN, self.output_dim), variance_MN
+    def _ended(self) -> tuple[Tensor, Tensor | None]:
+        """Return the directions, of sharded matrices this rank's part, and the variances before this step, or None
+        where the directions are scaled by them."""
+        return self.directions_MRC[: len(self.members)], torch.stack(self.variances).float()
 
     def update(self, norms: list[tuple[Tensor, Tensor]] | None) -> None:
         if self.work is not None:
             self.work.wait()
         x_MRC, variance_MN = self._ended()
-        torch._foreach_copy_(self.variances, list(variance_MN))
         rate = self.group["lr"] * rate_factor(self.members[0].shape, output_dim=self.output_dim)
+        if self.backend is not None:
+            self._fused_update(x_MRC, variance_MN, rate, norms)
+        else:
+            if variance_MN is not None:
+                x_MRC = self._scaled(x_MRC, variance_MN, self.output_dim)
+            self._update(x_MRC, rate, norms)
+        if variance_MN is not None:
+            torch._foreach_copy_(self.variances, list(variance_MN))
+
+    def _update(self, x_MRC: Tensor, rate: float, norms: list[tuple[Tensor, Tensor]] | None) -> None:
         for p, x_RC in zip(self.members, x_MRC, strict=True):
             own = local(p)
             before = None if norms is None else own.clone()
             cautious_update_(own, x_RC, rate=rate, weight_decay=self.group["weight_decay"])
             if norms is not None and before is not None:
                 norms.append((p, torch.linalg.vector_norm(before.sub_(own), dtype=torch.float32)))
+
+    def _fused_update(
+        self, x_MRC: Tensor, variance_MN: Tensor | None, rate: float, norms: list[tuple[Tensor, Tensor]] | None
+    ) -> None:
+        own = [local(p) for p in self.members]
+        own_MRC = torch.stack(own)
+        decay = torch.tensor(rate * self.group["weight_decay"])
+        update_ = compiled(fused_update_, self.backend)
+        norm_M = update_(own_MRC, x_MRC, variance_MN, torch.tensor(rate), decay, output_dim=self.output_dim)
+        torch._foreach_copy_(own, list(own_MRC))
+        if norms is not None:
+            norms.extend(zip(self.members, norm_M, strict=True))
 
 
 class _ShardedStack(_Stack):
@@ -259,13 +326,13 @@ class _ShardedStack(_Stack):
         )
         return [part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True)], work
 
-    def _ended(self) -> tuple[Tensor, Tensor]:
+    def _ended(self) -> tuple[Tensor, Tensor | None]:
         x_MK = self.parts[0].new_empty(len(self.members), self.parts[0].shape[1])
         for owned, part in zip(self.owned, self.parts, strict=True):
             x_MK[owned] = part
         num_own = self.part_shape.numel()
-        x_MRC = x_MK[:, :num_own].unflatten(1, self.part_shape).movedim(1, self.cut_dim)
-        return x_MRC, x_MK[:, num_own:]
+        torch._foreach_copy_(self.variances, list(x_MK[:, num_own:]))
+        return x_MK[:, :num_own].unflatten(1, self.part_shape).movedim(1, self.cut_dim), None
 
 
 def chunk_sizes(rows: int, ranks: int) -> list[int]:

@@ -33,17 +33,17 @@ class NonFiniteReport:
     loss_is_finite: bool = True
 
     def text(self) -> str:
-        rows = "; ".join(
-            f"{source} {file} row group {group} row {row}" for source, file, group, row in self.rows[:SHOWN]
-        )
-        more = f" and {len(self.rows) - SHOWN} more, which failure.json lists" if len(self.rows) > SHOWN else ""
-        return f"{self.tensor}{self._place()} (rows: {rows}{more})" if rows else f"{self.tensor}{self._place()}"
-
-    def _place(self) -> str:
-        if self.micro_step is None:
-            return ""
-        name = "rank" if len(self.ranks) == 1 else "ranks"
-        return f" on {name} {', '.join(map(str, self.ranks))} in micro-step {self.micro_step}"
+        text = self.tensor
+        if self.micro_step is not None:
+            name = "rank" if len(self.ranks) == 1 else "ranks"
+            text += f" on {name} {', '.join(map(str, self.ranks))} in micro-step {self.micro_step}"
+        if self.rows:
+            rows = [f"{source} {file} row group {group} row {row}" for source, file, group, row in self.rows[:SHOWN]]
+            more = ""
+            if len(self.rows) > SHOWN:
+                more = f" and {len(self.rows) - SHOWN} more, which failure.json lists"
+            text += f" (rows: {'; '.join(rows)}{more})"
+        return text
 
     def facts(self) -> dict[str, Any]:
         """Return the facts for metrics.jsonl and failure.json."""
@@ -66,23 +66,23 @@ class RowOrigins:
     def of_micro_step(self, step: int, micro_step: int, ranks: Iterable[int]) -> list[list]:
         """Return the same of the rows that some ranks read in one micro-step."""
         origins = self.rows.origins(step)
-        numbers: list[int | None] = []
+        rows = self.rows.micro_rows(step, self.micro_batch)
+        found = []
         for rank in sorted({batch_rank(rank) for rank in ranks}):
-            numbers += rows_of_micro_batch(
-                micro_step,
-                rank=rank,
-                world_size=self.batch_ranks,
-                rows=self.rows.micro_rows(step, self.micro_batch),
-                total=len(origins),
+            numbers = rows_of_micro_batch(
+                micro_step, rank=rank, world_size=self.batch_ranks, rows=rows, total=len(origins)
             )
-        return self._named([origins[number] for number in numbers if number is not None])
+            found += [origins[number] for number in numbers if number is not None]  # None fills a last micro-batch
+        return self._named(found)
 
     def _named(self, origins: list[tuple]) -> list[list]:
         inputs = self.run.read_manifest().get("inputs", {}).get("sources", [])
         files = {source["name"]: [file["label"] for file in source["files"]] for source in inputs}
         named = []
         for source, file, group, row in origins:
-            label = files[source][file] if source in files else f"file {file}"
+            label = f"file {file}"  # of a source that the manifest does not list
+            if source in files:
+                label = files[source][file]
             named.append([source, label, group, row])
         return named
 
@@ -103,19 +103,24 @@ def find_nonfinite(
     ranks: those at hand no longer tell where it began. one_gradient: the ranks share a sharded model, whose backward
     sums in any case.
     """
-    outcomes = from_every_rank((first_nonfinite(parameters), [loss.item() for loss in losses]))
-    bad_parameters = {rank: name for rank, (name, _) in enumerate(outcomes) if name}
-    losses_of_ranks = [of_rank for _, of_rank in outcomes]
+    losses_of_ranks = from_every_rank([loss.item() for loss in losses])
+
+    # 1. A parameter: then the update before is to blame, and its rows.
+    bad_parameters = _of_bad_ranks(first_nonfinite(parameters))
     if bad_parameters:
         name = next(iter(bad_parameters.values()))
-        since = f"since the update of step {step - 1}" if step else "before the first step"
+        since, rows = "before the first step", []
+        if step > 0:
+            since, rows = f"since the update of step {step - 1}", origins.of_step(step - 1)
         return NonFiniteReport(
             tensor=f"the parameter {name} is not finite {since}",
             is_parameter=True,
             ranks=list(bad_parameters),
-            rows=origins.of_step(step - 1) if step else [],
-            loss_is_finite=all(math.isfinite(loss) for of_rank in losses_of_ranks for loss in of_rank),
+            rows=rows,
+            loss_is_finite=all(math.isfinite(sum(of_rank)) for of_rank in losses_of_ranks),
         )
+
+    # 2. The loss of a micro-step.
     for micro_step, of_micro_step in enumerate(zip(*losses_of_ranks, strict=True)):
         bad = {rank: loss for rank, loss in enumerate(of_micro_step) if not math.isfinite(loss)}
         if bad:
@@ -126,11 +131,11 @@ def find_nonfinite(
                 rows=origins.of_micro_step(step, micro_step, bad),
                 loss_is_finite=False,
             )
+
+    # 3. A gradient, backwards from the loss: the order in which gradients are made, and a NaN spreads.
     all_ranks = list(range(num_ranks()))
     for micro_step, made in enumerate(gradients):
-        # Backwards from the loss: the order in which gradients are made, and a NaN spreads.
-        of_ranks = from_every_rank(first_nonfinite(dict(reversed(made.items()))))
-        names = {rank: name for rank, name in enumerate(of_ranks) if name}
+        names = _of_bad_ranks(first_nonfinite(dict(reversed(made.items()))))
         if names:
             ranks = all_ranks if one_gradient else list(names)
             return NonFiniteReport(
@@ -144,3 +149,8 @@ def find_nonfinite(
         ranks=all_ranks,
         rows=origins.of_step(step),
     )
+
+
+def _of_bad_ranks(name: str | None) -> dict[int, str]:
+    """Return by rank the name of the tensor that is not finite, of those that have one."""
+    return {rank: name for rank, name in enumerate(from_every_rank(name)) if name}

@@ -25,8 +25,13 @@ def group_by_placement(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Return the 2-norm over all, 0-dimensional float32 on the device, also of 16-bit gradients, whose own norm would
     have their few bits."""
-    wide = [g if g.dtype.itemsize >= 4 else torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
-    if len(parts := group_by_placement(wide)) > 1:
+    wide = []
+    for gradient in gradients:
+        if gradient.dtype.itemsize < 4:  # its norm counts for it: the norm of norms is that of all
+            gradient = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+        wide.append(gradient)
+    parts = group_by_placement(wide)
+    if len(parts) > 1:
         return torch.linalg.vector_norm(torch.stack([total_norm(part) for part in parts]))
     norm = torch.nn.utils.get_total_norm(wide)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -35,13 +40,16 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 def norm_over_ranks(measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Return the norm over all ranks. measured: pairs of a parameter and a tensor of it, of a sharded one this rank's
     part."""
-    parts = [x for p, x in measured if isinstance(p, DTensor)]
-    whole = [x for p, x in measured if not isinstance(p, DTensor)]
+    parts = [tensor for parameter, tensor in measured if isinstance(parameter, DTensor)]
+    whole = [tensor for parameter, tensor in measured if not isinstance(parameter, DTensor)]
     if not parts:
         return total_norm(whole)
+    # The squares of the parts add up over the ranks; each of HSDP's copies would count them again.
     square = total_norm(parts).double().square() / model_replicas()
     torch.distributed.all_reduce(square)
-    return (square + total_norm(whole).double().square() if whole else square).sqrt()
+    if whole:  # the same on every rank: added once
+        square = square + total_norm(whole).double().square()
+    return square.sqrt()
 
 
 def count_zeros(gradients: Sequence[Tensor]) -> Tensor:

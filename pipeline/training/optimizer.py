@@ -33,13 +33,15 @@ class MuonAdamW(torch.optim.Optimizer):
     weight_decay, outputs_first: stored (out, in) as nn.Linear does, or (in, out) as GPT-2's Conv1D does;
     product_dtype: a name of torch's).
 
-    AdamW is torch's, fused where the device has it; Muon's step is muon_step's.
+    AdamW is torch's, fused where the device has it; Muon's step is muon_step's, compiled by `backend` unless it is
+    None. States and checkpoints are the same either way.
     """
 
     _norms: list[tuple[Tensor, Tensor]] | None = None  # of the update that is measured
 
-    def __init__(self, groups: Iterable[dict[str, Any]]):
+    def __init__(self, groups: Iterable[dict[str, Any]], *, backend: str | None = None):
         super().__init__(groups, defaults={})
+        self.backend = backend
         for group in self.param_groups:
             if group["kind"] == "adamw":
                 # Under this name load_state_dict knows that the step counters live on the parameters' device.
@@ -60,7 +62,7 @@ class MuonAdamW(torch.optim.Optimizer):
             if parameters := [p for p in group["params"] if p.grad is not None]:
                 self._add_states(group, parameters)
                 if group["kind"] == "muon":
-                    muon_step(group, parameters, self.state, norms=self._norms)
+                    muon_step(group, parameters, self.state, norms=self._norms, backend=self.backend)
                 elif self._norms is None:
                     self._adamw(group, parameters)
                 else:

@@ -4,6 +4,7 @@ step."""
 import math
 from typing import Any
 
+from pipeline.metrics import Numbers
 from pipeline.recipe.batch import halvings_at
 from pipeline.recipe.schema import Schedule
 
@@ -15,6 +16,7 @@ LAST_MOMENTUM = 0.90
 def decay_progress(schedule: Schedule, step: int, max_steps: int) -> float:
     """Return how far the fall of the rates is: 0 up to its first step, 1 at `max_steps`, which is after the last
     step."""
+    # The last decay_fraction of the steps: 0 at step max_steps - decay_steps, 1 at max_steps.
     decay_steps = round(schedule.decay_fraction * max_steps)
     if decay_steps == 0:
         return 0.0
@@ -25,6 +27,7 @@ def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int) -> f
     """Return lrm(step): linear warm-up, 1, then the fall to final_fraction; the lower of the two where they overlap.
     Smaller batches at the beginning make it smaller.
     """
+    # 1. The fall at the end, from 1 to final_fraction.
     p = decay_progress(schedule, step, max_steps)
     if schedule.decay == "linear":
         falling = 1 - p
@@ -33,18 +36,20 @@ def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int) -> f
     else:
         falling = 1 - math.sqrt(p)
     multiplier = falling + (1 - falling) * schedule.final_fraction
+    # 2. The warm-up: the first step makes an update already.
     if step < schedule.warmup_steps:
         multiplier = min(multiplier, (step + 1) / schedule.warmup_steps)
-    warmup = schedule.batch_warmup_steps
-    if halvings := halvings_at(step, warmup_steps=warmup, halvings=schedule.batch_halvings):
-        multiplier *= 0.5 ** (halvings / 2)  # the rates follow the root of the batch, as those of the depth dial do
-    return multiplier
+    # 3. Batches that are 2^halvings smaller: rates follow the root of the batch, as those of the depth dial do.
+    halvings = halvings_at(step, warmup_steps=schedule.batch_warmup_steps, halvings=schedule.batch_halvings)
+    return multiplier * 0.5 ** (halvings / 2)
 
 
 def muon_momentum(schedule: Schedule, step: int, max_steps: int, *, peak: float) -> float:
     """Return 0.85 rising to `peak` over momentum_warmup_steps, falling to 0.90 with the rates; never above `peak`."""
+    # 1. From the peak to 0.90, as the rates fall.
     p = decay_progress(schedule, step, max_steps)
     momentum = (1 - p) * peak + p * min(LAST_MOMENTUM, peak)
+    # 2. At the beginning from 0.85 to the peak.
     if step < schedule.momentum_warmup_steps:
         p = step / schedule.momentum_warmup_steps
         momentum = min(momentum, (1 - p) * min(FIRST_MOMENTUM, peak) + p * peak)
@@ -107,7 +112,7 @@ class StepSchedule:
         apply_schedule(self.optimizer, self.schedule, self.next_step, self.max_steps)
 
 
-def logged_rates(scheduler: Any, *, trainer_rate: float, peak: float, skipped: bool) -> dict[str, float]:
+def logged_rates(scheduler: Any, *, trainer_rate: float, peak: float, skipped: bool) -> Numbers:
     """Return optim/lr, the first group's rate, and the multiplier lrm of the step just made.
 
     trainer_rate, peak: of transformers' own schedulers. skipped: whether the fp16 scaler skipped the update.
@@ -115,7 +120,8 @@ def logged_rates(scheduler: Any, *, trainer_rate: float, peak: float, skipped: b
     if not isinstance(scheduler, StepSchedule):
         return {"optim/lr": trainer_rate, "optim/lrm": trainer_rate / peak if peak else 0.0}
     # The schedule counts updates: fewer than steps once the fp16 scaler has skipped some.
-    multiplier = scheduler.multiplier(scheduler.next_step - (0 if skipped else 1))
+    last = scheduler.next_step if skipped else scheduler.next_step - 1
+    multiplier = scheduler.multiplier(last)
     groups = scheduler.optimizer.param_groups
     rates = {f"optim/lr/{group['name']}": group["initial_lr"] * multiplier for group in groups}
     return {"optim/lr": next(iter(rates.values())), "optim/lrm": multiplier, **rates}

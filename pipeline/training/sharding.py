@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
@@ -55,7 +54,9 @@ def shard_model(model: PreTrainedModel, *, compile_options: dict[str, Any] | Non
         )
     # What stays with the outermost weights: one parameter of two modules, and the last norm with the head, for which
     # transformers waits until both were called; the chunked loss takes the head's weight alone.
-    ends = (model.get_input_embeddings(), model.get_output_embeddings()) if model.config.tie_word_embeddings else ()
+    ends: tuple[nn.Module, ...] = ()
+    if model.config.tie_word_embeddings:
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())
     tied = {name for name, module in model.named_modules() if module in ends}
     plan = {name: how for name, how in model.fsdp_plan.items() if name not in tied and how != "keep_full_weight"}
     model.fsdp_plan = plan  # type: ignore[misc]  # mypy does not see its setter
@@ -68,10 +69,11 @@ def shard_model(model: PreTrainedModel, *, compile_options: dict[str, Any] | Non
     resolved, _, mesh = kind.prepare_distribute_model(config)
     kind.maybe_distribute_model(model, resolved, mesh)
     if compile_options is not None:
-        for blocks in [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]:
-            for block in blocks:
-                if isinstance(block, FSDPModule):  # gathered by itself
-                    block.compile(**compile_options)
+        for blocks in model.modules():
+            if isinstance(blocks, nn.ModuleList):
+                for block in blocks:
+                    if isinstance(block, FSDPModule):  # gathered by itself
+                        block.compile(**compile_options)
     if hasattr(model, "per_token_nll"):  # called instead of forward, whose hooks gather the weights
         register_fsdp_forward_method(model, "per_token_nll")
 

@@ -19,6 +19,7 @@ def refuse_unshared(folder: Path, *, key: str = "run.directory") -> None:
     """
     if num_ranks() in (1, int(os.environ.get("LOCAL_WORLD_SIZE", 1))):
         return
+    # 1. Every rank makes a file, under a name that no other start has.
     name = f".shared-{from_every_rank(secrets.token_hex(8))[0]}"
     own = folder / f"{name}-{dist.get_rank()}"
     refusal, sees_first = "", False
@@ -27,12 +28,14 @@ def refuse_unshared(folder: Path, *, key: str = "run.directory") -> None:
         own.touch()
     except OSError as error:  # raised below, on every rank
         refusal = error.strerror or str(error)
+    # 2. When all have, each looks for the one of rank 0.
     dist.barrier()
     try:
         # Listed: a network file system remembers for a while that a file did not exist, until its folder is listed.
         sees_first = f"{name}-0" in os.listdir(folder)
     except OSError as error:
         refusal = refusal or error.strerror or str(error)
+    # 3. What each machine found; all ranks raise the same.
     outcomes = from_every_rank((socket.gethostname(), refusal, sees_first))
     if not refusal:
         own.unlink(missing_ok=True)

@@ -35,6 +35,7 @@ class StagingBuffer:
     """
 
     def __init__(self, tensors: dict[str, Tensor], *, metadata: dict[str, str] | None = None):
+        # 1. The header: of each tensor its type, shape, and where its bytes are among those of all tensors.
         self.layout = layout_of(tensors)
         header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
         offset = 0
@@ -45,9 +46,10 @@ class StagingBuffer:
             header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
             offset += size
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % 8)
+        text += b" " * (-len(text) % 8)  # to a multiple of 8 bytes
+        # 2. The file: 8 bytes with the header's length, the header, the tensors.
         self.start = 8 + len(text)
-        self.bytes = self.start + offset
+        self.bytes = self.start + offset  # of the whole file
         self.descriptor = unnamed_file()
         if hasattr(os, "posix_fallocate") and not has_memory_files():
             # A full disk is an error here, and a signal that kills in `fill`.
@@ -55,6 +57,7 @@ class StagingBuffer:
         os.ftruncate(self.descriptor, self.bytes)
         self.memory = mmap.mmap(self.descriptor, self.bytes)
         self.memory[: self.start] = len(text).to_bytes(8, "little") + text
+        # 3. A view of the memory for each tensor, to copy it to; locked, so that CUDA copies at full bandwidth.
         pin = any(tensor.is_cuda for tensor in tensors.values())
         self.pinned = PinnedMemory(self.memory) if pin else None
         self.views = {name: self._view(header[name]["data_offsets"], *self.layout[name]) for name in tensors}

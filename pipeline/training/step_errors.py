@@ -63,6 +63,7 @@ class MemoryAdvice:
 
     def error(self, error: BaseException, *, step: int, stage: str) -> OutOfMemoryError:
         """Return the error for the user."""
+        # 1. Where the micro-batch does not matter.
         begin = f"memory ran out at step {step} in {stage} ({first_line(error)})"
         if stage == "evaluation":
             return OutOfMemoryError(
@@ -74,6 +75,7 @@ class MemoryAdvice:
                 f"{self.path}: {begin}, where the size of the micro-batch does not matter. Take a smaller model, more "
                 "processes or more memory."
             )
+        # 2. A smaller one: half, where nothing can be tried, else the largest that fits.
         begin = f"{self.where(KEY)}: {begin}, with {self.micro_batch} rows of {self.row_tokens} tokens"
         same = "the global batch and the training stay the same."
         if self.fits is None:

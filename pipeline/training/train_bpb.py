@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from pipeline.data.rows import IGNORED
+from pipeline.metrics import Numbers
 
 
 class TrainBpbMeter:
@@ -38,9 +39,10 @@ class TrainBpbMeter:
         if self.byte_lengths_V is None:
             return {}
         labels_N = batch["shift_labels"].numpy().ravel()
-        lengths_N = np.where(labels_N == IGNORED, 0, self.byte_lengths_V[labels_N.clip(min=0)])
+        is_target_N = labels_N != IGNORED
+        lengths_N = np.where(is_target_N, self.byte_lengths_V[labels_N.clip(min=0)], 0)
         self.bytes += int(lengths_N.sum())
-        return {"special_targets": torch.from_numpy(np.flatnonzero((lengths_N == 0) & (labels_N != IGNORED)))}
+        return {"special_targets": torch.from_numpy(np.flatnonzero(is_target_N & (lengths_N == 0)))}
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor, outputs: Any, labels_BT: torch.Tensor, special: torch.Tensor) -> None:
@@ -55,7 +57,7 @@ class TrainBpbMeter:
             return
         self.nats += loss.to(self.nats.dtype) - of_special
 
-    def read(self) -> dict[str, float]:
+    def read(self) -> Numbers:
         """Return this rank's sums since the last reading, for bits_per_byte."""
         if self.byte_lengths_V is None:
             return {}
@@ -63,17 +65,19 @@ class TrainBpbMeter:
         self.load([])
         return numbers
 
-    def state(self) -> dict[str, float]:
+    def state(self) -> Numbers:
         return {"nats": self.nats.item(), "bytes": self.bytes}
 
-    def load(self, states: list[dict[str, float]]) -> None:
+    def load(self, states: list[Numbers]) -> None:
         """Take over these sums, which other ranks may have made: only the sum over all ranks counts."""
         self.nats.fill_(sum(state["nats"] for state in states))
         self.bytes = int(sum(state["bytes"] for state in states))
         self.begin()
 
 
-def bits_per_byte(ranks: list[dict[str, float]]) -> float | None:
+def bits_per_byte(ranks: list[Numbers]) -> float | None:
     """Return the figure over all ranks, from what each of them has read; None where no byte was trained on."""
     num_bytes = sum(rank.get("bytes", 0) for rank in ranks)
-    return sum(rank["nats"] for rank in ranks) / (math.log(2) * num_bytes) if num_bytes else None
+    if not num_bytes:
+        return None
+    return sum(rank["nats"] for rank in ranks) / (math.log(2) * num_bytes)  # a bit is log(2) nats

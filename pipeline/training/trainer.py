@@ -19,6 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from pipeline.data.loader import StepLoader, on_device
 from pipeline.evals.bpb import EvaluationInterrupted, score_validation
 from pipeline.hardware.device import batch_rank, batch_ranks, tensor_parallel_size
+from pipeline.metrics import Numbers
 from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Hub, Monitor, Schedule
 from pipeline.run_dir.failures import is_out_of_memory
@@ -38,7 +39,7 @@ from pipeline.training.log_row import LogRow, measures_update
 from pipeline.training.meters import LossSum, RankStepTimer, StepMeter
 from pipeline.training.nonfinite import NonFiniteReport, RowOrigins, find_nonfinite
 from pipeline.training.norms import group_by_placement, total_norm
-from pipeline.training.optimizer_state import optimizer_settings, optimizer_tensors
+from pipeline.training.optimizer_state import Tensors, optimizer_settings, optimizer_tensors
 from pipeline.training.ranks import Ranks
 from pipeline.training.schedules import StepSchedule, logged_rates
 from pipeline.training.stages import stage_of
@@ -80,7 +81,7 @@ class Evaluation:
     tasks: dict[str, Any]
     tokenizer: Any
 
-    def score(self, model: nn.Module, *, interruptible: Callable[[Iterable], Iterable]) -> dict[str, float]:
+    def score(self, model: nn.Module, *, interruptible: Callable[[Iterable], Iterable]) -> Numbers:
         """Return metrics of the bare model by name. interruptible: wraps batches, and may raise
         EvaluationInterrupted on every rank."""
         metrics = score_validation(model, self.validation, watched=interruptible, **self.options)
@@ -179,7 +180,7 @@ class TandemTrainer(Trainer):
             stage=settings.stage,
             hub=settings.hub,
         )
-        self.restore = Restore(self)
+        self.restore = Restore(self.load_state)
         args.max_grad_norm = args.max_grad_norm or math.inf  # Trainer reads 0 as: do not call _clip_grad_norm
         data: dict[str, Any] = {"train_dataset": rows, "eval_dataset": rows, "processing_class": tokenizer}
         super().__init__(model=model, args=args, callbacks=[self.restore], **data)
@@ -214,7 +215,7 @@ class TandemTrainer(Trainer):
             num_train_epochs = 0
         return num_train_epochs, *values
 
-    def count_batch(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def count_batch(self, batch: Tensors) -> Tensors:
         """Count tokens and bytes of a batch while it is on the host; return the tensors to add to it."""
         self.meter.count(batch)
         return self.train_bpb.count(batch)
@@ -222,17 +223,27 @@ class TandemTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, torch.Tensor]:
-        """Return the step's micro-batches and its number of targets over all ranks, known from the rows without a
-        gather."""
+        """Return the step's micro-batches and its number of targets over all ranks."""
         self.losses = []
         for meter in (self.meter, self.loss_sum, self.train_bpb, self.timer):
             meter.begin()
         batches = [next(epoch_iterator) for _ in range(num_batches)]
+        # By this number all losses of the step are divided. The rows tell it on every rank, without a gather.
         targets = self.rows.num_targets(self.state.global_step)
         self.meter.step(targets)
         return batches, torch.full((), float(max(targets, 1)), device=device)  # torch.tensor would wait for the device
 
     # ---- steps ----
+
+    # From a micro-batch to the gradient of the step. The loss of a step is the mean over all its targets, however
+    # many of them each rank and each micro-batch has:
+    #   1. the model sums the nats of a micro-batch and divides them by the targets of the whole step;
+    #   2. Trainer multiplies by the ranks that read different rows, since DDP averages their gradients;
+    #   3. what a mixture of experts added to balance them is taken off: a loss is of the text alone;
+    #   4. for the gradient it is added again, divided by the micro-steps: averaged over ranks and summed over
+    #      micro-steps it keeps its factor;
+    #   5. backward passes add up the micro-steps, and DDP averages the ranks;
+    #   6. the norm of the sum is checked, then clipped; then the optimizer makes its update.
 
     def get_tp_size(self) -> int:
         """Return how many ranks compute each layer together; Trainer multiplies the loss by the number of their
@@ -242,7 +253,7 @@ class TandemTrainer(Trainer):
     def training_step(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, torch.Tensor],
+        inputs: Tensors,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         loss = self.forward_backward(model, inputs, num_items_in_batch)
@@ -251,7 +262,7 @@ class TandemTrainer(Trainer):
         return loss
 
     def forward_backward(
-        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | int | None
+        self, model: torch.nn.Module, inputs: Tensors, num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
         """Run forward and backward of one micro-batch that is on the device; return this micro-batch's share of the
         global token mean, of the text alone."""
@@ -259,28 +270,28 @@ class TandemTrainer(Trainer):
             model.train()
         with self.compute_loss_context_manager():
             loss: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-        value = loss.detach()
+        of_text = loss.detach()
         if self.balancing is not None:
-            # Gradients of ranks are averaged and those of micro-steps summed: the factor is that of their mean.
             loss = loss + self.balancing / self.args.gradient_accumulation_steps
             self.balancing = None
         self.timer.before_backward(loss)
         # 1, or NaN where the loss is not finite: its gradients then say so on every rank, without a collective.
-        self.accelerator.backward(loss, gradient=1 + (value - value))
-        return value
+        one = 1 + (of_text - of_text)
+        self.accelerator.backward(loss, gradient=one)
+        return of_text
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         special = inputs.pop("special_targets", None)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.balancing = balancing_loss(self.model, outputs)
         if self.balancing is not None:
-            loss = loss - self.balancing * self.batch_ranks  # by which Trainer multiplied the model's loss
-        if special is not None:  # a batch of the training: the mean of the ranks' losses is that of the step
+            loss = loss - self.balancing * self.batch_ranks  # by which Trainer multiplied the model's whole loss
+        if special is not None:  # a batch of the training, whose nats are counted: the two factors are taken off
             nats = loss.detach() * num_items_in_batch / self.batch_ranks
             self.train_bpb.add(nats, outputs, inputs["shift_labels"], special)
         return (loss, outputs) if return_outputs else loss
 
-    def floating_point_ops(self, inputs: dict[str, torch.Tensor]) -> int:
+    def floating_point_ops(self, inputs: Tensors) -> int:
         return 0  # the meter counts exactly; Trainer's leaves attention out and walks the model every micro-batch
 
     def _clip_grad_norm(self, model):
@@ -289,9 +300,12 @@ class TandemTrainer(Trainer):
         Overridden because no event comes between the norm and the clipping: the norm is checked first, and mostly
         nothing is to clip then.
         """
+        # 1. The norm over all parameters, of whole gradients: fp16's factor is taken off first.
         self.accelerator.unscale_gradients()
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        parameters: list[Any] = [p for p in self.trained_parameters() if p.grad is not None]
         norm = total_norm([p.grad for p in parameters])
+
+        # 2. Whether the update may be made. The host waits for the device here, and nowhere else in a step.
         step, state, scaler = self.state.global_step, self.state, self.accelerator.scaler
         if measures_update(step + 1, max_steps=state.max_steps, logging_steps=state.logging_steps):
             self.log_row.update.record(parameters, self.optimizer)
@@ -306,12 +320,18 @@ class TandemTrainer(Trainer):
         if not check.loss_is_finite:  # else averages would stay NaN for ever
             self.loss_sum.undo()
             self.train_bpb.undo()
+
+        # 3. The clipping. torch's factor is max_grad_norm / (norm + 1e-6), and at most 1.
         if check.skip:
             model.zero_grad()  # optimizers leave a parameter without a gradient as it is
         elif check.norm + CLIP_EPS > self.args.max_grad_norm:
             for of_one_placement in group_by_placement(parameters):
                 torch.nn.utils.clip_grads_with_norm_(of_one_placement, self.args.max_grad_norm, norm)
         return norm
+
+    def trained_parameters(self) -> list[Any]:
+        """Return the optimizer's parameters, in the order of its groups."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def row_origins(self) -> RowOrigins:
         return RowOrigins(self.rows, self.run, self.args.per_device_train_batch_size, self.batch_ranks)
@@ -329,7 +349,7 @@ class TandemTrainer(Trainer):
             one_gradient=self.is_sharded,
         )
 
-    def micro_step_gradients(self, model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    def micro_step_gradients(self, model: nn.Module) -> Iterator[Tensors]:
         """Yield the gradients of each micro-step of this step, computed again, before they are summed over ranks or
         clipped. Another dropout may hide what was not finite."""
         step, device = self.state.global_step, self.args.device
@@ -361,12 +381,15 @@ class TandemTrainer(Trainer):
         torch.cuda.empty_cache()  # nothing without CUDA
         kept = []
         try:
-            # Memory of the first update, where it was not made: two numbers a parameter are the most of ours.
+            # 1. The optimizer's state, where no update has made it: two numbers a parameter are the most of ours.
             made = self.optimizer.state if self.optimizer is not None else {}
-            unmade = [p for p in model.parameters() if p.requires_grad and not made.get(p)]
-            kept += [torch.empty_like(p) for p in unmade for _ in range(2)]
+            for parameter in model.parameters():
+                if parameter.requires_grad and not made.get(parameter):
+                    kept += [torch.empty_like(parameter), torch.empty_like(parameter)]
+            # 2. What a run takes besides.
             kept.append(torch.empty(reserve, dtype=torch.uint8, device=device))
-            for micro_step in range(2):  # the second one has the gradients besides its activations
+            # 3. Two micro-steps: the second one has the gradients besides its activations.
+            for micro_step in range(2):
                 batch = self.rows.micro_batch(
                     step, micro_step, rank=self.args.process_index, world_size=self.args.world_size, rows=rows
                 )
@@ -420,13 +443,15 @@ class TandemTrainer(Trainer):
 
     # ---- evaluation and logging ----
 
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> Numbers:
         """Return metrics of the bare model by name, the same on every rank; the training's random state does not
         move."""
         started, step = time.perf_counter(), self.state.global_step
         # Under FSDP a forward needs every rank: they agree before each batch.
-        interruptible = partial(self.interruptible, lockstep=True) if self.is_sharded else self.interruptible
-        metrics: dict[str, float] | None = None
+        interruptible = self.interruptible
+        if self.is_sharded:
+            interruptible = partial(interruptible, lockstep=True)
+        metrics: Numbers | None = None
         with suppress(EvaluationInterrupted), self.meter.pause(), preserved_rng(), forward_only(self.model):
             metrics = self.evaluation.score(self.model, interruptible=interruptible)
         self.recorded_evaluations.add(step)
@@ -463,7 +488,7 @@ class TandemTrainer(Trainer):
             step=self.state.global_step,
             losses=losses,
             rates=rates,
-            parameters=[p for group in self.optimizer.param_groups for p in group["params"]],
+            parameters=self.trained_parameters(),
             wait_s=self.loader.wait_s if self.loader else 0.0,
             max_norm=self.args.max_grad_norm,
         )
@@ -479,13 +504,17 @@ class TandemTrainer(Trainer):
         Overridden because Trainer evaluates before it saves: here an evaluation that fails loses nothing. The last
         step is always logged and evaluated.
         """
-        step, last = self.state.global_step, self.state.global_step >= self.state.max_steps
+        step = self.state.global_step
+        last = step >= self.state.max_steps
+        # 1. The row of the steps since the last one; there is none where all of them were skipped.
         if (self.control.should_log or last) and self.loss_sum.kept:
             self.log_step(learning_rate=learning_rate)
+        # 2. The checkpoint.
         if self.control.should_save:
             self.save_checkpoint()
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         self.log_written(self.saver.check())
+        # 3. The evaluation, and what comes after a step that is saved: CORE and chat tasks.
         if (self.control.should_evaluate or last) and step not in self.recorded_evaluations:
             self.evaluate()
         self.control.should_evaluate = False
@@ -493,6 +522,7 @@ class TandemTrainer(Trainer):
             for callback in self.callback_handler.callbacks:
                 if isinstance(callback, StepCallback):
                     callback.on_step_done(self.args, self.state, self.control)
+        # 4. A run that ends waits until its checkpoint is on the disk.
         if last or self.control.should_training_stop:  # here, where the watch for hangs is still on
             self.log_written(on_every_rank(self.saver.wait)[0])
 
@@ -502,6 +532,7 @@ class TandemTrainer(Trainer):
         started = time.perf_counter()
         step = self.state.global_step
         with self.meter.pause():
+            # 1. What the ranks have each for itself, and the tensors, none of which may be NaN.
             ranks = from_every_rank((get_rng_state(), self.loss_sum.read(), self.train_bpb.state()))
             optimizer = optimizer_tensors(self.optimizer, self.model)
             tensors = {**self.model.state_dict(), **optimizer}
@@ -509,6 +540,7 @@ class TandemTrainer(Trainer):
             model = self.accelerator.unwrap_model(self.model)
             facts = {"tokens": self.meter.tokens_at(step), "world_size": self.args.world_size}
 
+            # 2. Small files are written here; large ones are copied, and another process writes the copy.
             def write_small(folder: Path) -> dict:
                 self.model_files.write_small(model, folder)
                 self.write_state(folder, ranks)
@@ -560,12 +592,14 @@ class TandemTrainer(Trainer):
             self.accelerator.scaler.load_state_dict(saved["scaler"])
         # What was not logged: the next logged loss is then that of the uncut run.
         unlogged = position["unlogged"]
-        texts, step = unlogged["text"], self.restore.start_step
+        step = self.restore.start_step
         self.loss_sum.load(files.unlogged_losses(unlogged, step=step, rank=rank, ranks=ranks))
+        texts = unlogged["text"]
         if len(texts) == ranks:
-            self.train_bpb.load([texts[rank]])
-        else:
-            self.train_bpb.load(texts if rank == 0 else [])
+            texts = [texts[rank]]
+        elif rank > 0:  # of another number of ranks: the first one takes all
+            texts = []
+        self.train_bpb.load(texts)
         self.guard.load_state_dict(position["guard"])
 
     def log_written(self, seconds: float | None) -> None:
@@ -577,7 +611,12 @@ class TandemTrainer(Trainer):
         """Train to the end, from a whole checkpoint or from the start. What was due at the checkpoint's step is done
         first."""
         if checkpoint is not None:
-            self.restore.read(checkpoint)
+            position = self.restore.read(checkpoint)
+            is_fork = checkpoint.parent != self.run.checkpoints
+            self.meter.load_state_dict(position["meter"])
+            self.log_row.load_state_dict(position.get("log_row", {}), is_fork=is_fork)
+            if self.args.process_index == 0:
+                self.saver.note_good(checkpoint)
         try:
             with translate_errors(
                 self.run, self.ranks, step=lambda: self.state.global_step, out_of_memory=self.memory_error
@@ -602,30 +641,27 @@ class Restore(TrainerCallback):
     """Continues exactly from a checkpoint. The first callback: the others see the run as the checkpoint left it.
 
     Trainer.train is not given the checkpoint: it would look for files of its own, and for cadences of that start.
+    load_state: takes over all of a checkpoint but model and random state.
     """
 
-    def __init__(self, trainer: TandemTrainer):
-        self.trainer, self.start_step = trainer, 0
+    def __init__(self, load_state: Callable[[Path, dict[str, Any]], None]):
+        self.load_state, self.start_step = load_state, 0
         self.checkpoint: Path | None = None
-        self.rng: dict[str, torch.Tensor] | None = None
+        self.rng: Tensors | None = None
 
-    def read(self, checkpoint: Path) -> None:
-        """Read where the training begins, before it does."""
-        self.checkpoint, trainer = checkpoint, self.trainer
+    def read(self, checkpoint: Path) -> dict[str, Any]:
+        """Read where the training begins, before it does; return position.json."""
+        self.checkpoint = checkpoint
         self.saved, self.position = files.read_state(checkpoint)
         self.start_step = self.saved.global_step
-        trainer.meter.load_state_dict(self.position["meter"])
-        is_fork = checkpoint.parent != trainer.run.checkpoints
-        trainer.log_row.load_state_dict(self.position.get("log_row", {}), is_fork=is_fork)
-        if trainer.args.process_index == 0:
-            trainer.saver.note_good(checkpoint)
+        return self.position
 
     def on_train_begin(self, args, state, control, **kwargs):
         state.train_batch_size = args.per_device_train_batch_size  # found after Trainer noted it, where it was auto
         if self.checkpoint is None:
             return
         state.global_step, state.epoch = self.start_step, self.saved.epoch
-        self.trainer.load_state(self.checkpoint, self.position)
+        self.load_state(self.checkpoint, self.position)
         self.rng = files.read_rng(self.checkpoint, args.process_index)
 
     def on_step_begin(self, args, state, control, **kwargs):

@@ -151,6 +151,6 @@ def test_generation_also_ends_at_the_end_of_turn_of_the_template(tmp_path, cache
     for stage, ends in (("sft", [turn_end, text_end]), ("pretrain", text_end)):
         recipe = read_recipe([str(recipe_for(runner, "qwen2", stage, folder))], stage=stage)
         recipe = resolve_start(recipe)
-        model = build_from_recipe(recipe, load_ready(recipe))
+        model = build_from_recipe(recipe, load_ready(recipe.tokenizer_settings()))
         assert model.generation_config.eos_token_id == ends
     assert "generation also ends at '<|im_end|>'" in capsys.readouterr().out

@@ -23,6 +23,7 @@ from pipeline.data.mixture import mixed
 from pipeline.data.prepare import ShardBuilder
 from pipeline.data.row_plan import locks, open_stream, plan_rows, sequence_folder
 from pipeline.process.errors import DataError
+from pipeline.recipe.dial import row_settings
 from tests.data.conftest import chat_files  # noqa: F401 - a fixture: three files, of which contrib has two
 
 THIRTEEN = "the quick brown fox jumps over the lazy dog while nobody looks 42"
@@ -214,7 +215,7 @@ def test_what_a_shard_contains_does_not_depend_on_where_preparation_stopped(benc
     for cache, stops_after in (("whole", 10_000), ("stopped", 1), ("stopped later", 3)):
         recipe = bench.recipe(cache=cache, shard_rows=256, train={"max_steps": 300})
         sources = bench.sources(recipe)
-        plan = plan_rows(recipe, bench.tokenizer, sources=sources, watchlist=path)
+        plan = plan_rows(row_settings(recipe), bench.tokenizer, sources=sources, watchlist=path)
         made = True
         while made:
             with locks(plan), ShardBuilder(plan, bench.tokenizer, sources=sources) as builder:

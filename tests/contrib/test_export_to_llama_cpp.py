@@ -94,7 +94,7 @@ def gpt2s_own():
         pytest.skip("no GPT-2 tokenizer here (tokenizer_gpt2 in TANDEM_SHARED_DATA)")
     recipe = Recipe()
     recipe.tokenizer.path = str(data / "tokenizer_gpt2")
-    return load_or_train(recipe, [])
+    return load_or_train(recipe.tokenizer_settings(), [])
 
 
 @pytest.mark.parametrize("tokenizer", ["ours", "gpt2s_own"])

@@ -8,6 +8,7 @@ import pytest
 from pipeline.data.preparation import start_preparation
 from pipeline.data.prepare import prepare_now
 from pipeline.data.row_plan import plan_rows
+from pipeline.recipe.dial import row_settings
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer.train import train_bpe
@@ -60,10 +61,12 @@ class Bench:
         return recipe
 
     def sources(self, recipe):
-        return open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+        return open_sources(recipe.source_settings())
 
     def plan(self, recipe, *, sources=None, watchlist=None):
-        return plan_rows(recipe, self.tokenizer, sources=sources or self.sources(recipe), watchlist=watchlist)
+        return plan_rows(
+            row_settings(recipe), self.tokenizer, sources=sources or self.sources(recipe), watchlist=watchlist
+        )
 
     def prepared(self, recipe, *, sources=None, watchlist=None, verify=False):
         sources = sources or self.sources(recipe)

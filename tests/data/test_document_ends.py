@@ -8,6 +8,7 @@ import pytest
 from pipeline.data.row_plan import plan_rows
 from pipeline.data.rows import TrainingRows
 from pipeline.data.validation import ValidationRows
+from pipeline.recipe.dial import row_settings
 from pipeline.recipe.schema import Source
 from pipeline.tokenizer import load_or_train
 from pipeline.tokenizer.encode import document_end, encode_documents
@@ -27,7 +28,7 @@ def going_on(bench, tmp_path):
         made = bench.recipe(sources=[Source(files=str(file))], train=train, **data)
         made.model.start_from = made.tokenizer.path = str(folder)
         made.run.directory = str(tmp_path / "runs")
-        bench.tokenizer = load_or_train(made, [])
+        bench.tokenizer = load_or_train(made.tokenizer_settings(), [])
         return made
 
     return recipe
@@ -74,9 +75,9 @@ def test_every_document_of_continued_pretraining_has_its_end_and_all_its_text(pa
 
 def test_bytes_of_validation_stay_what_they_are_without_ends(going_on, bench):
     recipe = going_on("llama")
-    with_end = ValidationRows.open(bench.prepared(recipe))
+    with_end = ValidationRows(bench.prepared(recipe))
     recipe.model.start_from = None
-    without = ValidationRows.open(bench.prepared(recipe))
+    without = ValidationRows(bench.prepared(recipe))
     lengths = {}
     for name, rows in (("with", with_end), ("without", without)):
         plan = rows.plan["documents"]["sequences"][0]
@@ -91,7 +92,7 @@ def test_rows_from_scratch_or_of_a_begun_run_stay_unchanged(going_on, bench, tmp
     recipe.run.name = "begun"
 
     def plan():
-        return plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
+        return plan_rows(row_settings(recipe), bench.tokenizer, sources=bench.sources(recipe))
 
     assert "end" in plan()
     run = tmp_path / "runs" / "begun"
@@ -120,4 +121,4 @@ def test_a_model_that_ends_at_the_next_beginning_goes_on_so(going_on, bench, tmp
     bos = bench.tokenizer.bos_token_id
     file = tmp_path / "model" / "generation_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [bench.tokenizer.eos_token_id, bos]}))
-    assert "end" not in plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    assert "end" not in plan_rows(row_settings(recipe), bench.tokenizer, sources=bench.sources(recipe))

@@ -37,7 +37,7 @@ def said(bench, recipe):
     sources = bench.sources(recipe)
     preparation = bench.prepared(recipe)
     rows = TrainingRows.open(preparation=preparation)
-    validation = ValidationRows.open(preparation)
+    validation = ValidationRows(preparation)
     return warning_lines(rows.plan, validation, sources=sources, tokenizer=bench.tokenizer), rows
 
 
@@ -154,7 +154,7 @@ def test_the_command_exits_with_65_and_no_stack_when_nothing_fits(bench, tmp_pat
 
 @pytest.mark.parametrize("stage", ["pretrain", "sft"])
 def test_the_scored_bytes_are_those_of_the_labels(bench, stage):
-    rows = ValidationRows.open(bench.prepared(bench.recipe(stage=stage)))
+    rows = ValidationRows(bench.prepared(bench.recipe(stage=stage)))
     lengths = byte_lengths(bench.tokenizer)
 
     def of(batches):
@@ -175,7 +175,7 @@ def test_a_large_validation_is_not_mentioned(bench, text_files):
     recipe = bench.recipe(sources=[Source(files=str(text_files[1]))])
     recipe.data.validation = [Source(files=str(text_files[0]))]
     recipe.evals.bpb.tokens, recipe.evals.bpb.document_bytes = 10_000_000, 4_000_000
-    assert max(ValidationRows.open(bench.prepared(recipe)).scored_bytes(bench.tokenizer).values()) > ENOUGH_BYTES
+    assert max(ValidationRows(bench.prepared(recipe)).scored_bytes(bench.tokenizer).values()) > ENOUGH_BYTES
     assert said(bench, recipe)[0] == []
 
 
@@ -243,7 +243,7 @@ def test_mostly_untrained_answers_are_refused_unless_the_run_has_begun(stripping
         said(stripping, recipe)
     rows = TrainingRows.open(preparation=stripping.prepared(recipe))
     sources = stripping.sources(recipe)
-    validation = ValidationRows.open(rows.preparation)
+    validation = ValidationRows(rows.preparation)
     warning_lines(rows.plan, validation, sources=sources, tokenizer=stripping.tokenizer, has_begun=True)
 
 

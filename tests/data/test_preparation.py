@@ -49,7 +49,7 @@ def test_running_ahead_gives_the_rows_and_bytes_of_preparing_beforehand(bench, s
         assert all((expected[name] == found[name]).all() for name in expected)
     ahead.child.wait(60)
     assert shard_bytes(ahead.plan) == shard_bytes(before.plan)
-    assert next(iter(ValidationRows.open(ahead).batches(rows=2)))["input_ids"].shape == (2, 64)
+    assert next(iter(ValidationRows(ahead).batches(rows=2)))["input_ids"].shape == (2, 64)
 
 
 def test_what_is_prepared_starts_no_process(bench):

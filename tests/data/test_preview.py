@@ -16,11 +16,12 @@ import yaml
 
 from pipeline.data import estimate
 from pipeline.data.__main__ import main
-from pipeline.data.estimate import about_steps, about_tokens
+from pipeline.data.estimate import about_tokens
 from pipeline.data.preview import is_recipe
 from pipeline.data.rows import TrainingRows
 from pipeline.process.errors import DataError
 from pipeline.recipe import read_recipe
+from pipeline.recipe.schema import Recipe
 from pipeline.sources.open import open_sources
 from tests.families import FAMILIES, tokenizer_of
 
@@ -86,7 +87,7 @@ def test_the_printed_lines_are_a_recipe_that_reads_the_same_rows(folder):
     Path("recipe.yaml").write_text(textwrap.dedent(lines))
     recipe = read_recipe(["recipe.yaml", f"data.cache_dir={folder / 'cache'}"], stage=None)
     assert recipe.stage == "pretrain"
-    train, held_out = open_sources(recipe, kind="text")
+    train, held_out = open_sources(recipe.source_settings())
     assert sum(len(block.items) for source in train + held_out for block in source.read()) == 18
     command = shlex.split(out[out.index("  bash ") :].replace("\\\n", ""))
     assert Path(command[1]).resolve() == ROOT / "run_pretrain.sh"
@@ -215,6 +216,11 @@ def test_a_recipe_is_told_from_data_by_its_ending_or_name(monkeypatch, tmp_path)
     assert not is_recipe("docs")
 
 
+def tokens_of(recipe: Recipe) -> tuple[float | None, int | None]:
+    epochs, start = recipe.train["num_train_epochs"], recipe.model.start_from
+    return about_tokens(recipe.source_settings(), recipe.tokenizer_settings(), start_from=start, epochs=epochs)
+
+
 @pytest.mark.parametrize("counted_bytes", [1_000_000, 20_000])
 @pytest.mark.parametrize(("stage", "is_trained"), [("pretrain", True), ("pretrain", False), ("sft", True)])
 def test_the_steps_of_epochs_are_estimated_within_ten_percent_before_packing(
@@ -226,21 +232,20 @@ def test_the_steps_of_epochs_are_estimated_within_ten_percent_before_packing(
     if is_trained:
         recipe.tokenizer.path = str(bench.folder / "tokenizer")
         bench.tokenizer.save_pretrained(recipe.tokenizer.path)
-    tokens, held_out = about_tokens(recipe)
-    assert about_steps(tokens, recipe) == pytest.approx(
-        TrainingRows.open(preparation=bench.prepared(recipe)).total_steps(), rel=0.1
-    )
+    tokens, held_out = tokens_of(recipe)
+    steps = recipe.step_rows.steps(int(tokens / recipe.data.row_tokens))
+    assert steps == pytest.approx(TrainingRows.open(preparation=bench.prepared(recipe)).total_steps(), rel=0.1)
     assert held_out == pytest.approx(Path(recipe.data.validation[0].files).stat().st_size, rel=0.05)
 
 
 def test_steps_are_not_estimated_where_a_source_has_a_weight(bench):
     recipe = bench.recipe(train={"num_train_epochs": 2})
     recipe.data.sources[0].weight = 1.0
-    assert about_tokens(recipe)[0] is None
+    assert tokens_of(recipe)[0] is None
 
 
 def test_tokens_are_not_counted_where_the_model_and_its_tokenizer_lie_elsewhere(bench):
     recipe = bench.recipe(stage="sft", train={"num_train_epochs": 2})
     recipe.model.start_from = "owner/name"
     for recipe.tokenizer.vocab_size in (None, 600):
-        assert about_tokens(recipe)[0] is None
+        assert tokens_of(recipe)[0] is None

@@ -10,6 +10,7 @@ from pipeline.data.row_plan import open_stream, plan_rows, sequence_folder
 from pipeline.data.shard_writer import ShardWriter
 from pipeline.data.shards import NUMPY_TYPES, map_tensors, open_shard, shard_path, state_path
 from pipeline.process.errors import DataError
+from pipeline.recipe.dial import row_settings
 from pipeline.recipe.schema import Source
 
 
@@ -49,7 +50,7 @@ def test_the_memory_map_of_a_file_holds_the_tensors_that_were_saved(seed, tmp_pa
 @pytest.mark.parametrize("packing", ["cut_and_fit", "best_fit_crop", "concat"])
 def test_interrupted_after_any_shard_preparation_gives_the_same_bytes(bench, packing):
     recipe = bench.recipe(packing=packing, shard_rows=64)
-    plan = plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    plan = plan_rows(row_settings(recipe), bench.tokenizer, sources=bench.sources(recipe))
     whole = writer(bench, recipe, plan)
     while whole.extend():
         pass
@@ -57,7 +58,7 @@ def test_interrupted_after_any_shard_preparation_gives_the_same_bytes(bench, pac
     assert len(expected) >= 8
 
     recipe = bench.recipe(packing=packing, shard_rows=64, cache="interrupted")
-    plan = plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    plan = plan_rows(row_settings(recipe), bench.tokenizer, sources=bench.sources(recipe))
     more = True
     while more:  # a new writer for every shard, as if the process had been killed after each seal
         once = writer(bench, recipe, plan)
@@ -76,7 +77,7 @@ def test_conversations_interrupted_after_any_shard_give_the_same_bytes(bench):
     hashes = []
     for cache in ("whole", "interrupted"):
         recipe = bench.recipe(stage="sft", cache=cache, packing_documents=100)
-        plan = plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
+        plan = plan_rows(row_settings(recipe), bench.tokenizer, sources=bench.sources(recipe))
         here = writer(bench, recipe, plan)
         while here.extend():
             here = here if cache == "whole" else writer(bench, recipe, plan)
@@ -98,22 +99,27 @@ def test_a_longer_run_extends_the_shards_and_weights_do_not_change_them(bench):
 
 @pytest.mark.parametrize("change", [{"row_tokens": 32}, {"packing": "concat"}, {"shard_rows": 16}])
 def test_another_packing_is_another_key(bench, change):
-    plans = [plan_rows(r, bench.tokenizer, sources=bench.sources(r)) for r in (bench.recipe(), bench.recipe(**change))]
+    plans = [
+        plan_rows(row_settings(r), bench.tokenizer, sources=bench.sources(r))
+        for r in (bench.recipe(), bench.recipe(**change))
+    ]
     assert train_folder(plans[0]) != train_folder(plans[1])
 
 
 def test_another_tokenizer_is_another_key(bench):
     recipe = bench.recipe()
     other = bench.tokenizer.__class__.from_pretrained(_saved(bench))
-    same = plan_rows(recipe, other, sources=bench.sources(recipe))
-    assert train_folder(same) == train_folder(plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe)))
+    same = plan_rows(row_settings(recipe), other, sources=bench.sources(recipe))
+    assert train_folder(same) == train_folder(
+        plan_rows(row_settings(recipe), bench.tokenizer, sources=bench.sources(recipe))
+    )
     other.add_tokens(["zyxw"])
-    assert train_folder(plan_rows(recipe, other, sources=bench.sources(recipe))) != train_folder(same)
+    assert train_folder(plan_rows(row_settings(recipe), other, sources=bench.sources(recipe))) != train_folder(same)
 
 
 def test_a_stale_state_left_by_a_killed_process_is_removed_later(bench):
     recipe = bench.recipe(shard_rows=64)
-    plan = plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    plan = plan_rows(row_settings(recipe), bench.tokenizer, sources=bench.sources(recipe))
     folder, first = train_folder(plan), writer(bench, recipe, plan)
     for _ in range(2):
         first.extend()
@@ -186,7 +192,7 @@ def test_bad_rows_are_named_once_in_the_seals_also_over_interruptions(bench, tmp
     path = tmp_path / "some_bad.jsonl"
     path.write_text("\n".join(lines) + "\n")
     recipe = bench.recipe(sources=[Source(files=str(path))], max_bad_rows=5)
-    plan = plan_rows(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    plan = plan_rows(row_settings(recipe), bench.tokenizer, sources=bench.sources(recipe))
     while writer(bench, recipe, plan).extend():
         pass
     sequence = open_stream(plan, "train").datasets[0]

@@ -65,7 +65,7 @@ def test_every_point_has_an_example_of_at_most_a_dozen_lines():
 def test_the_model_example_trains_with_the_optimizer_example(folder):
     recipe = recipe_in(folder)
     own = import_attribute(recipe.model.type, recipe.code)
-    model = build_model(own, model_fields(recipe, vocab_size=258, **IDS), seed=1)
+    model = build_model(own, model_fields(recipe.model, vocab_size=258, **IDS), seed=1)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert model.config.num_hidden_layers == 2
     optimizer = build_optimizer(model, recipe)
@@ -85,7 +85,7 @@ def test_the_model_example_trains_with_the_optimizer_example(folder):
 def test_the_format_example_reads_conversations_and_passes_over_empty_answers(folder):
     line = re.search(r"# my_format\.py: (format: [^\n]+)", PAGE)[1]
     recipe = recipe_in(folder, stage="sft", source=line)
-    train, validation = open_sources(recipe, kind="chat")
+    train, validation = open_sources(recipe.source_settings())
     items = [item for source in train + validation for block in source.read() for item in block.items]
     assert len(items) == 40
     assert items[0].messages == [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
@@ -103,7 +103,7 @@ def tokenizer():
 def test_the_evaluation_example_gives_a_share_and_leaves_the_model_training(folder, tokenizer):
     recipe = recipe_in(folder)
     own = import_attribute(recipe.model.type, recipe.code)
-    model = build_model(own, model_fields(recipe, vocab_size=258, **IDS), seed=1).train()
+    model = build_model(own, model_fields(recipe.model, vocab_size=258, **IDS), seed=1).train()
     tasks = load_tasks(recipe.evals.tasks, folder=str(folder), where="evals.tasks")
     numbers = score_tasks(tasks, model, tokenizer)
     assert list(numbers) == ["copying/accuracy"]

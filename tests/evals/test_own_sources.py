@@ -15,7 +15,9 @@ def test_the_hub_datasets_of_a_run_are_read_at_its_commits(tmp_path, monkeypatch
     }
     run.recipe.write_text(yaml.safe_dump({**recipe, "data": {**data, "batch_tokens": 2048}}))
     # No Hub is asked: what it would be asked for is enough.
-    monkeypatch.setattr("pipeline.sources.open.open_sources", lambda recipe, kind: ([kind], recipe.data.sources))
+    monkeypatch.setattr(
+        "pipeline.sources.open.open_sources", lambda settings: ([settings.kind], settings.data.sources)
+    )
     recipe, (kind, _) = sources_of_run(run)
     assert kind == ["text"]
     assert [spec.revision for spec in [*recipe.data.sources, *recipe.data.validation]] == ["1" * 40, "2" * 40]
@@ -23,12 +25,10 @@ def test_the_hub_datasets_of_a_run_are_read_at_its_commits(tmp_path, monkeypatch
 
 def test_a_run_keeps_the_held_out_files_it_began_with(tmp_path):
     """Which files of a folder are held out has changed; what a run began with is trained on by now."""
-    from types import SimpleNamespace
-
     from pipeline.recipe import read_recipe
+    from pipeline.recipe.schema import with_values
     from pipeline.run.checks import reading_findings
-    from pipeline.run.inputs import keep_inputs
-    from pipeline.sources.open import open_sources
+    from pipeline.sources.open import open_sources, with_recorded_inputs
 
     folder = tmp_path / "books"
     folder.mkdir()
@@ -50,7 +50,8 @@ def test_a_run_keeps_the_held_out_files_it_began_with(tmp_path):
 
     assert labels(sources_of_run(run)[1]) == ["39.txt"]
     again = read_recipe([str(run.recipe)], stage=None)
-    assert len(labels(open_sources(again, kind="text"))) > 1
-    again = keep_inputs(again, SimpleNamespace(step=1, directory=run))
-    assert labels(open_sources(again, kind="text")) == ["39.txt"]
+    assert len(labels(open_sources(again.source_settings()))) > 1
+    data = with_recorded_inputs(again.data, run.read_manifest()["inputs"])
+    again = with_values(again, {"data": data})
+    assert labels(open_sources(again.source_settings())) == ["39.txt"]
     assert reading_findings(again, only=["sources"])[0] == []

@@ -158,7 +158,7 @@ class Campaign:
 
     def _read(self, case: dict[str, Any], files: Path, folder: Path) -> None:
         recipe = recipe_of(case, files, folder)
-        (source,), _ = open_sources(recipe, kind="chat" if case["stage"] == "sft" else "text")
+        (source,), _ = open_sources(recipe.source_settings())
         blocks = list(source.read())
         items = [item for block in blocks for item in block.items]
         bad, empty = sum(len(block.bad_rows) for block in blocks), sum(block.empty_rows for block in blocks)

@@ -90,7 +90,7 @@ def test_init_cuts_a_single_text_into_documents_that_can_be_held_out(folder, mon
     monkeypatch.chdir(folder)
     recipe = read_recipe(["book.yaml"], stage="pretrain")
     assert recipe.data.sources[0].files == "book.jsonl"
-    train, validation = open_sources(recipe, kind="text")
+    train, validation = open_sources(recipe.source_settings())
     assert train[0].files[0].part == "train"
     assert validation[0].files[0].part == "validation"
     assert "is not written over" in tandem(folder, "init", "book.txt", "--output", "book.yaml").stderr

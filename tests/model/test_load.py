@@ -285,10 +285,9 @@ def test_a_training_does_not_start_from_quantized_weights(mode, is_refused, tmp_
         tensors |= {f"{name}_scale": torch.ones(1) for name in tensors if name.endswith("_proj.weight")}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     recipe = Recipe(path="recipe.yaml")
-    recipe.model.start_from = str(tmp_path)
     said = r"its weights are quantized \(bitnet\), which no step can change. Start from the same model in bf16 or fp32"
     with pytest.raises(DataError, match=said) if is_refused else nullcontext():
-        build._build(recipe, range(TEXT["vocab_size"]))  # of the tokenizer only its length is looked at
+        build._load_start(str(tmp_path), recipe.code, recipe.where, attention="sdpa", text_type=None)
 
 
 def change_config(folder, **changes):

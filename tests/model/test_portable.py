@@ -43,7 +43,7 @@ def recipe_of(folder, *overrides: str, preset: str = "portable"):
 def test_the_dial_plans_the_parameters_that_are_built(tmp_path, overrides):
     recipe = recipe_of(tmp_path, *overrides)
     ids = {"bos_token_id": 502, "eos_token_id": 503, "pad_token_id": 511}
-    model = build_model(recipe.model.type, model_fields(recipe, vocab_size=512, **ids), seed=0)
+    model = build_model(recipe.model.type, model_fields(recipe.model, vocab_size=512, **ids), seed=0)
     assert sizes_of(recipe).parameters()["total"] == sum(p.numel() for p in model.parameters())
 
 
@@ -57,7 +57,9 @@ def test_a_portable_block_has_as_many_weights_as_a_modern_one(tmp_path):
 def test_it_is_saved_as_transformers_own_class_without_code(tmp_path):
     recipe = recipe_of(tmp_path)
     ids = {"bos_token_id": 502, "eos_token_id": 503, "pad_token_id": 511}
-    save_model(build_model(recipe.model.type, model_fields(recipe, vocab_size=512, **ids), seed=0), tmp_path / "model")
+    save_model(
+        build_model(recipe.model.type, model_fields(recipe.model, vocab_size=512, **ids), seed=0), tmp_path / "model"
+    )
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     assert "auto_map" not in config

@@ -17,7 +17,7 @@ from pipeline.process.errors import (
     raised,
 )
 from pipeline.recipe import read_recipe
-from pipeline.recipe.identity import run_folder
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.planned import CPU, RECIPES, messages, problems_here, quickstart_plan
 
 
@@ -82,7 +82,7 @@ def test_two_checkpoints_and_a_fifth_must_fit_however_few_are_planned(quickstart
 
 def test_checkpoints_that_lie_there_already_are_not_asked_room_for_again(quickstart, monkeypatch):
     plan = quickstart()
-    folder = run_folder(plan.recipe) / "checkpoints" / "checkpoint-600"
+    folder = RunDirectory.of(plan.recipe.run).path / "checkpoints" / "checkpoint-600"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"0" * 1_000_000)
     monkeypatch.setattr(capacity, "_free", lambda folder: plan.run_disk_bytes - 1_000_000)
@@ -92,7 +92,7 @@ def test_checkpoints_that_lie_there_already_are_not_asked_room_for_again(quickst
 def test_what_the_run_keeps_beside_its_checkpoints_makes_no_room_for_them(quickstart, monkeypatch):
     plan = quickstart()
     for name in ("quarantine", "wandb", "hub_queue"):
-        folder = run_folder(plan.recipe) / name / "checkpoint-600"
+        folder = RunDirectory.of(plan.recipe.run).path / name / "checkpoint-600"
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(b"0" * 1_000_000)
     monkeypatch.setattr(capacity, "_free", lambda folder: plan.run_disk_bytes - 1)

@@ -24,7 +24,6 @@ from pipeline.plan.memory import (
 from pipeline.plan.plan import make_plan, workload_of
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
-from pipeline.recipe.batch import micro_batch, rows_per_step
 from pipeline.recipe.model_sizes import model_fields, sizes_of
 
 QUICKSTART = str(Path(__file__).parents[2] / "recipes" / "quickstart_pretrain.yaml")
@@ -32,13 +31,13 @@ SMALL = ["tokenizer.vocab_size=1024", "model.n_layer=4", "model.n_embd=128", "mo
 
 
 def memory_of(recipe, sizes, **how):
-    return workload_of(recipe, sizes, **how).memory(micro_batch(recipe))
+    return workload_of(recipe, sizes, **how).memory(recipe.micro_batch_rows)
 
 
 def small(*overrides):
     named = {override.split("=")[0] for override in overrides}
     recipe = read_recipe([QUICKSTART, *(key for key in SMALL if key.split("=")[0] not in named), *overrides])
-    fields = model_fields(recipe, vocab_size=1024, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    fields = model_fields(recipe.model, vocab_size=1024, bos_token_id=0, eos_token_id=1, pad_token_id=2)
     model = build_model("tandem", fields, seed=0)
     model.train()
     return recipe, model
@@ -216,10 +215,10 @@ def test_auto_is_planned_as_the_largest_divisor_whose_estimate_fits_the_device()
     chosen = {}
     for hardware, processes in (("1xH100", 1), ("8xH100", 8), ("1xRTX 4090", 1)):
         plan = make_plan(read_recipe([QUICKSTART, AUTO, *wide]), planned_device(hardware), processes=processes)
-        chosen[hardware] = rows = micro_batch(plan.recipe)
+        chosen[hardware] = rows = plan.recipe.micro_batch_rows
         limit = 0.9 * plan.device.memory_gib * 2**30
         assert plan.memory.total <= limit
-        choices = micro_batches(rows_per_step(plan.recipe), processes)
+        choices = micro_batches(plan.recipe.rows_per_step, processes)
         larger = [n for n in choices if n > rows]
         assert rows in choices
         assert plan.padding_share == 0
@@ -231,7 +230,7 @@ def test_auto_is_planned_as_the_largest_divisor_whose_estimate_fits_the_device()
 
 def test_on_a_cpu_auto_is_limited_by_work_and_by_free_memory():
     plan = make_plan(read_recipe([QUICKSTART, AUTO]), device_without_torch(), processes=1)
-    rows = micro_batch(plan.recipe)
+    rows = plan.recipe.micro_batch_rows
     positions = rows * plan.recipe.data.row_tokens
     assert positions <= CPU_POSITIONS
     assert plan.memory.total <= 0.5 * available_bytes() * 1.5  # others may take or give some meanwhile

@@ -44,7 +44,7 @@ def rank_main(rank, world, rendezvous, out):
 def one_step(more):
     """Return the bytes of weights and optimizer state that the rank holds after a step."""
     recipe = recipe_of(*more)
-    fields = model_fields(recipe, vocab_size=1024, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    fields = model_fields(recipe.model, vocab_size=1024, bos_token_id=0, eos_token_id=1, pad_token_id=2)
     model = build_model("tandem", fields, seed=0).train()
     os.environ |= {"FSDP_VERSION": "2", "WORLD_SIZE": "2", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "1"}
     shard_model(model)

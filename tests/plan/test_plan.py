@@ -203,7 +203,9 @@ def test_a_plan_in_epochs_counts_nothing_it_would_fetch_or_cannot_keep(
 
 def test_epoch_plans_count_their_text_once_for_all_depths(text_files, tmp_path, capsys, monkeypatch):
     counted = []
-    monkeypatch.setattr("pipeline.data.estimate.about_tokens", lambda recipe: counted.append(recipe) or (1e6, 1000))
+    monkeypatch.setattr(
+        "pipeline.data.estimate.about_tokens", lambda settings, *_, **__: counted.append(settings) or (1e6, 1000)
+    )
     sources = [f"data.sources=[{{files: {text_files[0]}}}]", f"data.validation=[{{files: {text_files[2]}}}]"]
     assert main(["own_text", *sources, f"data.cache_dir={tmp_path}", "--depths", "2,3"]) == 0
     assert len(counted) == 1

@@ -42,7 +42,7 @@ def recipe_of(folder, model_type: str, *overrides: str):
 
 
 def fields_of(recipe):
-    return model_fields(recipe, vocab_size=320, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    return model_fields(recipe.model, vocab_size=320, bos_token_id=0, eos_token_id=1, pad_token_id=2)
 
 
 def built_parameters(recipe) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import describe_filled, dump_recipe, help_text, read_recipe
-from pipeline.recipe.batch import StepRows, micro_steps, rows_per_step, tokens_at, with_batch_tokens
+from pipeline.recipe.batch import StepRows
 from pipeline.recipe.identity import LATER, default_name, differences, resume_keys
 from pipeline.recipe.model_sizes import model_fields
 from pipeline.recipe.resolve import plain
@@ -149,7 +149,7 @@ def test_a_horizon_in_tokens_has_more_steps_where_the_first_are_smaller(folder):
     assert read_recipe([write(folder), "run.tokens=51200", adamw]).train["max_steps"] == 100
     recipe = read_recipe([write(folder), "run.tokens=51200", *warmup])
     assert recipe.train["max_steps"] == 105  # four steps of 2 rows, four of 4, then of 8
-    assert tokens_at(recipe, 105) == 51200
+    assert recipe.tokens_at(105) == 51200
     with pytest.raises(RecipeError, match="8 rows of a step cannot be halved that often"):
         read_recipe([write(folder), *warmup, "optimizer.schedule.batch_halvings=4"])
 
@@ -163,7 +163,7 @@ def test_steps_are_whole_batches_of_the_tokens(folder):
 def test_accumulation_named_later_replaces_batch_tokens_and_the_reverse(folder):
     recipe = read_recipe([write(folder), "train.gradient_accumulation_steps=3", "train.per_device_train_batch_size=2"])
     assert recipe.data.batch_tokens is None
-    assert with_batch_tokens(recipe, world_size=4) == 4 * 2 * 3 * 64
+    assert recipe.global_batch_tokens(4) == 4 * 2 * 3 * 64
     write(folder, BASE.replace("  batch_tokens: 512\n", "") .replace("max_steps: 100", "max_steps: 100, gradient_accumulation_steps: 2"), "base.yaml")  # fmt: skip
     recipe = read_recipe([write(folder, "extends: base.yaml\ndata: {batch_tokens: 1024}\n")])
     assert recipe.data.batch_tokens == 1024
@@ -175,8 +175,8 @@ def test_accumulation_named_later_replaces_batch_tokens_and_the_reverse(folder):
 )
 def test_rows_of_a_step_are_dealt_to_any_number_of_processes(folder, world_size, micro_batch, expected):
     recipe = read_recipe([write(folder), f"train.per_device_train_batch_size={micro_batch}"])
-    assert rows_per_step(recipe) == 8
-    assert micro_steps(recipe, world_size) == expected
+    assert recipe.rows_per_step == 8
+    assert recipe.micro_steps(world_size) == expected
 
 
 def test_a_chain_of_extends_merges_sections_key_by_key_and_replaces_lists(folder):
@@ -376,7 +376,9 @@ def test_a_null_that_undoes_a_default_survives_saving(folder):
     assert again.train["save_total_limit"] is None
     assert again.model.options == {"final_logit_softcapping": None}
     assert (
-        model_fields(again, vocab_size=8, bos_token_id=0, eos_token_id=1, pad_token_id=2)["final_logit_softcapping"]
+        model_fields(again.model, vocab_size=8, bos_token_id=0, eos_token_id=1, pad_token_id=2)[
+            "final_logit_softcapping"
+        ]
         is None
     )
 
@@ -407,7 +409,7 @@ def test_texts_that_look_like_numbers_survive_saving(folder):
 def test_the_batch_computed_at_first_start_is_kept_by_the_saved_recipe(folder):
     recipe = read_recipe([write(folder), "train.gradient_accumulation_steps=3"])
     open_one = resume_keys(recipe)
-    recipe = with_values(recipe, {"data.batch_tokens": with_batch_tokens(recipe, world_size=2)})
+    recipe = with_values(recipe, {"data.batch_tokens": recipe.global_batch_tokens(2)})
     (folder / "saved.yaml").write_text(dump_recipe(recipe))
     assert read_recipe(["saved.yaml"]).data.batch_tokens == 2 * 8 * 3 * 64
     assert differences(resume_keys(recipe), open_one) == []
@@ -465,7 +467,7 @@ def test_the_options_are_those_of_the_model_s_config():
 
 def test_fields_of_other_models_have_their_own_names(folder):
     recipe = read_recipe([write(folder), "model.type=llama", "model.n_kv_head=2", "model.options.rope_theta=5000"])
-    values = model_fields(recipe, vocab_size=512, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    values = model_fields(recipe.model, vocab_size=512, bos_token_id=0, eos_token_id=1, pad_token_id=2)
     assert values["num_hidden_layers"] == 2
     assert values["num_key_value_heads"] == 2
     assert values["max_position_embeddings"] == 64

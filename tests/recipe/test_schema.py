@@ -39,7 +39,7 @@ def test_what_is_added_is_no_field_and_is_not_handed_to_transformers(tmp_path, t
     assert added == {"fp8"}
     assert not added & set(training_argument_fields)
     recipe = read_recipe([recipe_file(tmp_path, bf16="true", fp8="true")])
-    values = training_arguments(recipe, output_dir=str(tmp_path), max_steps=10, gradient_accumulation_steps=2)
+    values = training_arguments(recipe.train, output_dir=str(tmp_path), max_steps=10, gradient_accumulation_steps=2)
     assert recipe.train["fp8"] is True
     assert not added & set(values)
 
@@ -83,7 +83,13 @@ def test_transformers_accepts_what_is_passed(tmp_path, optimizer):
     from transformers import TrainingArguments
 
     recipe = read_recipe([recipe_file(tmp_path, optimizer=optimizer, bf16="auto", torch_compile="auto", seed=7)])
-    values = training_arguments(recipe, output_dir=str(tmp_path / "out"), max_steps=10, gradient_accumulation_steps=2)
+    values = training_arguments(
+        recipe.train,
+        run_name=recipe.run.name,
+        output_dir=str(tmp_path / "out"),
+        max_steps=10,
+        gradient_accumulation_steps=2,
+    )
     assert not {"bf16", "torch_compile"} & set(values)  # "auto" would count as true
     arguments = TrainingArguments(**values)
     assert (arguments.max_steps, arguments.gradient_accumulation_steps, arguments.seed) == (10, 2, 7)

@@ -158,7 +158,7 @@ def test_parameters_are_those_of_the_tandem_model(tmp_path, options):
         "data.row_tokens=512",
     )
     recipe = with_values(recipe, {"tokenizer.vocab_size": 1000})
-    fields = model_fields(recipe, vocab_size=1000, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    fields = model_fields(recipe.model, vocab_size=1000, bos_token_id=0, eos_token_id=1, pad_token_id=2)
     config = TandemConfig(**fields)
     with torch.device("meta"):
         model = TandemForCausalLM(config)

@@ -235,14 +235,14 @@ def test_a_model_of_the_hub_is_compared_when_it_is_loaded(folder):
     inherited = read(["sft.yaml"], stage="sft")
     assert inherited.model.n_layer is None
     config = GPT2Config(n_layer=2, n_embd=64, n_head=4)
-    check_sizes(inherited, config)
+    check_sizes(inherited.model, config, where="sft.yaml")
     own = read(["sft.yaml", "model.n_layer=7"], stage="sft")
     with pytest.raises(RecipeError, match=r"model\.n_layer is 7, theirs 2"):
-        check_sizes(own, config)
+        check_sizes(own.model, config, where="own.yaml")
 
 
 def test_an_option_that_gpt2_weights_do_not_name_is_compared_on_loading(folder):
     make_run(folder, "a", finished=10, config={"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4})
     recipe = resolved(folder, "latest:base", "model.options.smear=true")
     with pytest.raises(RecipeError, match="smear is True, theirs False"):
-        check_sizes(recipe, TandemConfig(n_layer=2, n_embd=64, n_head=4))
+        check_sizes(recipe.model, TandemConfig(n_layer=2, n_embd=64, n_head=4), where="recipe.yaml")

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from pipeline.process.errors import CannotWriteError, DataError, InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.recipe.batch import StepRows
 from pipeline.recipe.schema import with_values
 from pipeline.run.checks import cadence_notes, check_before_training, named_code_problems, reading_findings
 from pipeline.run.open_rows import horizon_lines, resolve_warmup
@@ -174,7 +175,7 @@ def test_the_text_read_for_validation_documents_is_bounded(recipe_file, tmp_path
         lines = [json.dumps({"text": f"{name} {n:05} " + "x" * 992}) + "\n" for n in range(3000)]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     recipe = read_recipe([recipe_file(), "data.sources=[{files: a.jsonl}]", f"data.validation={validation}"])
-    _, (source,) = open_sources(recipe, kind="text")
+    _, (source,) = open_sources(recipe.source_settings())
     monkeypatch.setattr(overlap, "HELD_OUT_CHARS", 500_000)
     rows_for_one = source.files[0].period or 1
     assert len(overlap._held_out(source)) == 500 // rows_for_one + 1
@@ -244,17 +245,17 @@ def test_the_weights_of_a_start_are_hashed_again_only_when_changed(recipe_file, 
     start = tmp_path / "start"
     shutil.copytree(trained, start)
     weights = start / "model.safetensors"
-    recipe = read_recipe([recipe_file(tokenizer={"vocab_size": None}), f"model.start_from={start}"])
-    first, status = _weights(recipe, None), weights.stat()
+    cache = read_recipe([recipe_file()]).data.cache_dir
+    first, status = _weights(str(start), None, cache=cache), weights.stat()
     assert first == {"from": str(start), "model.safetensors": hashlib.sha256(weights.read_bytes()).hexdigest()}
     with monkeypatch.context() as patched:
         patched.setattr(
             "pipeline.sources.file_facts.sha256_file", lambda path: pytest.fail(f"{path} was hashed again")
         )
-        assert _weights(recipe, None) == first
+        assert _weights(str(start), None, cache=cache) == first
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))  # as rsync -t leaves other content
-    assert _weights(recipe, None) != first
+    assert _weights(str(start), None, cache=cache) != first
 
 
 MINE = """\
@@ -336,11 +337,12 @@ def test_a_warm_up_beyond_the_epochs_is_refused_and_the_default_shortened(recipe
 
 
 def test_the_epochs_planned_are_said_where_they_are_known(recipe_file):
-    recipe = read_recipe([recipe_file()])
-    lines = horizon_lines(recipe, {"text": {"epochs": 1.5}})
-    assert lines == ["training: 4 steps of 512 tokens, 2.05k in all", "  text: read 1.50 times (epochs)"]
-    assert "not known before all of it is prepared" in horizon_lines(recipe, {"text": {}})[1]
-    assert "note: text is repeated more than 4 times" in horizon_lines(recipe, {"text": {"epochs": 4.5}})[2]
+    def lines(**facts):
+        return horizon_lines(4, StepRows(8), 64, shares={"text": facts})
+
+    assert lines(epochs=1.5) == ["training: 4 steps of 512 tokens, 2.05k in all", "  text: read 1.50 times (epochs)"]
+    assert "not known before all of it is prepared" in lines()[1]
+    assert "note: text is repeated more than 4 times" in lines(epochs=4.5)[2]
     warm = read_recipe([recipe_file(), "train.warmup_steps=3"])
     assert any("3 of the run's 4 steps are warm-up" in note for note in cadence_notes(warm, 4))
 
@@ -373,7 +375,7 @@ def test_parquet_text_is_counted_by_its_column_and_compressed_text_not(recipe_fi
     pq.write_table(pa.table({"text": texts[:2]}), tmp_path / "b.parquet")
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 50))
     recipe = read_recipe([recipe_file(), "data.sources=[{files: [a.parquet, b.parquet]}, {files: c.jsonl.gz}]", "data.validation=null"])  # fmt: skip
-    (parquet, compressed), _ = open_sources(recipe, kind="text")
+    (parquet, compressed), _ = open_sources(recipe.source_settings())
     assert [file.label for file in parquet.files] == ["a.parquet"]
     assert text_bytes(parquet) == pytest.approx(sum(map(len, texts)), rel=0.05)
     assert text_bytes(compressed) is None
@@ -390,7 +392,7 @@ def test_the_text_of_many_parquet_files_is_scaled_from_some_footers(recipe_file,
         table = pa.table({"text": [f"{number} {text}" for text in texts], "other": ["x" * 1000] * 500})
         pq.write_table(table, tmp_path / f"p{number:02}.parquet", row_group_size=100, use_dictionary=False)
     recipe = read_recipe([recipe_file(), "data.sources=[{files: p*.parquet}]", "data.validation=null"])
-    (source,), _ = open_sources(recipe, kind="text")
+    (source,), _ = open_sources(recipe.source_settings())
     read, original = [], pq.read_metadata
     monkeypatch.setattr(pq, "read_metadata", lambda path: read.append(path) or original(path))
     assert text_bytes(source) == pytest.approx(19 * sum(map(len, texts)), rel=0.05)

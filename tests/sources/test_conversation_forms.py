@@ -1,6 +1,7 @@
 """Tools, calls, reasoning, weights and parts of conversations, as other programs write them."""
 
 import json
+from dataclasses import replace
 
 import datasets
 import polars
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.process.errors import DataError
-from pipeline.recipe.schema import Recipe, Source
+from pipeline.recipe.schema import Recipe, Source, with_values
 from pipeline.sources.formats import messages_of, tools_of
 from pipeline.sources.open import open_sources, with_recorded_inputs
 
@@ -45,12 +46,16 @@ def recipe(folder, **source):
     return made
 
 
+def with_inputs(made: Recipe, inputs: dict) -> Recipe:
+    return with_values(made, {"data": with_recorded_inputs(made.data, inputs)})
+
+
 def write(folder, rows, name="a.jsonl"):
     (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def talks(folder, files, **source):
-    (opened,), _ = open_sources(recipe(folder, files=files, **source), kind="chat")
+    (opened,), _ = open_sources(replace(recipe(folder, files=files, **source).source_settings(), kind="chat"))
     return [item for block in opened.read() for item in block.items]
 
 
@@ -290,7 +295,7 @@ def test_json_within_structs_and_at_the_top_is_read(tmp_path):
 def test_a_text_column_of_json_is_the_text_without_quotes(tmp_path):
     features = datasets.Features({"text": datasets.Json()})
     datasets.Dataset.from_dict({"text": ["A text."] * 4}, features=features).to_parquet(tmp_path / "a.parquet")
-    (opened,), _ = open_sources(recipe(tmp_path, files="a.parquet"), kind="text")
+    (opened,), _ = open_sources(recipe(tmp_path, files="a.parquet").source_settings())
     assert next(iter(opened.read())).items[0].text == "A text."
 
 
@@ -315,7 +320,7 @@ def test_messages_in_arrays_of_polars_are_read(tmp_path):
 
 
 def reading(made):
-    (opened,), _ = open_sources(made, kind="chat")
+    (opened,), _ = open_sources(replace(made.source_settings(), kind="chat"))
     return opened.format.identity()
 
 
@@ -333,9 +338,9 @@ def test_newly_read_rows_have_their_own_key_but_in_runs_begun(row, tmp_path):
     made = recipe(tmp_path, files="a.jsonl")
     assert reading(made) != "messages(messages)"
     begun = {"sources": [{"name": "a", "id": None, "revision": None, "format": "messages(messages)", "files": []}]}
-    assert reading(with_recorded_inputs(made, begun)) == "messages(messages)"
+    assert reading(with_inputs(made, begun)) == "messages(messages)"
     begun["sources"][0]["format"] = reading(made)
-    assert reading(with_recorded_inputs(made, begun)) == reading(made)
+    assert reading(with_inputs(made, begun)) == reading(made)
 
 
 def test_plain_conversations_keep_their_key(tmp_path):
@@ -374,5 +379,5 @@ def test_tools_as_text_make_another_reading(tmp_path):
     for name, rows in (("plain", [plain] * 3), ("tools", [plain | {"tools": json.dumps([{"name": "a"}])}] * 3)):
         write(tmp_path, rows, name=f"{name}.jsonl")
         given = recipe(tmp_path, files=str(tmp_path / f"{name}.jsonl"), messages_column="messages")
-        keys.append(open_sources(given, kind="chat")[0][0].once.format.identity())
+        keys.append(open_sources(replace(given.source_settings(), kind="chat"))[0][0].once.format.identity())
     assert keys[0] != keys[1]

@@ -11,6 +11,7 @@ import json
 import random
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +330,7 @@ def open_all(folder: Path, files: str, *, kind: Any = "text") -> Any:
     recipe.data.cache_dir = str(folder / "cache")
     recipe.data.sources = [Source(files=files)]
     recipe.data.validation = [Source(files="held_out/a.jsonl")]
-    (source,), _ = open_sources(recipe, kind=kind)
+    (source,), _ = open_sources(replace(recipe.source_settings(), kind=kind))
     return source
 
 

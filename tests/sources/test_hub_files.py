@@ -48,7 +48,7 @@ recipe = Recipe()
 recipe.data.cache_dir = sys.argv[1]
 recipe.data.sources = [Source(**json.loads(sys.argv[2]))]
 try:
-    train, validation = open_sources(recipe, kind="text")
+    train, validation = open_sources(recipe.source_settings())
     blocks = []
     for block in train[0].read():
         blocks.append(block)
@@ -104,13 +104,14 @@ from pathlib import Path
 from pipeline.data.prepare import prepare_now
 from pipeline.data.row_plan import plan_rows
 from pipeline.recipe import read_recipe
+from pipeline.recipe.dial import row_settings
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
 recipe = read_recipe(["quickstart_pretrain", f"data.sources=[{{id: {sys.argv[2]}}}]", "tokenizer.vocab_size=300", f"data.cache_dir={sys.argv[1]}", f"data.num_proc={sys.argv[3]}",
     "run.tokens=", "train.max_steps=", "train.num_train_epochs=1", "data.batch_tokens=2048", "data.shard_rows=16"], stage="pretrain")
-sources = open_sources(recipe, kind="text")
-tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
-prepare_now(plan_rows(recipe, tokenizer, sources=sources), tokenizer, sources=sources)
+sources = open_sources(recipe.source_settings())
+tokenizer = load_or_train(recipe.tokenizer_settings(), sources[0], validation=sources[1])
+prepare_now(plan_rows(row_settings(recipe), tokenizer, sources=sources), tokenizer, sources=sources)
 print(json.dumps({p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in Path(sys.argv[1], "shards").rglob("*-*.*")}))
 """
 
@@ -208,7 +209,7 @@ PAGE = b"<html><head><title>Too many requests</title></head></html>"
 
 
 @pytest.mark.parametrize("number", [1, 3])  # 3 is held out
-def test_a_page_among_the_files_is_named_before_step_1_and_nothing_is_fetched(hub, tmp_path, number):
+def test_a_page_among_the_files_is_named_and_nothing_is_fetched(hub, tmp_path, number):
     name = f"data/train-{number:05d}-of-00004.jsonl"
     hub.files[name] = PAGE
     failed = read(hub, tmp_path, blocks=1, text_column="text")
@@ -236,7 +237,7 @@ def test_a_parquet_file_without_its_footer_is_named_before_step_1(hub, tmp_path)
 
 
 @pytest.mark.full
-def test_of_a_server_without_ranges_no_more_is_read_than_the_check_needs(hub, tmp_path):
+def test_a_server_without_ranges_is_read_no_further_than_needed(hub, tmp_path):
     hub.ranges = False
     hub.files = {f"data/train-{n}.parquet": parquet([f"file {n} row {r}" for r in range(5000)]) for n in range(3)}
     assert len(read(hub, tmp_path / "whole", text_column="text")["texts"]) == 10_000
@@ -246,7 +247,7 @@ def test_of_a_server_without_ranges_no_more_is_read_than_the_check_needs(hub, tm
 
 
 @pytest.mark.full
-def test_after_one_file_that_the_hub_does_not_give_the_others_are_checked_when_they_are_fetched(hub, tmp_path):
+def test_after_a_file_without_answer_others_are_checked_when_fetched(hub, tmp_path):
     hub.part_status = 503
     hub.files = {f"data/train-{n:02d}.jsonl": f'{{"text": "row {n}"}}\n'.encode() for n in range(60)}
     assert len(read(hub, tmp_path, blocks=1, text_column="text")["texts"]) == 1

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from dataclasses import replace
 
 import datasets
 import pytest
@@ -32,7 +33,7 @@ def opened(folder, *, kind="text", validation=None, **source):
     recipe.data.cache_dir = str(folder / "cache")
     recipe.data.sources = [Source(**source)]
     recipe.data.validation = validation
-    return open_sources(recipe, kind=kind)
+    return open_sources(replace(recipe.source_settings(), kind=kind))
 
 
 def texts(*sources):

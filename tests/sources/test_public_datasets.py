@@ -40,7 +40,7 @@ def walk(path, key):
         refused = {"key": key, "refused": str(error), "status": error.status}
         return refused if key or len(named) != 1 else {**walk(path, yaml.safe_load(named[0])), **refused, "key": yaml.safe_load(named[0])}
     recipe = read_recipe(recipe, stage=None)
-    sources = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    sources = open_sources(recipe.source_settings())
     blocks = [block for part in sources for one in part for block in one.read()]
     return {
         "key": key, "printed": printed.getvalue(), "revision": sources[0][0].revision,

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,7 +180,7 @@ def test_the_built_in_sources_open_like_any_other_with_their_own_validation(cach
     for name, kind in (("quickstart_text", "text"), ("quickstart_chat", "chat"), ("spelling", "chat")):
         made = Recipe()
         made.data.sources, made.data.cache_dir = [Source(id=f"tandem:{name}")], str(cache)
-        train, validation = open_sources(made, kind=kind)
+        train, validation = open_sources(replace(made.source_settings(), kind=kind))
         assert [file.label for file in train[0].files + validation[0].files] == [
             f"{name}-train.jsonl",
             f"{name}-validation.jsonl",
@@ -206,7 +207,7 @@ def test_spelling_answers_are_right_and_no_word_is_on_both_sides(rows):
 
 def test_the_quickstart_asks_for_as_many_ids_as_its_world_has(cache):
     recipe = read_recipe([str(RECIPES / "quickstart_pretrain.yaml"), f"data.cache_dir={cache}"])
-    train, _ = open_sources(recipe, kind="text")
+    train, _ = open_sources(recipe.source_settings())
     texts = training_texts(train, total_chars=int(recipe.tokenizer.train_chars), document_chars=10_000)
     asked = {"split_pattern": recipe.tokenizer.split_pattern, "vocab_size": 2 * recipe.tokenizer.vocab_size}
     assert len(train_bpe(texts, **asked)) == recipe.tokenizer.vocab_size, "plans count a model of another size"

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -30,7 +31,7 @@ def opened(folder, *, kind, **source):
     made.path = str(folder / "recipe.yaml")
     made.data.cache_dir = str(folder / "cache")
     made.data.sources = [Source(**source)]
-    return open_sources(made, kind=kind)
+    return open_sources(replace(made.source_settings(), kind=kind))
 
 
 def items(pair):
@@ -381,10 +382,10 @@ from pipeline.recipe.schema import Recipe, Source
 import pipeline.sources.holdout as holdout
 from pipeline.sources.open import open_sources
 holdout.COUNTED_BYTES = 0  # as if the files were large
-recipe = Recipe()
+recipe = Recipe(stage="sft")
 recipe.data.cache_dir = sys.argv[1]
 recipe.data.sources = [Source(id=sys.argv[2])]
-train, validation = open_sources(recipe, kind="chat")
+train, validation = open_sources(recipe.source_settings())
 reads = sys.argv[3] == "read"
 messages = [i.messages for s in train + validation for b in s.read() for i in b.items] if reads else []
 print(json.dumps({"recognised": train[0].recognised, "first": train[0].files[0].label, "messages": messages}))

@@ -18,7 +18,7 @@ def test_a_source_in_a_store_is_the_same_as_its_local_files(tmp_path, text_files
     opened = []
     for files in (address, str(text_files[0].parent / "part-*.jsonl")):
         arguments = [str(recipe), f"data.sources=[{{files: '{files}'}}]", "data.validation=null"]
-        (train,), (held_out,) = open_sources(read_recipe(arguments, stage="pretrain"), kind="text")
+        (train,), (held_out,) = open_sources(read_recipe(arguments, stage="pretrain").source_settings())
         texts = [document.text for block in train.read() for document in block.items]
         opened.append(([file.label for file in train.files], train.fingerprint, held_out.fingerprint, texts))
     assert opened[0] == opened[1]

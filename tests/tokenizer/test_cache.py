@@ -20,9 +20,9 @@ def trained(tmp_path_factory, text_files):
     recipe.data.sources = [Source(files=str(file)) for file in text_files]
     recipe.data.cache_dir = str(tmp_path_factory.mktemp("cache"))
     recipe.tokenizer.vocab_size, recipe.tokenizer.train_chars = 300, 50_000
-    sources = open_sources(recipe, kind="text")[0]
-    first = load_or_train(recipe, sources)
-    return recipe, sources, cached_folder(recipe, sources), identity(first)
+    sources = open_sources(recipe.source_settings())[0]
+    first = load_or_train(recipe.tokenizer_settings(), sources)
+    return recipe, sources, cached_folder(recipe.tokenizer_settings(), sources), identity(first)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ DAMAGE = {
 def test_a_damaged_cached_tokenizer_is_named_and_trained_again_the_same(kept, capsys, name, damage):
     recipe, sources, folder, before = kept
     damage(folder / name)
-    assert identity(load_or_train(recipe, sources)) == before
+    assert identity(load_or_train(recipe.tokenizer_settings(), sources)) == before
     said = capsys.readouterr().out
     assert problems(folder) == []
     assert f"tokenizer: {folder}: {name} " in said
@@ -77,7 +77,7 @@ def test_a_cached_tokenizer_with_other_control_tokens_is_trained_again(kept, cap
     (folder / "tokenizer.json").write_text(json.dumps(state))
     (folder / SEAL).unlink()
     seal(folder)
-    assert identity(load_or_train(recipe, sources)) == before
+    assert identity(load_or_train(recipe.tokenizer_settings(), sources)) == before
     assert (
         f"{folder}: has other control tokens than tokenizer/encode.py, so it is trained again"
         in capsys.readouterr().out

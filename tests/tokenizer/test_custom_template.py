@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from pipeline.data.row_plan import plan_rows
 from pipeline.process.errors import DataError, RecipeError
+from pipeline.recipe.dial import row_settings
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.chat import custom_template, prompt_ids, render, render_batch, template_problems, unrendered
@@ -86,10 +87,10 @@ def trl_rows(folder, conversations, tmp_path):
 @pytest.mark.full_except("llama")
 @pytest.mark.parametrize("name", WITH_TEMPLATE)
 def test_the_tokenizer_stays_as_the_model_has_it(own, name):
-    tokenizer, lines = ready_tokenizer(recipe_of(own[name]))
+    tokenizer, lines = ready_tokenizer(recipe_of(own[name]).tokenizer_settings())
     assert identity(tokenizer) == identity(AutoTokenizer.from_pretrained(own[name]))
     assert f"keeps its chat template and its {len(tokenizer):,} ids; nothing is added" in lines[0]
-    tokenizer, lines = ready_tokenizer(recipe_of(own[name], stage="pretrain"))
+    tokenizer, lines = ready_tokenizer(recipe_of(own[name], stage="pretrain").tokenizer_settings())
     assert identity(tokenizer) == identity(AutoTokenizer.from_pretrained(own[name]))
     assert len(lines) == 1
 
@@ -97,7 +98,7 @@ def test_the_tokenizer_stays_as_the_model_has_it(own, name):
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_ids_are_those_of_a_process_without_this_package(own, name, tmp_path, stock):
-    tokenizer, _ = ready_tokenizer(recipe_of(own[name]))
+    tokenizer, _ = ready_tokenizer(recipe_of(own[name]).tokenizer_settings())
     assert [ids for ids, _ in render_batch(tokenizer, CONVERSATIONS)] == stock_ids(
         stock, own[name], CONVERSATIONS, tmp_path
     )
@@ -109,7 +110,7 @@ def test_ids_are_those_of_a_process_without_this_package(own, name, tmp_path, st
 @pytest.mark.full
 @pytest.mark.parametrize("name", WITH_TEMPLATE)
 def test_rows_are_those_of_trl_with_its_training_template(own, name, tmp_path, monkeypatch):
-    tokenizer, _ = ready_tokenizer(recipe_of(own[name]))
+    tokenizer, _ = ready_tokenizer(recipe_of(own[name]).tokenizer_settings())
     if name == "smollm3":  # TRL renders the day on which it runs, ours a fixed one
         monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", FixedClock)
     theirs, ours = trl_rows(own[name], CONVERSATIONS, tmp_path), render_batch(tokenizer, CONVERSATIONS)
@@ -155,7 +156,7 @@ def without_all_but_the_last(pairs, block):
 def test_a_trl_template_given_by_the_recipe_is_used_for_its_rows(own, tmp_path):
     file = tmp_path / "qwen2_5_training.jinja"
     file.write_text(template_of("qwen2_5_training"))
-    tokenizer, lines = ready_tokenizer(recipe_of(own["qwen2"], chat_template=str(file)))
+    tokenizer, lines = ready_tokenizer(recipe_of(own["qwen2"], chat_template=str(file)).tokenizer_settings())
     assert "nothing is added" in lines[0]
     assert tokenizer.eos_token == "<|im_end|>"
     assert render_batch(tokenizer, CONVERSATIONS) == trl_rows(own["qwen2"], CONVERSATIONS, tmp_path)
@@ -164,7 +165,7 @@ def test_a_trl_template_given_by_the_recipe_is_used_for_its_rows(own, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "has_tools"), [("llama", False), ("qwen3", True)])
 def test_a_tool_call_that_the_template_drops_is_refused_and_not_learned(own, name, has_tools):
-    tokenizer, _ = ready_tokenizer(recipe_of(own[name]))
+    tokenizer, _ = ready_tokenizer(recipe_of(own[name]).tokenizer_settings())
     messages = [TURN[0], {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "3"}, TURN[1]]
     if has_tools:
         assert '"name": "add"' in trained_text(tokenizer, *render(tokenizer, messages))[0]
@@ -402,7 +403,7 @@ def test_the_date_of_rows_is_fixed_and_a_chat_has_today(own, monkeypatch):
         def now():
             return datetime.datetime(2031, 1, 2)
 
-    tokenizer, lines = ready_tokenizer(recipe_of(own["smollm3"]))
+    tokenizer, lines = ready_tokenizer(recipe_of(own["smollm3"]).tokenizer_settings())
     assert "the rows have 26 July 2024" in lines[-1]
     before = render(tokenizer, TURN)
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Tomorrow)
@@ -502,9 +503,9 @@ def test_an_untrainable_template_is_refused_with_the_reason_and_a_remedy(own, te
     tokenizer = tokenizer_of(FAMILIES["qwen2"], template=template)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(RecipeError, match=reason) as error:
-        ready_tokenizer(recipe_of(tmp_path))
+        ready_tokenizer(recipe_of(tmp_path).tokenizer_settings())
     assert "Name a Jinja file as tokenizer.chat_template" in str(error.value)
-    kept, lines = ready_tokenizer(recipe_of(tmp_path, stage="pretrain"))
+    kept, lines = ready_tokenizer(recipe_of(tmp_path, stage="pretrain").tokenizer_settings())
     assert identity(kept) == identity(tokenizer)
     assert reason in lines[-1]
 
@@ -529,7 +530,7 @@ def test_documents_begin_with_what_their_models_texts_began_with(own):
 
 @pytest.mark.full
 def test_a_base_model_without_a_template_gets_ours_and_names_its_ids(own):
-    tokenizer, lines = ready_tokenizer(recipe_of(own["gpt_neox"]))
+    tokenizer, lines = ready_tokenizer(recipe_of(own["gpt_neox"]).tokenizer_settings())
     assert "<|end|> <|system|> <|user|> <|assistant|>" in " ".join(lines)
     assert custom_template(tokenizer) is None
     assert tokenizer.bos_token == "<|endoftext|>"
@@ -543,7 +544,7 @@ def test_only_rows_of_own_templates_have_the_rendering_in_their_key(own, tokeniz
     recipe.data.batch_tokens, recipe.train["max_steps"] = recipe.data.row_tokens, 1
 
     def settings_of(one):
-        plan = plan_rows(recipe, one, sources=([source], [source]))
+        plan = plan_rows(row_settings(recipe), one, sources=([source], [source]))
         return plan["train"]["sequences"][0]["settings"]
 
     assert "rendering" not in settings_of(tokenizer)

@@ -29,7 +29,7 @@ CHAT = [{"role": "user", "content": "a<|endoftext|><s>b"}, {"role": "assistant",
 
 
 def test_gpt2_keeps_its_ids_and_gets_what_chat_needs(gpt2, capsys):
-    tokenizer = load_or_train(recipe_of(gpt2.name_or_path), [])
+    tokenizer = load_or_train(recipe_of(gpt2.name_or_path).tokenizer_settings(), [])
     out = capsys.readouterr().out
     assert "added: 50,257 -> 50,266 ids" in out
     assert "eos_token" in out
@@ -45,7 +45,7 @@ def test_gpt2_keeps_its_ids_and_gets_what_chat_needs(gpt2, capsys):
 
 
 def test_a_sentencepiece_like_tokenizer_chats_too(stories):
-    tokenizer = load_or_train(recipe_of(stories.name_or_path), [])
+    tokenizer = load_or_train(recipe_of(stories.name_or_path).tokenizer_settings(), [])
     ids, trained = render(tokenizer, CHAT)
     assert sum(i in control_ids(tokenizer) for i in ids) == 5
     written = [i for i, bit in zip(ids, trained, strict=True) if bit]
@@ -55,7 +55,7 @@ def test_a_sentencepiece_like_tokenizer_chats_too(stories):
 
 def test_our_own_tokenizer_read_as_a_ready_one_is_the_same(tokenizer, tmp_path, capsys):
     tokenizer.save_pretrained(tmp_path)
-    assert identity(load_or_train(recipe_of(tmp_path), [])) == identity(tokenizer)
+    assert identity(load_or_train(recipe_of(tmp_path).tokenizer_settings(), [])) == identity(tokenizer)
     assert capsys.readouterr().out == ""
 
 
@@ -64,10 +64,10 @@ def test_an_own_template_stays_as_it_is_with_or_without_marks(tokenizer, tmp_pat
     template = tmp_path / "chat_template.jinja"
     careful = template.read_text() + "{# mine #}"
     template.write_text(careful)
-    assert load_or_train(recipe_of(tmp_path), []).chat_template == careful
+    assert load_or_train(recipe_of(tmp_path).tokenizer_settings(), []).chat_template == careful
     assert "keeps its chat template, which is another than the built-in one" in capsys.readouterr().out
     template.write_text("{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}")
-    plain = load_or_train(recipe_of(tmp_path), [])
+    plain = load_or_train(recipe_of(tmp_path).tokenizer_settings(), [])
     assert plain.chat_template == template.read_text()
     assert f"keeps its chat template and its {len(plain):,} ids; nothing is added" in capsys.readouterr().out
     ids, trained = render(plain, CHAT)
@@ -82,7 +82,7 @@ def test_a_model_folder_without_a_tokenizer_is_an_input_missing(kind, tmp_path):
     with pytest.raises(
         InputMissingError, match=f"^tokenizer.path: {tmp_path} has no tokenizer .*tokenizer.path.$"
     ) as error:
-        load_or_train(recipe_of(tmp_path), [])
+        load_or_train(recipe_of(tmp_path).tokenizer_settings(), [])
     assert error.value.status == 66
     with pytest.raises(InputMissingError, match=f"^{tmp_path} has no tokenizer"):
         open_tokenizer(str(tmp_path), revision=None, beside=None, where=str(tmp_path))
@@ -102,7 +102,7 @@ BACKENDS["words"].pre_tokenizer = BACKENDS["pieces"].pre_tokenizer = pre_tokeniz
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_letters_words_and_pieces_are_tokenizers_of_both_stages(kind, tmp_path):
     BACKENDS[kind].save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load_or_train(recipe_of(tmp_path), [])
+    tokenizer = load_or_train(recipe_of(tmp_path).tokenizer_settings(), [])
     text = "what is one and two ? it is three ."
     (ids,) = encode_documents(tokenizer, [text])
     assert tokenizer.decode(ids).replace(" ", "") == text.replace(" ", "")
@@ -130,11 +130,11 @@ def test_ids_that_are_not_those_of_tokenizer_json_are_named(tmp_path, capsys):
     )
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>").save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    load_or_train(recipe_of(tmp_path), [])
+    load_or_train(recipe_of(tmp_path).tokenizer_settings(), [])
     assert "other ids" not in capsys.readouterr().out
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": "GPT2Tokenizer"}))
-    load_or_train(recipe_of(tmp_path), [])
+    load_or_train(recipe_of(tmp_path).tokenizer_settings(), [])
     assert (
         "GPT2Tokenizer, as which transformers reads it, gives other ids than its tokenizer.json"
         in capsys.readouterr().out
@@ -146,22 +146,22 @@ def test_a_template_file_of_the_recipe_is_used_or_refused_when_wrong(tokenizer, 
     (tmp_path / "mine.jinja").write_text(tokenizer.chat_template + "{# mine #}")
     recipe = recipe_of("tokenizer", chat_template="mine.jinja")
     recipe.path = str(tmp_path / "recipe.yaml")
-    assert load_or_train(recipe, []).chat_template.endswith("{# mine #}")
+    assert load_or_train(recipe.tokenizer_settings(), []).chat_template.endswith("{# mine #}")
     (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
     with pytest.raises(RecipeError, match="generation"):
-        load_or_train(recipe, [])
+        load_or_train(recipe.tokenizer_settings(), [])
     recipe.tokenizer.chat_template = "none.jinja"
     with pytest.raises(InputMissingError, match=r"tokenizer\.chat_template"):
-        load_or_train(recipe, [])
+        load_or_train(recipe.tokenizer_settings(), [])
 
 
 def test_what_cannot_be_found_is_said_with_its_cure(tmp_path):
     with pytest.raises(InputMissingError, match="there is no folder"):
-        load_or_train(recipe_of(tmp_path / "nothing"), [])
+        load_or_train(recipe_of(tmp_path / "nothing").tokenizer_settings(), [])
     with pytest.raises(InputMissingError, match=r"tokenizer\.json"):
-        load_or_train(recipe_of(tmp_path), [])
+        load_or_train(recipe_of(tmp_path).tokenizer_settings(), [])
     with pytest.raises(ServiceError, match="the Hub gave no tokenizer"):
-        load_or_train(recipe_of("nobody/nothing"), [])
+        load_or_train(recipe_of("nobody/nothing").tokenizer_settings(), [])
 
 
 def test_a_model_folder_with_own_code_gives_its_tokenizer_without_a_question(tokenizer, tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_a_model_folder_with_own_code_gives_its_tokenizer_without_a_question(tok
     config = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration_unheard_of.Config"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
-    assert identity(load_or_train(recipe_of(tmp_path), [])) == identity(tokenizer)
+    assert identity(load_or_train(recipe_of(tmp_path).tokenizer_settings(), [])) == identity(tokenizer)
 
 
 def test_identity_sees_a_token_and_a_template_and_no_padding_state(tokenizer, tmp_path):

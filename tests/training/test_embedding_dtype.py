@@ -10,7 +10,6 @@ from pipeline.model.groups import parameter_group, store_embeddings
 from pipeline.plan.plan import workload_of
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
-from pipeline.recipe.batch import micro_batch
 from pipeline.recipe.identity import default_name, differences, resume_keys
 from pipeline.recipe.model_sizes import sizes_of
 from pipeline.training.build import build_from_recipe, build_optimizer
@@ -72,7 +71,7 @@ def test_memory_is_planned_as_it_is_taken(kind):
     optimizer.step()
     sizes = sizes_of(recipe)
     workload = workload_of(recipe, sizes, half=True, compiled=False)
-    planned = workload.memory(micro_batch(recipe))
+    planned = workload.memory(recipe.micro_batch_rows)
     assert planned.weights == sum(p.nbytes for p in model.parameters())
     assert planned.gradients == sum(p.grad.nbytes for p in model.parameters())
     states = [t for state in optimizer.state.values() for t in state.values() if t.numel() > 1]

@@ -27,7 +27,7 @@ from tests.runner import ROOT, Runner
 from tests.training.test_embedding_dtype import Ids
 
 FP8 = ["train.bf16=true", "train.fp8=true"]
-CPU = DeviceInfo("cpu", "a CPU", 1, 16.0, None, None, None, None)
+CPU = DeviceInfo("cpu", "a CPU", 1, 16.0)
 BF16 = {"device_type": "cpu", "dtype": torch.bfloat16}
 
 
@@ -137,7 +137,7 @@ import sys
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.run import checks
 from pipeline.pretrain import main
-checks.float8_problems = lambda recipe, device: []
+checks.float8_problems = lambda model, device, where: []
 exit_with_status(main)
 """
 
@@ -218,7 +218,7 @@ def test_float8_is_refused_without_the_gpu_the_package_or_matrices_for_it(monkey
 
 
 def test_capability_8_9_is_where_float8_begins(monkeypatch):
-    gpu = DeviceInfo("cuda", "a GPU", 1, 80.0, None, None, None, None)
+    gpu = DeviceInfo("cuda", "a GPU", 1, 80.0)
     for capability, has in (((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True), ((10, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
         assert checks.has_capability(gpu, (8, 9)) is has

@@ -16,6 +16,7 @@ from pipeline.evals.bpb import per_token_nll
 from pipeline.model.build import build_model, initialize_identity_blocks
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.recipe.dial import row_settings
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.start_from import resolve_start
 from pipeline.sources.open import open_sources
@@ -75,12 +76,16 @@ def recipe_for(tmp_path, cache, kind: str, stage: str, **data):
 def opened(path):
     """(recipe with its rows decided, model, preparation) as a training has them."""
     recipe = resolve_start(read_recipe([str(path)], stage=None))
-    sources = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
-    tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
+    sources = open_sources(recipe.source_settings())
+    tokenizer = load_or_train(recipe.tokenizer_settings(), sources[0], validation=sources[1])
     model = build_from_recipe(recipe, tokenizer)
     model.config.use_cache = False
     recipe = resolve_rows(recipe, model)
-    return recipe, model, prepare_now(plan_rows(recipe, tokenizer, sources=sources), tokenizer, sources=sources)
+    return (
+        recipe,
+        model,
+        prepare_now(plan_rows(row_settings(recipe), tokenizer, sources=sources), tokenizer, sources=sources),
+    )
 
 
 def texts_of(stream, place, *, width: int, bos: int):
@@ -124,7 +129,7 @@ def test_each_texts_loss_in_its_row_equals_its_loss_alone(tmp_path, cache, kind,
 @pytest.mark.parametrize(("stage", "role"), [("sft", "validation"), ("pretrain", "documents")])
 def test_validation_rows_hold_one_text_each_where_texts_see_each_other(tmp_path, cache, stage, role):
     _, _, preparation = opened(recipe_for(tmp_path, cache, "bloom", stage))
-    validation = ValidationRows.open(preparation)
+    validation = ValidationRows(preparation)
     batches = validation.batches(rows=4) if role == "validation" else validation.document_batches(rows=4)
     stream = validation._sealed(role)
     assert "position_ids" not in next(batches)
@@ -196,8 +201,8 @@ def test_data_command_prepares_the_rows_that_a_training_reads(tmp_path, cache, c
         said = capsys.readouterr().out
         assert ("so each row holds one conversation, padded" in said) == padded
         recipe = resolve_start(read_recipe([str(path)], stage=None))
-        sources = open_sources(recipe, kind="chat")
-        tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
+        sources = open_sources(recipe.source_settings())
+        tokenizer = load_or_train(recipe.tokenizer_settings(), sources[0], validation=sources[1])
         assert rows_of_recipe(recipe, tokenizer).data.one_text_rows == padded
 
 

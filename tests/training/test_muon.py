@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from benchmarks.optimizer_step import count_calls, whole_optimizer
+from pipeline.model.build import build_model
 from pipeline.training.muon import (
     POLAR_EXPRESS,
     cautious_update_,
@@ -19,10 +21,12 @@ from pipeline.training.optimizer import MuonAdamW
 SHAPES = [(24, 24), (64, 16), (16, 64), (1, 12), (12, 1)]  # (out, in)
 
 
-def muon(weights, *, outputs_first=True, lr=0.02, momentum=0.9, weight_decay=0.1, product_dtype="float32", **floors):
+def muon(
+    weights, *, outputs_first=True, lr=0.02, momentum=0.9, weight_decay=0.1, product_dtype="float32", backend=None
+):
     settings = {"kind": "muon", "name": "matrices", "lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-    settings |= {"outputs_first": outputs_first, "product_dtype": product_dtype, **floors}
-    return MuonAdamW([{"params": weights, **settings}])
+    settings |= {"outputs_first": outputs_first, "product_dtype": product_dtype}
+    return MuonAdamW([{"params": weights, **settings}], backend=backend)
 
 
 def random_weights(shape, count=1, seed=0):
@@ -191,3 +195,89 @@ def test_a_matrix_without_a_gradient_is_left_out_of_its_stack():
     optimizer.step()
     assert torch.equal(second, before)
     assert second not in optimizer.state
+
+
+def several(seed=0):
+    """Matrices of three shapes with gradients."""
+    shapes = [(24, 24), (24, 24), (64, 16), (16, 64), (64, 16)]
+    weights = [random_weights(shape, seed=seed + i)[0] for i, shape in enumerate(shapes)]
+    for i, weight in enumerate(weights):
+        (weight.grad,) = gradients(weight.shape, steps=1, seed=10 + i)
+    return weights
+
+
+def flat(weights, optimizer):
+    states = [optimizer.state[weight][name] for weight in weights for name in ("momentum", "variance")]
+    return torch.cat([tensor.detach().flatten() for tensor in [*weights, *states]])
+
+
+@pytest.mark.full  # compiles
+@pytest.mark.parametrize("outputs_first", [True, False])
+def test_a_compiled_step_makes_the_update_of_the_eager_one_and_keeps_its_layout(outputs_first):
+    ways = {backend: several() for backend in (None, "inductor")}
+    optimizers = {way: muon(weights, outputs_first=outputs_first, backend=way) for way, weights in ways.items()}
+    for way, optimizer in optimizers.items():
+        optimizer.step()
+        # As a schedule changes them: the graphs take other numbers.
+        optimizer.param_groups[0].update(lr=0.01, momentum=0.95, weight_decay=0.05)
+        optimizer.step()
+        assert all(weight.is_contiguous() for weight in ways[way])
+    eager, compiled = (flat(ways[way], optimizers[way]) for way in ways)
+    torch.testing.assert_close(compiled, eager, rtol=0, atol=1e-6)
+    # Either form's state is read by the other, and both go on alike.
+    for saved, reader in ((None, "inductor"), ("inductor", None)):
+        weights = [torch.nn.Parameter(weight.detach().clone()) for weight in ways[saved]]
+        for weight, other in zip(weights, ways[saved], strict=True):
+            weight.grad = other.grad.clone()
+        resumed = muon(weights, outputs_first=outputs_first, backend=reader)
+        resumed.load_state_dict(optimizers[saved].state_dict())
+        assert torch.equal(flat(weights, resumed), flat(ways[saved], optimizers[saved]))
+        resumed.step()
+        optimizers[saved].step()
+        torch.testing.assert_close(flat(weights, resumed), flat(ways[saved], optimizers[saved]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.full  # compiles
+def test_measuring_a_compiled_update_changes_nothing_and_gives_the_norms_of_the_changes():
+    plain, measured = several(), several()
+    before = [weight.detach().clone() for weight in measured]
+    norms = []
+    one, other = muon(plain, backend="inductor"), muon(measured, backend="inductor")
+    other.measure_next_update(norms)
+    one.step()
+    other.step()
+    assert torch.equal(flat(plain, one), flat(measured, other))
+    assert len(norms) == len(measured)
+    change = {id(weight): (weight - old).norm() for weight, old in zip(measured, before, strict=True)}
+    for weight, norm in norms:
+        assert norm.item() == pytest.approx(change[id(weight)].item(), rel=1e-5)
+
+
+@pytest.mark.full  # compiles
+def test_a_compiled_step_of_depth_12_makes_at_most_60_calls_of_torch():
+    eager = count_calls(whole_optimizer(layers=12, backend=None))
+    compiled = count_calls(whole_optimizer(layers=12, backend="inductor"))
+    assert eager["calls"] > 500  # the counter sees what a step does
+    assert compiled["calls"] <= 60
+    assert compiled["graphs"] == 8  # two of each of four shapes
+
+
+@pytest.mark.full  # compiles
+def test_losses_with_a_compiled_step_are_those_of_the_eager_one():
+    fields = {"n_layer": 4, "n_embd": 32, "n_head": 2, "n_positions": 16, "vocab_size": 64, "use_bias": False}
+    fields |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": False}
+    losses = {}
+    for backend in (None, "inductor"):
+        model = build_model("tandem", fields, seed=0)
+        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and ".h." in name]
+        optimizer = muon(matrices, outputs_first=False, backend=backend)
+        losses[backend] = []
+        for step in range(20):
+            input_ids = torch.randint(0, 64, (8, 16), generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            loss = model(input_ids=input_ids, labels=input_ids).loss
+            loss.backward()
+            optimizer.step()
+            losses[backend].append(loss.item())
+    assert losses["inductor"] == pytest.approx(losses[None], rel=1e-4)
+    assert losses[None][-1] != losses[None][0]

@@ -44,12 +44,13 @@ def assert_no_rank_holds_a_stack(mesh):
         assert 2 * 64 * 16 <= largest.numel <= 2 * 64 * 16 + variances
 
 
-def trained(product_dtype, *, shared_from, cut=lambda whole: whole, **more):
+def trained(product_dtype, *, shared_from, cut=lambda whole: whole, backend=None, **more):
     """The matrices after four steps, and how many were orthogonalised by this rank in each call."""
     generator = torch.Generator().manual_seed(0)
     matrices = [torch.nn.Parameter(cut(torch.randn(shape, generator=generator))) for shape in SHAPES]
     settings = {"kind": "muon", "lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "outputs_first": True, **more}
-    optimizer = MuonAdamW([{"params": matrices, "name": "matrices", "product_dtype": product_dtype, **settings}])
+    group = {"params": matrices, "name": "matrices", "product_dtype": product_dtype, **settings}
+    optimizer = MuonAdamW([group], backend=backend)
     made, whole = [], muon_step.orthogonalised
 
     def counted(x_MRC, **how):
@@ -91,6 +92,9 @@ def rank_main(rank, rendezvous, product_dtype):
         product_dtype, shared_from=0, cut=lambda whole: distribute_tensor(whole, mesh, [Shard(0)]), **more
     )
     torch.testing.assert_close(cut, whole, rtol=0, atol=2e-6)
+    for way in ({}, {"cut": lambda whole: distribute_tensor(whole, mesh, [Shard(0)])}):
+        compiled, _ = trained(product_dtype, shared_from=0, backend="aot_eager", **way)
+        torch.testing.assert_close(compiled, alone, rtol=0, atol=1e-6)
     assert_no_rank_holds_a_stack(mesh)
     os._exit(0)  # not through the interpreter's end, where a thread of gloo may make the process abort
 

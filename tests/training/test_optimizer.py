@@ -9,11 +9,13 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
+from pipeline.hardware.accelerators import DeviceInfo
 from pipeline.model.build import build_model
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import CodeFolder
 from pipeline.recipe.dial import MATRIX_GROUP
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe, Schedule, with_values
+from pipeline.training import build
 from pipeline.training import optimizer as module
 from pipeline.training.build import build_optimizer
 from pipeline.training.optimizer import OPTIMIZERS, MuonAdamW, cache_lomo_check
@@ -91,6 +93,17 @@ def test_every_parameter_is_in_one_group_with_its_group_s_rate():
     assert rates == {name: 0.5 * rate for name, rate in RATES.items()} | {"matrices": 0.01}
     assert {group["name"] for group in optimizer.param_groups if group["kind"] == "muon"} == {"matrices"}
     assert all(group["initial_lr"] == group["lr"] for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize(("kind", "train", "backend"), [
+    ("cuda", {"torch_compile": True}, "inductor"),
+    ("cuda", {"torch_compile": True, "torch_compile_backend": "aot_eager"}, "aot_eager"),
+    ("cuda", {"torch_compile": False}, None),
+    ("cpu", {"torch_compile": True}, None),
+])  # fmt: skip
+def test_the_step_is_compiled_with_the_model_but_not_on_a_cpu(monkeypatch, kind, train, backend):
+    monkeypatch.setattr(build, "device_info", lambda: DeviceInfo(kind, "any", 1, 16.0, None, None, None, None))
+    assert build_optimizer(modern(), recipe(train=train)).backend == backend
 
 
 def test_type_adamw_is_the_same_groups_all_updated_by_adamw():

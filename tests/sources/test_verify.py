@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+from dataclasses import replace
 
 import pandas as pd
 import pyarrow as pa
@@ -255,14 +256,14 @@ CASES = [
 def test_a_wrong_file_is_named_with_its_reason_before_anything_is_read(case, tmp_path):
     files, error, said = case(tmp_path)
     with pytest.raises(error) as caught:
-        open_sources(recipe(tmp_path, files), kind="text")
+        open_sources(recipe(tmp_path, files).source_settings())
     assert type(caught.value) is error
     for text in said:
         assert text in str(caught.value)
     assert "Traceback" not in str(caught.value)
     # Nothing was kept that would let a second start pass.
     with pytest.raises(error):
-        open_sources(recipe(tmp_path, files), kind="text")
+        open_sources(recipe(tmp_path, files).source_settings())
 
 
 def test_all_problems_of_all_files_are_reported_at_once(tmp_path):
@@ -274,7 +275,7 @@ def test_all_problems_of_all_files_are_reported_at_once(tmp_path):
     blank.write_text("\n\n")
     (tmp_path / "d.jsonl").write_text("\n".join(GOOD_LINES))
     with pytest.raises(DataError) as caught:
-        open_sources(recipe(tmp_path, "*.jsonl"), kind="text")
+        open_sources(recipe(tmp_path, "*.jsonl").source_settings())
     message = str(caught.value)
     assert message.startswith("3 problems")
     assert "a.jsonl is empty" in message
@@ -286,7 +287,7 @@ def test_all_missing_sources_are_reported_together_with_their_recipe_places(tmp_
     made = recipe(tmp_path, "one.jsonl")
     made.data.sources.append(Source(files=["two.parquet", "three/*.txt"]))
     with pytest.raises(InputMissingError) as caught:
-        open_sources(made, kind="text")
+        open_sources(made.source_settings())
     for text in (
         "recipe.yaml: data.sources[0].files: 'one.jsonl'",
         "data.sources[1].files: 'two.parquet'",
@@ -301,12 +302,12 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path):
     path.write_text("\n".join(GOOD_LINES))
     path.chmod(0)
     with pytest.raises(DataError, match="may not be read"):
-        open_sources(recipe(tmp_path, "a.jsonl"), kind="text")
+        open_sources(recipe(tmp_path, "a.jsonl").source_settings())
 
 
 def test_bad_rows_that_the_recipe_tolerates_are_left_out_and_named(tmp_path):
     null_in_a_row(tmp_path)
-    train, validation = open_sources(recipe(tmp_path, "a.jsonl", max_bad_rows=1), kind="text")
+    train, validation = open_sources(recipe(tmp_path, "a.jsonl", max_bad_rows=1).source_settings())
     blocks = [block for source in train + validation for block in source.read()]
     assert sum(len(block.items) for block in blocks) == len(GOOD_LINES) - 1
     assert [bad.split("/")[-1] for block in blocks for bad in block.bad_rows] == [
@@ -317,14 +318,14 @@ def test_bad_rows_that_the_recipe_tolerates_are_left_out_and_named(tmp_path):
 def test_a_column_of_csv_that_is_not_read_may_be_anything(tmp_path):
     lines = [b"Document number %d.,caf\xe9\n" % n for n in range(40)]
     (tmp_path / "a.csv").write_bytes(b"text,place\n" + b"".join(lines))
-    train, validation = open_sources(recipe(tmp_path, "a.csv", text_column="text"), kind="text")
+    train, validation = open_sources(recipe(tmp_path, "a.csv", text_column="text").source_settings())
     assert sum(len(block.items) for source in train + validation for block in source.read()) == 40
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(GOOD_LINES).encode())
     (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
-    train, validation = open_sources(recipe(tmp_path, ["a.jsonl", "b.txt"]), kind="text")
+    train, validation = open_sources(recipe(tmp_path, ["a.jsonl", "b.txt"]).source_settings())
     texts = [item.text for source in train + validation for block in source.read() for item in block.items]
     assert "Document number 0." in texts
     assert "one\ntwo" in texts
@@ -338,7 +339,7 @@ def test_a_text_file_among_conversations_is_refused_before_step_1(source, tmp_pa
     with pytest.raises(
         DataError, match=r"notice.txt is plain text and has no column 'instruction'\. .* or leave it out"
     ):
-        open_sources(recipe(tmp_path, ["a.jsonl", "notice.txt"], **source), kind="chat")
+        open_sources(replace(recipe(tmp_path, ["a.jsonl", "notice.txt"], **source).source_settings(), kind="chat"))
 
 
 def test_bad_rows_in_the_middle_of_a_file_are_found_when_reached(tmp_path):
@@ -346,7 +347,7 @@ def test_bad_rows_in_the_middle_of_a_file_are_found_when_reached(tmp_path):
     lines[1500] = '{"text": broken}'
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "z.jsonl").write_text("\n".join(GOOD_LINES))
-    train, _ = open_sources(recipe(tmp_path, "*.jsonl"), kind="text")
+    train, _ = open_sources(recipe(tmp_path, "*.jsonl").source_settings())
     blocks = list(train[0].read())
     assert [len(block.bad_rows) for block in blocks] == [0, 1, 0]
     assert "a.jsonl:1501: is not JSON" in blocks[1].bad_rows[0]
@@ -363,7 +364,7 @@ def test_a_damaged_row_group_in_the_middle_costs_only_its_rows(tmp_path):
     content[middle : middle + 400] = bytes(400)
     path.write_bytes(bytes(content))
     (tmp_path / "z.jsonl").write_text("\n".join(GOOD_LINES))
-    train, _ = open_sources(recipe(tmp_path, ["a.parquet", "z.jsonl"]), kind="text")
+    train, _ = open_sources(recipe(tmp_path, ["a.parquet", "z.jsonl"]).source_settings())
     blocks = list(train[0].read())
     kept = {item.row for block in blocks for item in block.items}
     assert kept >= set(range(1000)) | set(range(2000, 3000))
@@ -376,7 +377,7 @@ def test_a_damaged_row_group_in_the_middle_costs_only_its_rows(tmp_path):
 def test_a_file_changed_after_it_was_verified_is_not_read(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(GOOD_LINES))
     (tmp_path / "b.jsonl").write_text("\n".join(GOOD_LINES[:9]))
-    train, _ = open_sources(recipe(tmp_path, "*.jsonl"), kind="text")
+    train, _ = open_sources(recipe(tmp_path, "*.jsonl").source_settings())
     (tmp_path / "a.jsonl").write_text("\n".join(GOOD_LINES[:30]))
     with pytest.raises(DataError, match="was changed since it was verified"):
         list(train[0].read())

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,10 @@ def files(tmp_path):
 
 def test_a_tokenizer_is_trained_once_and_found_again(tmp_path, text_files, capsys):
     recipe = recipe_of(tmp_path, text_files)
-    train, validation = open_sources(recipe, kind="text")
-    first = load_or_train(recipe, train, validation=validation)
+    train, validation = open_sources(recipe.source_settings())
+    first = load_or_train(recipe.tokenizer_settings(), train, validation=validation)
     assert "bytes per token" in capsys.readouterr().out
-    folder = cached_folder(recipe, train)
+    folder = cached_folder(recipe.tokenizer_settings(), train)
     assert sorted(path.name for path in folder.iterdir()) == [
         "MANIFEST.json",
         "byte_lengths.safetensors",
@@ -58,11 +59,11 @@ def test_a_tokenizer_is_trained_once_and_found_again(tmp_path, text_files, capsy
     report = json.loads((folder / "report.json").read_text())
     assert set(report["judgement"]["texts"]) == {"train", "validation", "prose", "code", "numbers", "non-English"}
     assert load_file(folder / "byte_lengths.safetensors")["byte_lengths"].tolist() == byte_lengths(first).tolist()
-    assert identity(load_or_train(recipe, train)) == identity(first)
+    assert identity(load_or_train(recipe.tokenizer_settings(), train)) == identity(first)
     assert capsys.readouterr().out == ""
     assert len(first) == 400
     recipe.tokenizer.vocab_size = 300
-    assert len(load_or_train(recipe, train)) == 300
+    assert len(load_or_train(recipe.tokenizer_settings(), train)) == 300
 
 
 def test_the_same_text_gives_the_same_tokenizer_in_another_process(tmp_path, files):
@@ -128,7 +129,7 @@ def test_characters_are_capped_per_document_and_in_total_and_shared_by_weight(tm
         tmp_path, [write(tmp_path / "a.jsonl", ["a" * 100] * 8000), write(tmp_path / "b.jsonl", ["b" * 100] * 8000)]
     )
     recipe.data.sources[1].weight = 3.0
-    train, _ = open_sources(recipe, kind="text")
+    train, _ = open_sources(recipe.source_settings())
     texts = list(training_texts(train, total_chars=100_000, document_chars=10))
     assert {len(text) for text in texts} == {10}
     text = "".join(texts)
@@ -144,23 +145,23 @@ def test_conversations_are_read_for_their_words_when_there_is_nothing_else(tmp_p
     ]
     path.write_text((json.dumps({"messages": messages}) + "\n") * 40)
     recipe = recipe_of(tmp_path, [path], vocab_size=300)
-    train, _ = open_sources(recipe, kind="chat")
-    tokenizer = load_or_train(recipe, train)
+    train, _ = open_sources(replace(recipe.source_settings(), kind="chat"))
+    tokenizer = load_or_train(recipe.tokenizer_settings(), train)
     assert len(encode_documents(tokenizer, [" zyzzyva"])[0]) == 1
 
 
 def test_a_text_with_few_pieces_gives_fewer_ids_and_says_so(tmp_path, capsys):
     recipe = recipe_of(tmp_path, [write(tmp_path / "a.jsonl", ["abc"] * 40)], vocab_size=4000)
-    train, _ = open_sources(recipe, kind="text")
-    assert len(load_or_train(recipe, train)) == 268
+    train, _ = open_sources(recipe.source_settings())
+    assert len(load_or_train(recipe.tokenizer_settings(), train)) == 268
     assert "only 268 different pieces" in capsys.readouterr().out
 
 
 def test_sources_without_text_are_refused_and_nothing_is_cached(tmp_path):
     recipe = recipe_of(tmp_path, [])
     with pytest.raises(DataError, match="no text to train a tokenizer on"):
-        load_or_train(recipe, [])
-    assert not cached_folder(recipe, []).exists()
+        load_or_train(recipe.tokenizer_settings(), [])
+    assert not cached_folder(recipe.tokenizer_settings(), []).exists()
 
 
 def test_reading_text_shows_no_share_of_a_size_that_nobody_knows(monkeypatch, capsys):

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+from dataclasses import replace
 
 import pandas
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.process.errors import DataError, RecipeError
-from pipeline.recipe.schema import Recipe, Source
+from pipeline.recipe.schema import Recipe, Source, with_values
 from pipeline.sources.file_facts import FileFacts
 from pipeline.sources.holdout import is_held_out, period_of
 from pipeline.sources.open import open_sources, with_recorded_inputs
@@ -43,6 +44,10 @@ def recipe(folder, *sources, validation=None, seed=42):
     return made
 
 
+def with_inputs(made: Recipe, inputs: dict) -> Recipe:
+    return with_values(made, {"data": with_recorded_inputs(made.data, inputs)})
+
+
 def items(source):
     return [item for block in source.read() for item in block.items]
 
@@ -55,7 +60,7 @@ def corpus(tmp_path):
 
 
 def test_the_last_file_in_sorted_order_is_held_out_from_training(corpus):
-    train, validation = open_sources(recipe(corpus, Source(files="part-*.jsonl")), kind="text")
+    train, validation = open_sources(recipe(corpus, Source(files="part-*.jsonl")).source_settings())
     assert sorted(file.label for file in train[0].files) == [f"part-{n}.jsonl" for n in range(5)]
     assert [file.label for file in validation[0].files] == ["part-5.jsonl"]
     assert not {item.text for item in items(train[0])} & {item.text for item in items(validation[0])}
@@ -63,10 +68,8 @@ def test_the_last_file_in_sorted_order_is_held_out_from_training(corpus):
 
 def test_the_seed_alone_decides_the_order_of_the_files(corpus):
     def order(seed):
-        return [
-            file.label
-            for file in open_sources(recipe(corpus, Source(files="part-*.jsonl"), seed=seed), kind="text")[0][0].files
-        ]
+        (train,), _ = open_sources(recipe(corpus, Source(files="part-*.jsonl"), seed=seed).source_settings())
+        return [file.label for file in train.files]
 
     assert order(1) == order(1)
     assert len({tuple(order(seed)) for seed in range(8)}) > 3
@@ -94,7 +97,7 @@ def test_reading_goes_on_exactly_behind_any_block(name, tmp_path):
         write_jsonl(tmp_path / name, 5000)
     write_jsonl(tmp_path / "b.jsonl", 1500, start=10_000)
     write_jsonl(tmp_path / "z.jsonl", 10)
-    train, _ = open_sources(recipe(tmp_path, Source(files=[name, "b.jsonl", "z.jsonl"])), kind="text")
+    train, _ = open_sources(recipe(tmp_path, Source(files=[name, "b.jsonl", "z.jsonl"])).source_settings())
     blocks = list(train[0].read())
     assert [len(block.items) for block in blocks if block.file == blocks[0].file][:-1] == [BLOCK_ROWS] * (
         len([b for b in blocks if b.file == blocks[0].file]) - 1
@@ -114,7 +117,7 @@ def test_blank_lines_do_not_shift_blocks_or_line_numbers(tmp_path):
     lines[1024:2048] = [""] * 1024
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     write_jsonl(tmp_path / "z.jsonl", 10)
-    train, _ = open_sources(recipe(tmp_path, Source(files=["a.jsonl", "z.jsonl"])), kind="text")
+    train, _ = open_sources(recipe(tmp_path, Source(files=["a.jsonl", "z.jsonl"])).source_settings())
     blocks = list(train[0].read())
     assert [block.index for block in blocks] == [0, 1, 2, 3]
     assert not blocks[1].items
@@ -128,7 +131,7 @@ def test_blank_lines_do_not_shift_blocks_or_line_numbers(tmp_path):
 def test_rows_without_text_are_counted_and_are_no_fault(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": " \\n"}\n' + json.dumps({"text": text(1)}) + "\n")
     write_jsonl(tmp_path / "z.jsonl", 10)
-    train, _ = open_sources(recipe(tmp_path, Source(files=["a.jsonl", "z.jsonl"])), kind="text")
+    train, _ = open_sources(recipe(tmp_path, Source(files=["a.jsonl", "z.jsonl"])).source_settings())
     block = next(train[0].read())
     assert (len(block.items), block.empty_rows, block.bad_rows) == (1, 2, [])
 
@@ -136,7 +139,7 @@ def test_rows_without_text_are_counted_and_are_no_fault(tmp_path):
 @pytest.mark.parametrize("rows", [2, 15, 16, 100, 799, 5000])
 def test_a_single_file_is_split_by_rows_that_cover_it_without_overlap(rows, tmp_path):
     write_jsonl(tmp_path / "a.jsonl", rows)
-    train, validation = open_sources(recipe(tmp_path, Source(files="a.jsonl")), kind="text")
+    train, validation = open_sources(recipe(tmp_path, Source(files="a.jsonl")).source_settings())
     trained, held = {item.row for item in items(train[0])}, {item.row for item in items(validation[0])}
     assert trained
     assert held
@@ -154,7 +157,7 @@ def test_held_out_rows_are_not_the_same_place_of_every_period():
 def test_a_single_file_of_one_row_cannot_be_split_and_says_so(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", 1)
     with pytest.raises(DataError, match=r"a.jsonl has 1 row .* data.validation"):
-        open_sources(recipe(tmp_path, Source(files="a.jsonl")), kind="text")
+        open_sources(recipe(tmp_path, Source(files="a.jsonl")).source_settings())
 
 
 def test_the_same_content_in_training_and_validation_is_refused_whatever_its_name(corpus):
@@ -162,13 +165,13 @@ def test_the_same_content_in_training_and_validation_is_refused_whatever_its_nam
     (corpus / "held" / "other.jsonl").write_bytes((corpus / "part-2.jsonl").read_bytes())
     made = recipe(corpus, Source(files="part-*.jsonl"), validation=[Source(files="held")])
     with pytest.raises(DataError, match=r"other.jsonl of held \(validation\) has the same content as part-2.jsonl"):
-        open_sources(made, kind="text")
+        open_sources(made.source_settings())
 
 
 def test_named_validation_leaves_all_files_to_training(corpus):
     write_jsonl(corpus / "held.jsonl", 20, start=9000)
     train, validation = open_sources(
-        recipe(corpus, Source(files="part-*.jsonl"), validation=[Source(files="held.jsonl")]), kind="text"
+        recipe(corpus, Source(files="part-*.jsonl"), validation=[Source(files="held.jsonl")]).source_settings()
     )
     assert len(train[0].files) == 6
     assert len(items(validation[0])) == 20
@@ -181,13 +184,13 @@ def test_names_are_distinguished(corpus):
         Source(files="part-1.jsonl", name="part-0"),
         Source(files=["part-2.jsonl"], name="mine"),
     )
-    assert [source.name for source in open_sources(made, kind="text")[0]] == ["part-0", "part-0-2", "mine"]
+    assert [source.name for source in open_sources(made.source_settings())[0]] == ["part-0", "part-0-2", "mine"]
 
 
 def test_the_fingerprint_follows_content_order_and_reading_but_not_the_place(corpus, tmp_path_factory):
     def fingerprint(folder, **changes):
         seed = changes.pop("seed", 42)
-        return open_sources(recipe(folder, Source(files="part-*.jsonl", **changes), seed=seed), kind="text")[0][
+        return open_sources(recipe(folder, Source(files="part-*.jsonl", **changes), seed=seed).source_settings())[0][
             0
         ].fingerprint
 
@@ -204,16 +207,16 @@ def test_the_fingerprint_follows_content_order_and_reading_but_not_the_place(cor
 
 def test_a_second_start_reads_no_file_again(corpus, monkeypatch):
     made = recipe(corpus, Source(files="part-*.jsonl"))
-    first = open_sources(made, kind="text")[0][0].fingerprint
+    first = open_sources(made.source_settings())[0][0].fingerprint
 
     def never(path):
         raise AssertionError(f"{path} was hashed again")
 
     monkeypatch.setattr("pipeline.sources.file_facts.sha256_file", never)
-    assert open_sources(made, kind="text")[0][0].fingerprint == first
+    assert open_sources(made.source_settings())[0][0].fingerprint == first
     write_jsonl(corpus / "part-1.jsonl", 29)
     with pytest.raises(AssertionError, match=r"part-1.jsonl was hashed again"):
-        open_sources(made, kind="text")
+        open_sources(made.source_settings())
 
 
 def test_facts_of_a_file_count_rows_as_the_reader_does(tmp_path):
@@ -226,7 +229,7 @@ def test_facts_of_a_file_count_rows_as_the_reader_does(tmp_path):
 def test_a_long_text_file_is_cut_at_blank_lines_and_loses_nothing(tmp_path):
     paragraphs = [text(n) for n in range(2000)]
     (tmp_path / "book.txt").write_text("\n\n".join(paragraphs))
-    train, validation = open_sources(recipe(tmp_path, Source(files="book.txt")), kind="text")
+    train, validation = open_sources(recipe(tmp_path, Source(files="book.txt")).source_settings())
     pieces = sorted(items(train[0]) + items(validation[0]), key=lambda item: item.row)
     assert len(pieces) > 8
     assert [line for piece in pieces for line in piece.text.split("\n") if line] == paragraphs
@@ -236,7 +239,7 @@ def test_a_long_text_file_is_cut_at_blank_lines_and_loses_nothing(tmp_path):
 def test_one_endless_line_of_text_is_read_in_bounded_pieces(tmp_path):
     content = "äbc def " * 50_000
     (tmp_path / "line.txt").write_text(content, encoding="utf-8")
-    train, validation = open_sources(recipe(tmp_path, Source(files="line.txt")), kind="text")
+    train, validation = open_sources(recipe(tmp_path, Source(files="line.txt")).source_settings())
     pieces = sorted(items(train[0]) + items(validation[0]), key=lambda item: item.row)
     assert "".join(piece.text for piece in pieces) == content
     assert max(len(piece.text) for piece in pieces) <= 2 * 16_384
@@ -256,12 +259,12 @@ def test_one_endless_line_of_text_is_read_in_bounded_pieces(tmp_path):
 )
 def test_a_source_that_cannot_mean_what_it_says_is_a_recipe_error(corpus, source, said):
     with pytest.raises(RecipeError, match=said):
-        open_sources(recipe(corpus, source), kind="text")
+        open_sources(recipe(corpus, source).source_settings())
 
 
 def test_a_recipe_without_sources_says_what_to_write(corpus):
     with pytest.raises(RecipeError, match="names no source"):
-        open_sources(recipe(corpus), kind="text")
+        open_sources(recipe(corpus).source_settings())
 
 
 def test_other_content_of_equal_size_and_time_is_seen(tmp_path):
@@ -280,7 +283,7 @@ def test_other_content_of_equal_size_and_time_is_seen(tmp_path):
 def test_a_file_replaced_during_the_run_is_refused_and_changed_rights_pass(tmp_path):
     file = write_jsonl(tmp_path / "corpus" / "a.jsonl", 30)
     write_jsonl(tmp_path / "corpus" / "b.jsonl", 31)
-    source = open_sources(recipe(tmp_path, Source(files="corpus/*.jsonl")), kind="text")[0][0]
+    source = open_sources(recipe(tmp_path, Source(files="corpus/*.jsonl")).source_settings())[0][0]
     status = file.stat()
     file.chmod(0o600)
     os.link(file, tmp_path / "backup")
@@ -297,12 +300,12 @@ def test_facts_of_many_files_are_kept_together_without_waiting_for_the_disk(tmp_
         write_jsonl(tmp_path / "corpus" / f"{number:03d}.jsonl", 2 + number)
     monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("waits for the disk"))
     made = recipe(tmp_path, Source(files="corpus/*.jsonl"))
-    first = open_sources(made, kind="text")[0][0].fingerprint
+    first = open_sources(made.source_settings())[0][0].fingerprint
     (store,) = (tmp_path / "cache" / "files").iterdir()
     monkeypatch.setattr(
         "pipeline.sources.file_facts.sha256_file", lambda path: pytest.fail(f"{path} was hashed again")
     )
-    assert open_sources(made, kind="text")[0][0].fingerprint == first
+    assert open_sources(made.source_settings())[0][0].fingerprint == first
     assert store.stat().st_size < 300 * 2 * 500
 
 
@@ -334,7 +337,7 @@ def test_a_number_of_too_many_digits_is_a_bad_row(tmp_path):
     with open(file, "a") as more:
         more.write('{"text": "x", "id": ' + "9" * 5000 + "}\n")
     with pytest.raises(DataError, match=r"a.jsonl:31: is JSON with a number of too many digits"):
-        open_sources(recipe(tmp_path, Source(files="a.jsonl")), kind="text")
+        open_sources(recipe(tmp_path, Source(files="a.jsonl")).source_settings())
 
 
 def write_folder(folder, files, *, size=5000, name="{:03d}.txt"):
@@ -345,7 +348,7 @@ def write_folder(folder, files, *, size=5000, name="{:03d}.txt"):
 
 
 def split_of(made):
-    train, validation = open_sources(made, kind="text")
+    train, validation = open_sources(made.source_settings())
     return [{file.label: file.bytes for file in files} for files in (train[0].files, validation[0].files)]
 
 
@@ -408,12 +411,12 @@ def test_copies_of_a_file_drawn_are_held_out_with_it(tmp_path):
 def test_a_run_begun_with_another_split_keeps_it(tmp_path):
     write_folder(tmp_path / "books", 120)
     made = recipe(tmp_path, Source(files="books"))
-    _, validation = open_sources(made, kind="text")
+    _, validation = open_sources(made.source_settings())
     before = {"name": "books", "files": [{"label": "119.txt", "sha256": "", "bytes": 5000}]}
-    assert split_of(with_recorded_inputs(made, {"validation": [before]}))[1].keys() == {"119.txt"}
+    assert split_of(with_inputs(made, {"validation": [before]}))[1].keys() == {"119.txt"}
     assert len(validation[0].files) > 1
     before["files"][0]["label"] = "gone.txt"  # What is missing is named when the inputs are compared.
-    assert split_of(with_recorded_inputs(made, {"validation": [before]}))[1].keys() == {
+    assert split_of(with_inputs(made, {"validation": [before]}))[1].keys() == {
         file.label for file in validation[0].files
     }
 
@@ -424,7 +427,7 @@ def test_parquet_with_dictionary_pages_as_pandas_writes_it_is_whole(tmp_path):
         pandas.DataFrame({"text": texts[part::2]}).to_parquet(tmp_path / f"{part}.parquet")
     chunk = pq.read_metadata(tmp_path / "0.parquet").row_group(0).column(0)
     assert chunk.data_page_offset - chunk.dictionary_page_offset > 2**16
-    train, validation = open_sources(recipe(tmp_path, Source(files="*.parquet")), kind="text")
+    train, validation = open_sources(recipe(tmp_path, Source(files="*.parquet")).source_settings())
     assert sorted(item.text for source in train + validation for item in items(source)) == sorted(texts)
 
 
@@ -435,7 +438,7 @@ def test_a_run_inside_its_data_folder_is_no_data_of_it(tmp_path):
     (run / "run_manifest.json").write_text("{}")
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     (run / "report" / "report.md").write_text("# A report\n")
-    train, _ = open_sources(recipe(tmp_path, Source(files="books"), validation=[]), kind="text")
+    train, _ = open_sources(recipe(tmp_path, Source(files="books"), validation=[]).source_settings())
     assert sorted(file.label for file in train[0].files) == ["000.txt", "001.txt", "002.txt", "003.txt"]
 
 
@@ -454,19 +457,19 @@ def test_of_conversations_rows_of_every_file_are_held_out(tmp_path):
     for name in ("colours", "numbers", "weather"):
         write_talks(tmp_path / "chat" / f"{name}.jsonl", 120, name)
     made = recipe(tmp_path, Source(files="chat"))
-    train, validation = open_sources(made, kind="chat")
+    train, validation = open_sources(replace(made.source_settings(), kind="chat"))
     (trained,), (held,) = said(train), said(validation)
     assert len(trained) + len(held) == 360
     assert not set(trained) & set(held)
     assert {text.split()[0] for text in held} == {"colours", "numbers", "weather"}
     assert 8 <= len(held) <= 12
-    assert said(open_sources(made, kind="chat")[1]) == [held]
+    assert said(open_sources(replace(made.source_settings(), kind="chat"))[1]) == [held]
 
 
 def test_of_files_of_one_conversation_each_some_are_held_out(tmp_path):
     for n in range(40):
         write_talks(tmp_path / "chat" / f"{n:02d}.jsonl", 1, str(n))
-    train, validation = open_sources(recipe(tmp_path, Source(files="chat")), kind="chat")
+    train, validation = open_sources(replace(recipe(tmp_path, Source(files="chat")).source_settings(), kind="chat"))
     (trained,), (held,) = said(train), said(validation)
     assert len(held) == 8
     assert len(trained) == 32
@@ -475,7 +478,7 @@ def test_of_files_of_one_conversation_each_some_are_held_out(tmp_path):
 def test_copies_of_a_file_hold_out_the_same_conversations(tmp_path):
     for name in ("a", "b", "c"):
         write_talks(tmp_path / "chat" / f"{name}.jsonl", 60, "b" if name == "c" else name)
-    train, validation = open_sources(recipe(tmp_path, Source(files="chat")), kind="chat")
+    train, validation = open_sources(replace(recipe(tmp_path, Source(files="chat")).source_settings(), kind="chat"))
     assert not set(said(train)[0]) & set(said(validation)[0])
 
 
@@ -484,18 +487,20 @@ def test_a_chat_run_begun_with_its_last_file_held_out_keeps_it(tmp_path):
         write_talks(tmp_path / "chat" / f"{name}.jsonl", 60, name)
     made = recipe(tmp_path, Source(files="chat"))
     begun = {"name": "chat", "format": "messages(messages)", "files": [{"label": "c.jsonl", "sha256": "", "bytes": 1}]}
-    train, validation = open_sources(with_recorded_inputs(made, {"validation": [begun]}), kind="chat")
+    train, validation = open_sources(
+        replace(with_inputs(made, {"validation": [begun]}).source_settings(), kind="chat")
+    )
     assert {text[0] for text in said(train)[0]} == {"a", "b"}
     assert {text[0] for text in said(validation)[0]} == {"c"}
-    now = [source.describe() for source in open_sources(made, kind="chat")[1]]
-    again = open_sources(with_recorded_inputs(made, {"validation": now}), kind="chat")[1]
+    now = [source.describe() for source in open_sources(replace(made.source_settings(), kind="chat"))[1]]
+    again = open_sources(replace(with_inputs(made, {"validation": now}).source_settings(), kind="chat"))[1]
     assert [source.describe() for source in again] == now
 
 
 def test_a_single_conversation_is_not_sent_to_init(tmp_path):
     write_talks(tmp_path / "a.jsonl", 1, "a")
     with pytest.raises(DataError) as caught:
-        open_sources(recipe(tmp_path, Source(files="a.jsonl")), kind="chat")
+        open_sources(replace(recipe(tmp_path, Source(files="a.jsonl")).source_settings(), kind="chat"))
     assert "conversations it takes two" in str(caught.value)
     assert "init" not in str(caught.value)
 
@@ -509,19 +514,19 @@ def test_a_file_with_nothing_in_it_is_left_out_with_a_line(kind, nothing, tmp_pa
         else:
             write_jsonl(tmp_path / "all" / f"{name}.json", 30, start=100 * n)
     (tmp_path / "all" / "c.json").write_bytes(nothing)
-    train, validation = open_sources(recipe(tmp_path, Source(files="all")), kind=kind)
+    train, validation = open_sources(replace(recipe(tmp_path, Source(files="all")).source_settings(), kind=kind))
     assert "c.json" not in {file.label for source in train + validation for file in source.files}
     assert "c.json has nothing in it and is left out" in caplog.text
     for name in ("a", "b", "d"):
         (tmp_path / "all" / f"{name}.json").write_bytes(nothing)
     with pytest.raises(DataError, match=r"a\.json"):
-        open_sources(recipe(tmp_path, Source(files="all")), kind=kind)
+        open_sources(replace(recipe(tmp_path, Source(files="all")).source_settings(), kind=kind))
 
 
 def test_one_file_next_to_an_empty_one_parts_with_rows(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", 30)
     (tmp_path / "b.jsonl").touch()
-    train, validation = open_sources(recipe(tmp_path, Source(files="*.jsonl")), kind="text")
+    train, validation = open_sources(recipe(tmp_path, Source(files="*.jsonl")).source_settings())
     assert [file.part for source in train + validation for file in source.files] == ["train", "validation"]
 
 
@@ -538,8 +543,8 @@ def test_zstandard_data_with_a_long_window_says_how_to_unpack_it(tmp_path):
     lines = [(json.dumps({"text": text(n)}) + "\n").encode() for n in range(3000)]
     path = tmp_path / "dump.jsonl.zst"
     path.write_bytes(zstandard_frame(b"".join(lines), window_log=20))
-    train, validation = open_sources(recipe(tmp_path, Source(files=path.name)), kind="text")
+    train, validation = open_sources(recipe(tmp_path, Source(files=path.name)).source_settings())
     assert sum(len(items(source)) for source in train + validation) == 3000
     path.write_bytes(zstandard_frame(b"".join(lines), window_log=31))
     with pytest.raises(DataError, match=r"a window above 128 MiB\. Decompress it: zstd -d --long=31"):
-        open_sources(recipe(tmp_path, Source(files=path.name)), kind="text")
+        open_sources(recipe(tmp_path, Source(files=path.name)).source_settings())

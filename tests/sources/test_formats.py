@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -64,7 +65,7 @@ def sources(folder, *, split=True, max_bad_rows=0, **source):
     made.data.cache_dir = str(folder / "cache")
     made.data.sources = [Source(**source)]
     made.data.max_bad_rows = max_bad_rows
-    return open_sources(made, kind="chat")
+    return open_sources(replace(made.source_settings(), kind="chat"))
 
 
 def conversations(pair):

@@ -29,7 +29,7 @@ def pairs(rows, method, *, batch, world_size):
 @pytest.mark.parametrize("stage", ["pretrain", "sft"])
 @pytest.mark.parametrize("method", ["batches", "document_batches"])
 def test_validation_scores_the_same_rows_for_any_batch_and_processes(bench, stage, method):
-    rows = ValidationRows.open(bench.prepared(bench.recipe(stage=stage)))
+    rows = ValidationRows(bench.prepared(bench.recipe(stage=stage)))
     expected = pairs(rows, method, batch=4, world_size=1)
     assert expected or (stage, method) == ("sft", "document_batches")
     for batch, world_size in ((1, 1), (3, 2), (5, 3)):
@@ -42,7 +42,7 @@ def test_validation_scores_the_same_rows_for_any_batch_and_processes(bench, stag
 
 def test_document_batches_score_every_byte_of_whole_documents_once(bench):
     recipe = bench.recipe()
-    rows = ValidationRows.open(bench.prepared(recipe))
+    rows = ValidationRows(bench.prepared(recipe))
     _, validation = bench.sources(recipe)
     expected, documents = 0, []
     for document in next(validation[0].read()).items:
@@ -57,7 +57,7 @@ def test_document_batches_score_every_byte_of_whole_documents_once(bench):
 
 
 def test_val_rows_are_as_many_as_asked_full_and_not_isolated(bench):
-    rows = ValidationRows.open(bench.prepared(bench.recipe()))
+    rows = ValidationRows(bench.prepared(bench.recipe()))
     batches = list(rows.batches(rows=4))
     assert len(batches) * 4 == 2048 // 64
     assert all((batch["labels"] >= 0).all() for batch in batches)
@@ -65,8 +65,8 @@ def test_val_rows_are_as_many_as_asked_full_and_not_isolated(bench):
 
 
 def test_validation_isolates_documents_as_training_does_under_its_own_protocol(bench):
-    together = ValidationRows.open(bench.prepared(bench.recipe()))
-    isolated = ValidationRows.open(bench.prepared(bench.recipe(isolate_documents=True)))
+    together = ValidationRows(bench.prepared(bench.recipe()))
+    isolated = ValidationRows(bench.prepared(bench.recipe(isolate_documents=True)))
     for batch, other in zip(isolated.batches(rows=4), together.batches(rows=4), strict=True):
         assert torch.equal(batch["input_ids"], other["input_ids"])
         assert (batch["position_ids"] == 0).sum() == (batch["input_ids"] == bench.tokenizer.bos_token_id).sum()
@@ -88,7 +88,7 @@ def protocols(bench, **change):
     if held_out:
         recipe.data.validation = [Source(files=str(held_out))]
         recipe.data.sources = [Source(files=str(bench.text_files[0]))]
-    rows = ValidationRows.open(bench.prepared(recipe))
+    rows = ValidationRows(bench.prepared(recipe))
     scored = rows.scored_bytes(bench.tokenizer)
     return [
         rows.protocol(name, scored_bytes=scored[name], dtype="float32").id for name in ("val/bpb", "val/bpb_documents")
@@ -119,7 +119,7 @@ def test_rows_of_a_tokenizer_without_fixed_bytes_carry_bytes_per_target(bench):
         pytest.skip("the tokenizer is not here")
     bench.tokenizer = AutoTokenizer.from_pretrained(SHARED / "reference_model_stories260K")
     recipe = bench.recipe()
-    rows = ValidationRows.open(bench.prepared(recipe))
+    rows = ValidationRows(bench.prepared(recipe))
     _, validation = bench.sources(recipe)
     expected = 0
     for document in next(validation[0].read()).items:
@@ -137,7 +137,7 @@ def test_rows_of_a_tokenizer_without_fixed_bytes_carry_bytes_per_target(bench):
 
 def test_a_tokenizer_that_loses_text_gives_loss_without_bits_per_byte(bench):
     recipe = bench.recipe()
-    rows = ValidationRows.open(bench.prepared(recipe))
+    rows = ValidationRows(bench.prepared(recipe))
     held_out = bench.sources(recipe)[1]
     assert held_out_coverage(bench.tokenizer, held_out) == 1.0
     backend = Tokenizer.from_str(bench.tokenizer.backend_tokenizer.to_str())
