@@ -15,7 +15,7 @@ test:
 
 # While working: one file of most rooms, none of which starts a run.
 QUICK = run_dir/test_manifest run_dir/test_rows run_dir/test_run_directory docs/test_links data/test_packing data/test_mixture \
-	evals/test_intervals generation/test_calculator hardware/test_peaks model/test_gpt2_and_nanochat model/test_loss recipe/test_frozen \
+	evals/test_intervals generation/test_tools hardware/test_peaks model/test_gpt2_and_nanochat model/test_loss recipe/test_frozen \
 	recipe/test_resolve recipe/test_sizes benchmarks/test_ladder report/test_diagnosis_rules sources/test_recognition test_architecture \
 	tokenizer/test_byte_lengths training/test_finite training/test_meters training/test_overrides training/test_schedules
 quick:
