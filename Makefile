@@ -23,7 +23,7 @@ quick:
 	$(PYTHON) -m pytest -q -m "not slow and not full" $(QUICK:%=tests/%.py)
 
 # What needs nothing but this machine, one after another; TEXT='train/*.parquet' adds preparation, VALIDATION=val.parquet with
-# PEER=NANOCHAT, a folder, the runs beside nanochat, CHAT='train/*.jsonl' those beside TRL. Of train_steps and gpu_matrix, made for GPUs, sizes are chosen by hand.
+# PEER=NANOCHAT, a folder, the runs beside nanochat, CHAT='train/*.jsonl' those beside TRL. Sizes of train_steps are chosen by hand; quarter_hour is for a GPU.
 BENCHMARKS = batched_answers feeder guards loss_head optimizer_step profile_step save_stall start_up trainer_tax
 bench:
 	for name in $(BENCHMARKS); do echo "== $$name"; $(PYTHON) benchmarks/$$name.py || exit 1; done
