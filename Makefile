@@ -15,7 +15,7 @@ test:
 
 # While working: one file of most rooms, none of which starts a run.
 QUICK = run_dir/test_manifest run_dir/test_rows run_dir/test_run_directory docs/test_links data/test_packing data/test_mixture \
-	evals/test_intervals generation/test_calculator hardware/test_peaks model/test_gpt2_and_nanochat model/test_loss recipe/test_frozen \
+	evals/test_intervals generation/test_tools hardware/test_peaks model/test_gpt2_and_nanochat model/test_loss recipe/test_frozen \
 	recipe/test_resolve recipe/test_sizes benchmarks/test_ladder report/test_diagnosis_rules sources/test_recognition test_architecture \
 	tokenizer/test_byte_lengths training/test_finite training/test_meters training/test_overrides training/test_schedules
 quick:
@@ -23,7 +23,7 @@ quick:
 	$(PYTHON) -m pytest -q -m "not slow and not full" $(QUICK:%=tests/%.py)
 
 # What needs nothing but this machine, one after another; TEXT='train/*.parquet' adds preparation, VALIDATION=val.parquet with
-# PEER=NANOCHAT, a folder, the runs beside nanochat, CHAT='train/*.jsonl' those beside TRL. Of train_steps and gpu_matrix, made for GPUs, sizes are chosen by hand.
+# PEER=NANOCHAT, a folder, the runs beside nanochat, CHAT='train/*.jsonl' those beside TRL. Sizes of train_steps are chosen by hand; quarter_hour is for a GPU.
 BENCHMARKS = batched_answers feeder guards loss_head optimizer_step profile_step save_stall start_up trainer_tax
 bench:
 	for name in $(BENCHMARKS); do echo "== $$name"; $(PYTHON) benchmarks/$$name.py || exit 1; done

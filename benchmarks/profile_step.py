@@ -10,6 +10,7 @@ the device where there is one. --trace FILE writes the timeline for chrome://tra
 """
 
 import argparse
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -17,10 +18,12 @@ from statistics import median
 from typing import Any
 
 from common import DEVICE, ROOT, TRAIN_ONLY, show, wait_for_device
+from torch.autograd import DeviceType
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
 from pipeline import pretrain
+from pipeline.run_dir.rows import read_rows
 from pipeline.training.trainer import TandemTrainer
 
 WAITS = (
@@ -34,6 +37,15 @@ WAITS = (
     "cudaLaunchKernel",
 )
 
+# What kernels do, by their names; the first that fits.
+KINDS = {
+    "attention": r"flash|fmha|attention|flex|triton_tem",
+    "products": r"gemm|cutlass|nvjet|cublas|xmma|matmul",
+    "optimizer": r"adam|multi_tensor|foreach",
+    "copies": r"memcpy|memset",
+    "fused": r"triton",
+}
+
 
 class Steps:
     """The profiler over some steps of a run, and when each of them began and was over."""
@@ -43,6 +55,7 @@ class Steps:
         on_device = [ProfilerActivity.CUDA] if DEVICE == "cuda" else []
         self.profiler = profile(activities=[ProfilerActivity.CPU, *on_device])
         self.started = self.wall_s = self.updated = 0.0
+        self.plain_step_s = self.loss = 0.0  # before the profiler; of the last step
         self.between: list[float] = []
 
     @property
@@ -91,20 +104,46 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=15)
     parser.add_argument("--trace", type=Path)
     options = parser.parse_intermixed_args()
-    steps = Steps(warm_up=options.warm_up, steps=options.steps)
-    steps.watch()
+    given = {"warm_up": options.warm_up, "steps": options.steps}
     with tempfile.TemporaryDirectory() as folder:
-        fixed = [
-            "run.name=profile",
-            f"run.directory={folder}",
-            f"train.max_steps={options.warm_up + options.steps + 1}",
-            "optimizer.schedule.warmup_steps=1",  # of so few steps
-            *TRAIN_ONLY,
-        ]
-        pretrain.main([options.recipe, *fixed, *options.overrides])
+        steps = profile_run(options.recipe, options.overrides, folder=Path(folder), **given)
     if options.trace:
         steps.profiler.export_chrome_trace(str(options.trace))
     show(options, table(steps, top=options.top))
+
+
+def profile_run(recipe: str, overrides: list[str], *, warm_up: int, steps: int, folder: Path) -> Steps:
+    """Return the profile of a run's steps after the first ones."""
+    found = Steps(warm_up=warm_up, steps=steps)
+    found.watch()
+    fixed = [
+        "run.name=profile",
+        f"run.directory={folder}",
+        f"train.max_steps={warm_up + steps + 1}",
+        "optimizer.schedule.warmup_steps=1",  # of so few steps
+        "train.logging_steps=1",
+        *TRAIN_ONLY,
+    ]
+    given = {override.partition("=")[0] for override in overrides}
+    pretrain.main([recipe, *(key for key in fixed if key.partition("=")[0] not in given), *overrides])
+    rows = [row for row in read_rows(folder / "profile" / "metrics.jsonl") if "train/loss" in row]
+    found.loss = rows[-1]["train/loss"]
+    plain = [row["perf/step_s"] for row in rows if warm_up / 2 < row["step"] < warm_up and "perf/step_s" in row]
+    found.plain_step_s = median(plain)
+    return found
+
+
+def kinds(steps: Steps) -> dict[str, float]:
+    """Return the milliseconds of a step's kernels by what they do; empty without a device."""
+    spent: dict[str, float] = {}
+    for event in steps.profiler.key_averages():
+        own_us = event.self_device_time_total
+        if own_us and event.device_type != DeviceType.CPU:
+            kind = next(
+                (name for name, pattern in KINDS.items() if re.search(pattern, event.key, re.IGNORECASE)), "other"
+            )
+            spent[f"{kind}_ms"] = spent.get(f"{kind}_ms", 0.0) + own_us / 1e3 / steps.steps
+    return spent
 
 
 def table(steps: Steps, *, top: int) -> list[dict]:

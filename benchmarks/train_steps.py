@@ -5,7 +5,7 @@
 Runs the pretraining entry itself on this machine's first device, on random words (what the text says does not change the
 time, its vocabulary does), without evaluations and checkpoints. The first fifth of the steps, which compiles and warms up, is left out; of
 the others the median counts, with the first and last decile of the step's seconds. Two ways are compared by calls in turns,
-A B A B, in one session, or by gpu_matrix.py.
+A B A B, in one session, or by quarter_hour.py.
 """
 
 import argparse
@@ -47,17 +47,18 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict]:
     from pipeline.pretrain import main as pretrain
     from pipeline.run_dir.rows import read_rows
 
+    given = {override.partition("=")[0] for override in options.overrides}
     fixed = [
         f"run.directory={folder}",
         "run.name=steps",
         f"model.depth={options.depth}",
         f"train.max_steps={options.steps}",
-        f"data.sources=[{{files: {write_words(folder / 'words.jsonl')}}}]",
         "train.logging_steps=1",
         *TRAIN_ONLY,
         "monitor.trackers=[]",
     ]
-    given = {override.partition("=")[0] for override in options.overrides}
+    if "data.sources" not in given:
+        fixed.append(f"data.sources=[{{files: {write_words(folder / 'words.jsonl')}}}]")
     pretrain([options.recipe, *(f for f in fixed if f.partition("=")[0] not in given), *options.overrides])
     return read_rows(folder / "steps" / "metrics.jsonl")
 

@@ -190,7 +190,7 @@ def _nvidia() -> list[tuple[str | None, float | None]]:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return []
-    gpus = []
+    gpus: list[tuple[str | None, float | None]] = []
     for line in filter(str.strip, lines):
         name, _, mebibytes = line.rpartition(", ")
         memory_gib = None

@@ -14,7 +14,7 @@ from pipeline.process.storage import cache_dir, folder_bytes, nearest_existing
 from pipeline.recipe.checks import check_halvings
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.schema import OPTIM_ARGS
-from pipeline.recipe.sizes import Sizes
+from pipeline.recipe.sizes import BY_ARITHMETIC
 from pipeline.run_dir.run_directory import RunDirectory
 
 WASTE_WORTH_A_NOTE = 0.05
@@ -209,7 +209,7 @@ def _tensor_parallel(plan: Plan, size: int) -> list[str]:
             f"accelerate's config file: tp_size {size} is not the number of processes, {plan.processes}. Add "
             f"--parallelism_config_tp_size {plan.processes}, or launch with accelerate_configs/fsdp2.yaml."
         )
-    if isinstance(plan.sizes, Sizes):
+    if plan.sizes is not None and plan.sizes.model_type in BY_ARITHMETIC:
         for name, count in (("heads", plan.sizes.n_head), ("heads of keys and values", plan.sizes.n_kv_head)):
             if count % size:
                 found.append(

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from pipeline.recipe.model_statistics import CountedSizes
 from pipeline.recipe.sizes import Sizes
 
 FP32 = 4
@@ -76,7 +75,7 @@ class Memory:
 class Workload:
     """A training process by all that decides its memory, in bytes."""
 
-    sizes: Sizes | CountedSizes
+    sizes: Sizes
     optimizer: str  # adamw, muon_adamw, or train.optim of optimizer.type trainer
     half_tables: bool  # the tables of embeddings are stored in bfloat16
     modern: bool  # the blocks are those of the presets modern and modern_bigram

@@ -29,7 +29,6 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.batch import KEY
 from pipeline.recipe.dial import horizon_steps
 from pipeline.recipe.model_sizes import sizes_from_config, sizes_of
-from pipeline.recipe.model_statistics import CountedSizes
 from pipeline.recipe.schema import Bpb, Hub, with_values
 from pipeline.recipe.sizes import Sizes, SizesUnknownError
 from pipeline.recipe.start_from import start_folder
@@ -76,7 +75,7 @@ class Plan:
     device: DeviceInfo
     processes: int
     compute_format: str
-    sizes: Sizes | CountedSizes | None
+    sizes: Sizes | None
     sizes_unknown: str | None  # why there are none
     steps: int | None
     steps_are_estimated: bool  # of a horizon in epochs, by a sample of the data
@@ -377,7 +376,7 @@ def make_plan(
 
 def workload_of(
     recipe: Recipe,
-    sizes: Sizes | CountedSizes,
+    sizes: Sizes,
     *,
     half: bool,
     compiled: bool,
@@ -418,7 +417,7 @@ def _queued_bytes(workload: Workload, hub: Hub, *, mirror: str | None) -> int:
     return queued
 
 
-def planned_sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
+def planned_sizes(recipe: Recipe) -> tuple[Sizes | None, str | None]:
     """Return sizes of the model that the recipe starts from when it is on this machine, else of the recipe's own; or
     None, and why."""
     folder = start_folder(recipe)

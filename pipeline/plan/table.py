@@ -7,7 +7,6 @@ from typing import Any
 from pipeline.hardware.device import batch_ranks
 from pipeline.plan.memory import FP32
 from pipeline.plan.plan import Plan, gibibytes, gigabytes
-from pipeline.recipe.model_statistics import CountedSizes
 from pipeline.recipe.sizes import Sizes
 
 UNKNOWN = "n/a"
@@ -65,7 +64,7 @@ def _hardware(plan: Plan) -> str:
     return f"CPU ({plan.device.name}), {plan.processes} process{plural}"
 
 
-def _model_lines(sizes: Sizes | CountedSizes | None) -> dict[str, str | None]:
+def _model_lines(sizes: Sizes | None) -> dict[str, str | None]:
     if sizes is None:
         return dict.fromkeys(("model", "parameters", "FLOPs a token, nanochat's formula"))
     model = f"{sizes.model_type} {sizes.n_layer} x {sizes.n_embd}"

@@ -166,8 +166,8 @@ def _train() -> str:
             rows.append((name + mark, _type(argument.type), _value(argument.default), text))
         parts += [f"### {title}", "", _table(*rows)]
     for kind, title, head in (("managed", "Set by another key", "set by"), ("rejected", "Refused", "why")):
-        rows = [(name, argument.text) for name, argument in _arguments(kind)]
-        parts += [f"### {title}", "", _table(("field", head), *rows)]
+        reasons = [(name, argument.text) for name, argument in _arguments(kind)]
+        parts += [f"### {title}", "", _table(("field", head), *reasons)]
     return "\n".join(parts)
 
 

@@ -4,16 +4,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pipeline.recipe.batch import StepRows
 from pipeline.recipe.model_sizes import sizes_of
 from pipeline.recipe.schema import Bpb, Data, Model, Recipe, Run, with_values
 from pipeline.recipe.sizes import Sizes, SizesUnknownError
 from pipeline.recipe.start_from import start_folder
-
-if TYPE_CHECKING:
-    from pipeline.recipe.model_statistics import CountedSizes
 
 REFERENCE_BATCH_TOKENS = 2**19
 REFERENCE_DEPTH = 12
@@ -192,13 +189,13 @@ def group_settings(optimizer_type: str, group: str) -> set[str]:
     return set(ADAM_GROUPS[group])
 
 
-def _scaling(sizes: "Sizes | CountedSizes") -> int:
+def _scaling(sizes: Sizes) -> int:
     if sizes.scaling is None:
         raise SizesUnknownError(f"the parameters that a token passes are not known ({sizes.unknown})")
     return sizes.scaling
 
 
-def sizes_at_depth(recipe: Recipe, depth: int) -> "Sizes | CountedSizes":
+def sizes_at_depth(recipe: Recipe, depth: int) -> Sizes:
     width = width_of(recipe.model, depth)
     heads = width // recipe.model.head_dim
     model = replace(recipe.model, n_layer=depth, n_embd=width, n_head=heads, n_kv_head=None, n_inner=None)

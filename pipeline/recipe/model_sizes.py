@@ -1,12 +1,9 @@
 """Sizes of a recipe's model, a config or a built model: by arithmetic (sizes.py) or counted (model_statistics.py)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.recipe.schema import Model, Recipe
 from pipeline.recipe.sizes import BY_ARITHMETIC, GPT2_NAMES, LLAMA_NAMES, Sizes, arithmetic_sizes, options_of
-
-if TYPE_CHECKING:
-    from pipeline.recipe.model_statistics import CountedSizes
 
 
 def model_fields(
@@ -24,7 +21,7 @@ def model_fields(
     return {**options_of(model, vocab_size=vocab_size), **sizes, "vocab_size": vocab_size, **ids}
 
 
-def sizes_of(recipe: Recipe, vocab_size: int | None = None) -> "Sizes | CountedSizes":
+def sizes_of(recipe: Recipe, vocab_size: int | None = None) -> Sizes:
     """Return sizes of the recipe's model. Imports torch for a type of transformers or of the user's own.
 
     Raises ValueError when layers, width, heads or the vocabulary are not known yet, or the model cannot be built of
@@ -47,7 +44,7 @@ def sizes_of(recipe: Recipe, vocab_size: int | None = None) -> "Sizes | CountedS
     return arithmetic_sizes(options, model_type, recipe.data.row_tokens)
 
 
-def _counted(recipe: Recipe, vocab_size: int) -> "CountedSizes":
+def _counted(recipe: Recipe, vocab_size: int) -> Sizes:
     model, rows = recipe.model, recipe.data.row_tokens
     if model.start_config is not None:
         from transformers import AutoConfig
@@ -62,7 +59,7 @@ def _counted(recipe: Recipe, vocab_size: int) -> "CountedSizes":
     return sizes_of_fields(model.type, fields, rows, code=recipe.code, where=recipe.where("model.type"))
 
 
-def sizes_from_config(config: Any, row_tokens: int) -> "Sizes | CountedSizes":
+def sizes_from_config(config: Any, row_tokens: int) -> Sizes:
     """Return sizes of the causal language model of a transformers config. Raises ValueError when none can be built of
     it."""
     if config.model_type not in BY_ARITHMETIC:
@@ -73,7 +70,7 @@ def sizes_from_config(config: Any, row_tokens: int) -> "Sizes | CountedSizes":
     return arithmetic_sizes(vars(config) | sizes, config.model_type, row_tokens)
 
 
-def sizes_from_model(model: Any, row_tokens: int) -> "Sizes | CountedSizes":
+def sizes_from_model(model: Any, row_tokens: int) -> Sizes:
     """Return sizes of a model that has been built."""
     model = getattr(model, "_orig_mod", model)  # as torch.compile wraps it
     if model.config.model_type in BY_ARITHMETIC:

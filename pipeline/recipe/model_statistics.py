@@ -7,18 +7,15 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import CodeFolder, guarded, import_attribute
 from pipeline.recipe.schema import Model
 from pipeline.recipe.sizes import (
-    KEYS_SEEN,
     LLAMA_NAMES,
     PRESETS,
-    Convention,
-    KeysSeen,
+    Sizes,
     SizesUnknownError,
     default_inner,
     layer_windows,
@@ -53,7 +50,7 @@ MULTIPLE = 8  # of proportional widths
 ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention", "global", "local"}
 FORWARD_AND_BACKWARD = 3  # the backward pass makes two products for each of the forward pass
 _GATED: dict[tuple, bool] = {}
-_COUNTED: dict[tuple, "CountedSizes"] = {}
+_COUNTED: dict[tuple, Sizes] = {}
 
 
 def config_fields(model: Model, tokens: dict[str, int | None]) -> dict[str, Any]:
@@ -152,60 +149,9 @@ def _is_gated(config_class: Any, fields: dict[str, Any], inner: str, mark: int) 
     return _GATED[key]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountedSizes:
-    """Sizes of a model over rows of row_tokens, counted on its modules; the same questions as of Sizes.
-
-    counts: parameters by role. linear: FLOPs of a token's matrix products in a forward pass; pair: FLOPs of a visible
-    query-key pair in one layer. Both are None where they are not known, for the reason in `unknown`. windows: keys
-    that a query sees at most, by layer. Heads are 0 where there are none. variances: NorMuon's second state.
-    """
-
-    model_type: str
-    n_layer: int
-    n_embd: int
-    n_head: int
-    n_kv_head: int
-    head_dim: int
-    vocab_rows: int
-    row_tokens: int
-    counts: dict[str, int]
-    variances: int
-    linear: float | None
-    pair: float | None
-    windows: list[int]
-    unknown: str | None = None
-    mixture: bool = False
-
-    @property
-    def scaling(self) -> int | None:
-        """parameters()["scaling"]; None for a mixture of experts when the experts that a token passes are not
-        known."""
-        return None if self.mixture and self.linear is None else self.counts["scaling"]
-
-    def parameters(self) -> dict[str, int]:
-        """Return counts by role; scaling: matrices that a token passes, of a mixture the experts that it is sent to,
-        and the head."""
-        return dict(self.counts)
-
-    @property
-    def table_parameters(self) -> int:
-        return self.counts["embeddings"]
-
-    def flops_per_token(
-        self, convention: Convention = "exact_causal", *, seen: KeysSeen | None = None
-    ) -> float | None:
-        """Return the FLOPs of forward and backward per row position, as Sizes does; None where they are not known."""
-        if self.linear is None or self.pair is None:
-            return None
-        seen = seen or KEYS_SEEN[convention]
-        pairs = sum(seen(window, self.row_tokens) for window in self.windows)
-        return FORWARD_AND_BACKWARD * (self.linear + self.pair * pairs)
-
-
 def sizes_of_fields(
     model_type: str, fields: dict[str, Any], row_tokens: int, *, code: CodeFolder | None, where: str
-) -> CountedSizes:
+) -> Sizes:
     """Return sizes of the model that training builds from these fields of its config. code: where a type `module:attr`
     may lie, where: the beginning of a message about it.
 
@@ -215,7 +161,7 @@ def sizes_of_fields(
     return _counted(key, lambda: _built(model_type, fields, code, where), row_tokens, f"a {model_type} of these sizes")
 
 
-def sizes_of_config(config: Any, row_tokens: int) -> CountedSizes:
+def sizes_of_config(config: Any, row_tokens: int) -> Sizes:
     """Return sizes of the causal LM of a config of transformers, of its text part where it also reads pictures or
     sound. Raises SizesUnknownError."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -226,7 +172,7 @@ def sizes_of_config(config: Any, row_tokens: int) -> CountedSizes:
     return _counted(key, lambda: _without_weights(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config), row_tokens, what)
 
 
-def sizes_of_model(model: Any, row_tokens: int) -> CountedSizes:
+def sizes_of_model(model: Any, row_tokens: int) -> Sizes:
     """Return sizes of a model that has been built. Its parameters are counted on itself, its products on a twin
     without weights."""
     total = sum(p.numel() for p in model.parameters())
@@ -240,7 +186,7 @@ def sizes_of_model(model: Any, row_tokens: int) -> CountedSizes:
     return _COUNTED[key]
 
 
-def _counted(key: tuple, build: Callable[[], Any], row_tokens: int, what: str) -> CountedSizes:
+def _counted(key: tuple, build: Callable[[], Any], row_tokens: int, what: str) -> Sizes:
     if key not in _COUNTED:
         try:
             model = build()
@@ -278,7 +224,7 @@ def _without_weights(model_class: Any, config: Any) -> Any:
         return model_class._from_config(copy.deepcopy(config), attn_implementation="eager", dtype=torch.float32)
 
 
-def _count(model: Any, flops: tuple[float | None, float | None, str | None], row_tokens: int) -> CountedSizes:
+def _count(model: Any, flops: tuple[float | None, float | None, str | None], row_tokens: int) -> Sizes:
     config = model.config.get_text_config()
     width, heads = _read(config, "hidden_size"), _read(config, "num_attention_heads")
     linear, pair, unknown = flops
@@ -286,8 +232,11 @@ def _count(model: Any, flops: tuple[float | None, float | None, str | None], row
     if linear is not None:  # 2 FLOPs a weight in a forward pass
         # Weights that no token of a row passes (other experts, a cross-attention) are not part of what scales.
         counts["scaling"] = min(counts["scaling"], round(linear / 2))
+        linear *= FORWARD_AND_BACKWARD
+    if pair is not None:
+        pair *= FORWARD_AND_BACKWARD
     embedding = model.get_input_embeddings()
-    return CountedSizes(
+    return Sizes(
         model_type=model.config.model_type,
         n_layer=_read(config, "num_hidden_layers"),
         n_embd=width,
@@ -297,10 +246,11 @@ def _count(model: Any, flops: tuple[float | None, float | None, str | None], row
         vocab_rows=getattr(embedding, "num_embeddings", None) or getattr(config, "vocab_size", None) or 0,
         row_tokens=row_tokens,
         counts=counts,
+        table_parameters=counts["embeddings"],
         variances=variances,
+        windows=_windows(config, row_tokens),
         linear=linear,
         pair=pair,
-        windows=_windows(config, row_tokens),
         unknown=unknown,
         mixture=_has_experts(model),
     )

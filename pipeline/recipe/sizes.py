@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.recipe.schema import Model
@@ -148,122 +148,121 @@ class SizesUnknownError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sizes of Tandem, GPT-2 or nanochat over rows of row_tokens.
+    """Sizes of a model over rows of row_tokens: by arithmetic below, or counted on its modules (model_statistics.py).
 
-    windows: per layer the number of keys that a query sees at most, itself included; row_tokens where attention is
-    full. vocab_rows: rows of the embedding (vocab_size rounded up to the model's multiple).
+    counts: parameters by role; scaling: matrices that a token passes, of a mixture the experts that it is sent to, and
+    the head, which nanochat's rules take for the size of a model. linear: FLOPs of a token's matrix products, forward
+    and backward; pair: those of a visible query-key pair in one layer. Both are None where they are not known, for the
+    reason in `unknown`. windows: per layer the keys that a query sees at most, itself included. vocab_rows: of the
+    embedding. Heads are 0 where there are none.
     """
 
-    model_type: str = "tandem"
+    model_type: str
     n_layer: int
     n_embd: int
     n_head: int
     n_kv_head: int
     head_dim: int
-    n_inner: int
-    vocab_size: int
     vocab_rows: int
     row_tokens: int
-    windows: list[int] = field(default_factory=list)
-    tied: bool = False
-    learned_positions: int = 0
-    biases: bool = False
-    norm_parameters: int = 0
-    value_embedding_layers: int = 0
-    residual_lambdas: bool = False
-    backout: bool = False
-    smear: bool = False
-    bigram_embeddings: int = 0
-    unknown: str | None = None  # as of CountedSizes: here all is known
+    counts: dict[str, int]
+    table_parameters: int  # of what is looked up and never multiplied; positions are not among them
+    variances: int  # NorMuon's second state: a row or column of each matrix of the blocks
+    windows: list[int]
+    linear: float | None
+    pair: float | None
+    unknown: str | None = None
+    mixture: bool = False
+
+    @property
+    def scaling(self) -> int | None:
+        """Return counts["scaling"]; None for a mixture of experts when those that a token passes are not known."""
+        if self.mixture and self.linear is None:
+            return None
+        return self.counts["scaling"]
 
     def parameters(self) -> dict[str, int]:
-        """Return counts by role. scaling = matrices + head: what nanochat's rules take for the size of a model."""
-        width, heads, kv = self.n_embd, self.n_head * self.head_dim, self.n_kv_head * self.head_dim
-        attention = width * heads * 2 + width * kv * 2
-        mlp = 2 * width * self.n_inner
-        gates = self.value_embedding_layers * VALUE_GATE_CHANNELS * self.n_kv_head
-        matrices = self.n_layer * (attention + mlp) + gates
-        biases = 0
-        if self.biases:
-            biases = self.n_layer * (heads + 2 * kv + width + self.n_inner + width)
-        norms = self.norm_parameters * (2 * self.n_layer + 1) * width
-        extras = 2 * self.n_layer * self.residual_lambdas + self.backout + (SMEAR_GATE_CHANNELS + 1) * self.smear
-        extras += self.n_layer * bool(self.bigram_embeddings)
-        head = own_head = self.vocab_rows * width
-        if self.tied:  # the head is the table of embeddings
-            own_head = 0
-        counts = {
-            "embeddings": (self.vocab_rows + self.bigram_embeddings + self.learned_positions) * width,
-            "value_embeddings": self.value_embedding_layers * self.vocab_rows * kv,
-            "head": own_head,
-            "matrices": matrices,
-            "scalars": biases + norms + extras,
-        }
-        return {**counts, "total": sum(counts.values()), "scaling": matrices + head}
+        return dict(self.counts)
 
-    @property
-    def scaling(self) -> int:
-        return self.parameters()["scaling"]
+    def flops_per_token(
+        self, convention: Convention = "exact_causal", *, seen: KeysSeen | None = None
+    ) -> float | None:
+        """Return the FLOPs of forward and backward per row position; None where they are not known.
 
-    @property
-    def table_parameters(self) -> int:
-        """Return those of the token, bigram and value embeddings, which are looked up and never multiplied; positions
-        are not among them."""
-        values = self.value_embedding_layers * self.n_kv_head * self.head_dim
-        return self.vocab_rows * (self.n_embd + values) + self.bigram_embeddings * self.n_embd
-
-    @property
-    def variances(self) -> int:
-        """Return the size of NorMuon's second state: a row or column of each matrix of the blocks."""
-        return self.n_layer * (4 * max(self.n_embd, self.n_head * self.head_dim) + 2 * self.n_inner)
-
-    def flops_per_token(self, convention: Convention = "exact_causal", *, seen: KeysSeen | None = None) -> float:
-        """Return the FLOPs of forward and backward per row position.
-
-        All three count 6 per parameter of a matrix product. exact_causal counts each visible query-key pair once,
-        windows included. nanochat counts min(window, row) keys for every query. full counts every pair of the row, as
-        eager attention computes them. Left out by all: norms, softmax, rotary turns, the optimizer. seen: mean keys of
-        a query instead, as counted in rows whose documents are isolated.
+        exact_causal counts each visible query-key pair once, windows included. nanochat counts min(window, row) keys
+        for every query. full counts every pair of the row, as eager attention computes them. Left out by all: norms,
+        softmax, rotary turns, the optimizer. seen: mean keys of a query instead, as counted in rows whose documents are
+        isolated.
         """
-        pair = 12 * self.n_head * self.head_dim
+        if self.linear is None or self.pair is None:
+            return None
         seen = seen or KEYS_SEEN[convention]
-        linear = self.parameters()["scaling"] + SMEAR_GATE_CHANNELS * self.smear
-        return 6 * linear + pair * sum(seen(window, self.row_tokens) for window in self.windows)
+        return self.linear + self.pair * sum(seen(window, self.row_tokens) for window in self.windows)
 
 
 def arithmetic_sizes(options: dict[str, Any], model_type: str, row_tokens: int) -> Sizes:
-    layers, width, heads = options["n_layer"], options["n_embd"], options["n_head"]
+    """Return sizes of Tandem, GPT-2 or nanochat by their config."""
     gpt2_like = model_type in ("tandem", "gpt2")  # else nanochat: no learned positions, norms or biases
-    learned_positions = norm_parameters = value_embedding_layers = 0
-    if gpt2_like and options.get("position_embedding", "learned") == "learned":
-        learned_positions = options["n_positions"]
-    if gpt2_like and options.get("normalization") != "rms_norm":
-        norm_parameters = 2  # of LayerNorm: weight and bias
-    if options.get("value_embeddings"):
-        value_embedding_layers = (layers + 1) // 2  # every other layer, the last one among them
+    layers, width, heads = options["n_layer"], options["n_embd"], options["n_head"]
+    kv_heads = options.get("n_kv_head") or heads
+    head_dim = options.get("head_dim") or width // heads
+    inner = options.get("n_inner") or default_inner(width, gated=False)
+    queries, keys = heads * head_dim, kv_heads * head_dim
+    # 1. Tables: of tokens, whose number is rounded up, of pairs of them, of positions, and of values.
     multiple = options.get("vocab_multiple") or 1
-    vocab = options["vocab_size"]
+    vocab_rows = math.ceil(options["vocab_size"] / multiple) * multiple
+    bigrams = options.get("bigram_embeddings") or 0
+    positions = value_layers = 0
+    if gpt2_like and options.get("position_embedding", "learned") == "learned":
+        positions = options["n_positions"]
+    if options.get("value_embeddings"):
+        value_layers = (layers + 1) // 2  # every other layer, the last one among them
+    values = value_layers * vocab_rows * keys
+    # 2. Matrices: queries and output, keys and values, the two of the MLP, and the gates of value embeddings.
+    block = 2 * width * queries + 2 * width * keys + 2 * width * inner
+    matrices = layers * block + value_layers * VALUE_GATE_CHANNELS * kv_heads
+    head = own_head = vocab_rows * width
+    if options.get("tie_word_embeddings", gpt2_like):  # then the table of tokens is the head
+        own_head = 0
+    # 3. Biases, norms, and the numbers by which a block is mixed in.
+    scalars = smear_inputs = 0
+    if gpt2_like and options.get("use_bias", True):
+        scalars += layers * (queries + 2 * keys + width + inner + width)
+    if gpt2_like and options.get("normalization") != "rms_norm":  # LayerNorm has a weight and a bias
+        scalars += 2 * (2 * layers + 1) * width
+    if options.get("residual_lambdas"):
+        scalars += 2 * layers
+    if options.get("backout"):
+        scalars += 1
+    if options.get("smear"):
+        smear_inputs = SMEAR_GATE_CHANNELS
+        scalars += smear_inputs + 1
+    if bigrams:
+        scalars += layers
+    counts = {
+        "embeddings": (vocab_rows + bigrams + positions) * width,
+        "value_embeddings": values,
+        "head": own_head,
+        "matrices": matrices,
+        "scalars": scalars,
+    }
+    scaling = matrices + head
     return Sizes(
         model_type=model_type,
         n_layer=layers,
         n_embd=width,
         n_head=heads,
-        n_kv_head=options.get("n_kv_head") or heads,
-        head_dim=options.get("head_dim") or width // heads,
-        n_inner=options.get("n_inner") or default_inner(width, gated=False),
-        vocab_size=vocab,
-        vocab_rows=math.ceil(vocab / multiple) * multiple,
+        n_kv_head=kv_heads,
+        head_dim=head_dim,
+        vocab_rows=vocab_rows,
         row_tokens=row_tokens,
+        counts={**counts, "total": sum(counts.values()), "scaling": scaling},
+        table_parameters=(vocab_rows + bigrams) * width + values,
+        variances=layers * (4 * max(width, queries) + 2 * inner),
         windows=layer_windows(options, layers, row_tokens),
-        tied=options.get("tie_word_embeddings", gpt2_like),
-        learned_positions=learned_positions,
-        biases=gpt2_like and options.get("use_bias", True),
-        norm_parameters=norm_parameters,
-        value_embedding_layers=value_embedding_layers,
-        residual_lambdas=bool(options.get("residual_lambdas")),
-        backout=bool(options.get("backout")),
-        smear=bool(options.get("smear")),
-        bigram_embeddings=options.get("bigram_embeddings") or 0,
+        # 6 FLOPs a weight, forward and backward; 12 for a pair and channel, as its two products make 4 forward.
+        linear=6 * (scaling + smear_inputs),
+        pair=12 * queries,
     )
 
 

@@ -268,8 +268,10 @@ def _numbers(rows: list[dict[str, Any]], name: str) -> list[float]:
 def _history(series: list[Benchmark]) -> str:
     by_model = []
     for benchmark in spread(series, STEPS_OF_A_SERIES):
-        values = {row["name"]: fixed(row["value"], 6) for row in benchmark.means or benchmark.tasks}
-        by_model.append({"model": _of(benchmark)} | values)
+        values: dict[str, str | None] = {"model": _of(benchmark)}
+        for row in benchmark.means or benchmark.tasks:
+            values[row["name"]] = fixed(row["value"], 6)
+        by_model.append(values)
     names = list(dict.fromkeys(chain.from_iterable(by_model)))
     return table(names, [[values.get(name) for name in names] for values in by_model])
 

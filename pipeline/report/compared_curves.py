@@ -202,26 +202,30 @@ def table_of(runs: Sequence[RunData], x: str, name: str) -> str:
     if len(curves) < 2:
         return ""
     # The stretch that all of them have: beyond its own points a curve is not known.
-    start, end = max(places[0] for _, places, _ in curves), min(places[-1] for _, places, _ in curves)
+    start = max(places[0] for _, places, _ in curves)
+    end = min(places[-1] for _, places, _ in curves)
     if start >= end:
         return ""
     common = np.linspace(start, end, TABLE_POINTS)
     if x == "step":
         common = np.unique(common.round())
     first, *others = [np.interp(common, places, values) for _, places, values in curves]
-    columns = [[_place(place) for place in common.tolist()]]
-    columns += [[f"{value:.4f}" for value in values] for values in (first, *others)]
-    columns += [[f"{value:+.4f}" for value in values - first] for values in others]
-    names = [run for run, _, _ in curves]
-    head = [COMPARED_AXES[x], *names, *(f"{name} - {names[0]}" for name in names[1:])]
+    columns = [[*map(_place, common.tolist())]]
+    columns += [_formatted(values, ".4f") for values in (first, *others)]
+    columns += [_formatted(values - first, "+.4f") for values in others]
+    first_name, *names = [run for run, _, _ in curves]
+    head = [COMPARED_AXES[x], first_name, *names, *(f"{run} - {first_name}" for run in names)]
     return titled(f"{name} by {COMPARED_AXES[x]}", table(head, list(zip(*columns, strict=True))))
+
+
+def _formatted(values: np.ndarray, form: str) -> list[str | None]:
+    return [format(value, form) for value in values.tolist()]
 
 
 def _losses(runs: Sequence[RunData]) -> list[str]:
     """Return the losses to put side by side: that of the steps, and the smoothed one where a run has only that."""
     names = {data.loss_name() for data in runs}
-    having = [name for name in names for data in runs if data.last(name) is not None]
-    return sorted(name for name in names if having.count(name) > 1)
+    return sorted(name for name in names if sum(data.last(name) is not None for data in runs) > 1)
 
 
 def _place(value: float) -> str | None:

@@ -164,7 +164,7 @@ def figures_text(runs: Sequence[RunData]) -> str:
     for (name, protocol, _), having in figures.items():
         first = having[0][1]
         for group, values in having:
-            against = ("the first", None)
+            against: tuple[str, str | None] = ("the first", None)
             if values is not first:
                 against = difference(first, values, comparisons=max(judged, 1))
             spread = share(name, stdev(values)) if len(values) > 1 else None
@@ -230,7 +230,7 @@ def _side_by_side(runs: Sequence[RunData]) -> str:
     for prompt in texts[0]:
         answers = [of.get(prompt) for of in texts]
         if None not in answers:
-            rows.append([*map(shortened, [prompt, *answers])])
+            rows.append([shortened(text or "") for text in (prompt, *answers)])
     return table(["prompt", *names_of(runs[:SHOWN_RUNS])], rows[:SHOWN_PROMPTS])
 
 
@@ -388,8 +388,10 @@ def _runs(runs: Sequence[RunData]) -> str:
     names = ["train/loss", "train/loss_ema", "perf/total_s"]
     if one_protocol(runs, "val/loss"):
         names.append("val/loss")
-    facts = by_name([_facts(data, names) for data in runs])
-    rows = [[name, *values] for name, values in facts.items() if any(value is not None for value in values)]
+    rows = []
+    for name, values in by_name([_facts(data, names) for data in runs]).items():
+        if any(value is not None for value in values):
+            rows.append([name, *values])
     return table(["", *names_of(runs)], rows)
 
 

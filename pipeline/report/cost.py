@@ -2,6 +2,7 @@
 
 import statistics
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 from pipeline.metrics import GIB
@@ -74,7 +75,7 @@ def energy_text(data: RunData) -> str:
         return ""
     head = ["host", "GPU", "name", "power, W", "of its limit, %", "deg C", "busy, %", "memory, GiB", "SM clock, MHz"]
     head += ["throttled samples", "why"]
-    facts = []
+    facts: list[list[Any]] = []
     energy_j, tokens = total_j(joules), data.tokens()
     if energy_j is not None:
         facts.append(["energy of the GPUs, all attempts", f"{kwh(energy_j):.4g} kWh"])
@@ -86,10 +87,15 @@ def energy_text(data: RunData) -> str:
 def _of_gpu(attempts: list[GpuSeries]) -> list[Any]:
     """Return the means over all attempts of a GPU, of temperature and memory the highest."""
     # A GPU that does not tell a number has no value of it, in any sample.
-    values = {name: [v for gpu in attempts for v in gpu.values(name)] for name in NUMBERS}
-    means = {name: f"{statistics.fmean(of):,.1f}" for name, of in values.items() if of}
-    highest = {name: number(max(of)) for name, of in values.items() if of}
-    reasons = sum((gpu.reasons for gpu in attempts), Counter[str]())
+    means, highest = {}, {}
+    for name in NUMBERS:
+        values = list(chain.from_iterable(gpu.values(name) for gpu in attempts))
+        if values:
+            means[name] = f"{statistics.fmean(values):,.1f}"
+            highest[name] = number(max(values))
+    reasons = Counter[str]()
+    for gpu in attempts:
+        reasons.update(gpu.reasons)
     throttled = Counter({words: count for words, count in reasons.items() if is_throttled(words)})
     share = percent(throttled.total() / reasons.total()) if reasons else None
     row = [attempts[-1].name, means.get("power_w"), means.get("power_pct"), highest.get("temp_c")]

@@ -104,8 +104,8 @@ def panels_of(data: RunData) -> list[Panel]:
         if max(lengths.values(), default=0) > 1:
             found.append((kind, [name for name, length in lengths.items() if length]))
     # The more curves there are, the fewer points each may have: the page is at most 2 MB.
-    curves = sum(len(names) for _, names in found)
-    points = min(POINTS, POINTS_OF_ALL // max(curves, 1))
+    count = sum(len(names) for _, names in found)
+    points = min(POINTS, POINTS_OF_ALL // max(count, 1))
     axes = _Axes(data)
     marks = {kind: axes.of(steps) for kind, steps in _marks(data).items()}
     panels = []

@@ -299,8 +299,11 @@ def is_validated(run: RunMetrics) -> Result | None:
     step = run.step()
     if not step:
         return None
-    counts = {name: int((run.series(name).steps > 0).sum()) for name in VALIDATION}
-    measured = [f"{name} {count} times" for name, count in counts.items() if count]
+    measured = []
+    for name in VALIDATION:
+        count = int((run.series(name).steps > 0).sum())  # step 0 says nothing of what was trained
+        if count:
+            measured.append(f"{name} {count} times")
     during = sum(len(run.series(name)) for name in VALIDATION[1:])
     later = len(run.data.scores()) - during
     if later > 0:
@@ -441,9 +444,11 @@ def accelerator_is_used(run: RunMetrics) -> Result | None:
         (used, UTIL_NOTE, UTIL_TROUBLE, "utilisation"),
         (mfu, MFU_NOTE, MFU_TROUBLE, "MFU"),
     ):
-        if values.size >= 5:
-            parts.append(f"median {called} {median(values):.1f} %")
-            levels.append(2 if median(values) < trouble else int(median(values) < note))
+        if values.size < 5:
+            continue
+        middle = median(values)
+        parts.append(f"median {called} {middle:.1f} %")
+        levels.append(int(middle < note) + int(middle < trouble))  # 0 healthy, 1 a note, 2 trouble
     if not levels:
         return None
     if max(levels) == 2:

@@ -76,7 +76,7 @@ class RunMetrics:
     def nonfinite_steps(self, name: str) -> list[int]:
         """Return steps at which the metric is NaN or infinite."""
         steps, values = self.data.curve(name)
-        return [int(step) for step in steps[~np.isfinite(values)]]
+        return steps[~np.isfinite(values)].tolist()
 
     def loss(self) -> Series:
         """Return the training loss that the run has; an export may hold only a smoothed one."""
@@ -98,13 +98,16 @@ class RunMetrics:
 
     def step(self) -> int:
         """Return the number of optimizer steps that count."""
-        known = [self.series(name).steps for name in OF_A_STEP]
-        return int(max((steps[-1] for steps in known if steps.size), default=0))
+        steps = [0]
+        for name in OF_A_STEP:
+            steps += self.series(name).steps[-1:].tolist()
+        return int(max(steps))
 
     def whole_steps(self) -> int:
         """Return the steps of the run: those made, or while it trains those that are planned."""
-        planned = self.data.max_steps() if self.data.is_training else None
-        return max(self.step(), planned or 0)
+        if self.data.is_training:
+            return max(self.step(), self.data.max_steps() or 0)
+        return self.step()
 
     def is_warming_up(self) -> bool:
         """Return whether the run trains and its rates have yet to reach their peak."""
@@ -137,7 +140,8 @@ class RunMetrics:
         settings, steps = self.recipe("optimizer.schedule"), self.data.max_steps()
         if not settings or self.recipe("optimizer.type", "trainer") == "trainer":
             return None
-        schedule = Schedule(**{key: value for key, value in settings.items() if key in Schedule.__annotations__})
+        known = settings.keys() & Schedule.__annotations__.keys()
+        schedule = Schedule(**{key: settings[key] for key in known})
         # recipe.yaml is written before a horizon in epochs is known in steps, which shortens the default warm-up
         # (run/inputs.py).
         in_epochs = self.recipe("train.num_train_epochs") and not self.recipe("train.max_steps")

@@ -102,10 +102,7 @@ def _about(data: RunData) -> str:
 
 def _base_name(data: RunData) -> str | None:
     """Return the run or model whose weights this one began with."""
-    if base := data.parent:
-        return base.name
-    start = data.setting("model.start_from")
-    return str(start) if start else None
+    return data.parent.name if data.parent else data.setting("model.start_from")
 
 
 def _notices(data: RunData) -> list[Notice]:

@@ -12,7 +12,6 @@ from typing import Any
 from pipeline.hardware.accelerators import DeviceInfo
 from pipeline.hardware.device import can_compile
 from pipeline.process.errors import InputMissingError, RecipeError
-from pipeline.recipe.model_statistics import CountedSizes
 from pipeline.recipe.sizes import Sizes
 
 AS_RECIPE = "as the recipe says"
@@ -40,7 +39,7 @@ class AttentionNeeds:
 def choose_attention(
     needs: AttentionNeeds,
     device: DeviceInfo,
-    sizes: Sizes | CountedSizes | None,
+    sizes: Sizes | None,
     *,
     trial: Callable[..., float] | None = None,
 ) -> tuple[str | None, str]:
@@ -82,7 +81,7 @@ def attention_line(implementation: str | None, why: str) -> str:
     return f"attention: {implementation or 'default'} ({why})"
 
 
-def _hidden(needs: AttentionNeeds, sizes: Sizes | CountedSizes) -> str:
+def _hidden(needs: AttentionNeeds, sizes: Sizes) -> str:
     """Return what causal attention over the whole row would see and the model does not; empty when nothing."""
     parts = []
     window = min(sizes.windows)
@@ -144,9 +143,7 @@ def try_attention(
     return difference <= TOLERANCE[dtype], f"on this device it differs by {difference:.0e} from eager, in {dtype}"
 
 
-def difference_from_eager(
-    implementation: str, sizes: Sizes | CountedSizes, *, isolated: bool, dtype: str, device: str
-) -> float:
+def difference_from_eager(implementation: str, sizes: Sizes, *, isolated: bool, dtype: str, device: str) -> float:
     """Return the largest difference of output and gradients from eager attention in float32, each as a share of its
     largest value.
 
@@ -186,9 +183,7 @@ def difference_from_eager(
     return torch.stack(differences).max().item()
 
 
-def _layer(
-    implementation: str, sizes: Sizes | CountedSizes, window: int | None, length: int, positions: Any
-) -> Callable:
+def _layer(implementation: str, sizes: Sizes, window: int | None, length: int, positions: Any) -> Callable:
     """Return the attention of a layer as Tandem computes it, (B, H, T, K) to (B, T, H, K)."""
     import torch
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

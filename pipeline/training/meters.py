@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +15,9 @@ from pipeline.hardware.device import model_replicas
 from pipeline.hardware.processor import process_start
 from pipeline.metrics import Numbers
 from pipeline.monitor.heartbeat import beat
+from pipeline.recipe.sizes import Sizes
 from pipeline.training.norms import count_zeros, group_by_placement, local, norm_over_ranks
 from pipeline.training.optimizer import MuonAdamW
-
-if TYPE_CHECKING:
-    from pipeline.recipe.model_statistics import CountedSizes
-    from pipeline.recipe.sizes import Sizes
 
 GIB = 2**30
 
@@ -222,7 +219,7 @@ class StepMeter:
         tokens_at: Callable[[int], int],
         max_steps: int,
         world_size: int,
-        sizes: "Sizes | CountedSizes | None" = None,
+        sizes: Sizes | None = None,
         peak: float | None = None,
         bf16_peak: float | None = None,
     ):

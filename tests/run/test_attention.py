@@ -15,7 +15,7 @@ from pipeline.plan.plan import make_plan
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
-from pipeline.recipe.sizes import Sizes
+from pipeline.recipe.sizes import arithmetic_sizes
 from pipeline.run import checks
 from pipeline.run.attention import TOLERANCE, attention_line, choose_attention, difference_from_eager
 from pipeline.run.checks import attention_needs, kernel_problems
@@ -31,7 +31,7 @@ WINDOWED = [
     "data.batch_tokens=4096",
 ]
 # Heads, windows and rows of a model; the other sizes play no part.
-SIZES = Sizes(n_layer=2, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_inner=1, vocab_size=8, vocab_rows=8, row_tokens=400, windows=[129, 400])  # fmt: skip
+SIZES = arithmetic_sizes({"n_layer": 2, "n_embd": 128, "n_head": 4, "n_kv_head": 2, "vocab_size": 8, "n_positions": 400, "window_pattern": "SL", "sliding_window": 129}, "tandem", 400)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,13 @@
 import inspect
 import math
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 import torch
 
-from pipeline.recipe.sizes import Sizes
+from pipeline.recipe.sizes import arithmetic_sizes
 from pipeline.training import optimizer as optimizers
 from pipeline.training.meters import GIB, DeviceMemory, LossSum, StepMeter, UpdateNumbers
 from pipeline.training.norms import count_zeros
@@ -50,9 +51,8 @@ def test_the_forecast_begins_after_the_first_interval_and_leaves_it_out():
 
 def test_flops_of_isolated_rows_count_pairs_only_within_a_conversation():
     rows, window = 8, 3
-    sizes = Sizes(
-        n_layer=2, n_embd=4, n_head=2, n_kv_head=2, head_dim=2, n_inner=8, vocab_size=5, vocab_rows=5, row_tokens=rows, windows=[rows, window]
-    )  # fmt: skip
+    options = {"n_layer": 2, "n_embd": 4, "n_head": 2, "vocab_size": 5, "n_positions": rows}
+    sizes = replace(arithmetic_sizes(options, "tandem", rows), windows=[rows, window])
     meter = StepMeter(tokens_at=lambda step: 16 * step, max_steps=9, world_size=1, sizes=sizes)
     lengths = [[3, 5], [8]]
     positions_BT = torch.tensor([[at for length in row for at in range(length)] for row in lengths])
