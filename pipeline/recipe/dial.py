@@ -89,7 +89,7 @@ class RowSettings:
 
 def row_settings(recipe: Recipe) -> RowSettings:
     """Return what the run's rows are planned by."""
-    if not recipe.data.batch_tokens:  # else given, or set by the entry, which knows the number of processes
+    if recipe.data.batch_tokens is None:  # no entry has set it, which knows the number of processes
         recipe = with_values(recipe, {"data.batch_tokens": recipe.global_batch_tokens(1)})
     rows, steps = recipe.step_rows, horizon_steps(recipe)
     total_rows, epochs = None, None
