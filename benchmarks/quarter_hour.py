@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -197,6 +198,8 @@ def in_process(function: Callable[..., Row], given: Row, answer: str, log: str) 
 def reason(error: BaseException) -> str:
     """Return one line that says why a process ended."""
     text = f"{type(error).__name__}: {error}"
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"a process that it started ended with {error.returncode}, see its log"
     if "OutOfMemory" in text or "out of memory" in text:
         return "out of memory"
     return " ".join(text.split())[:200]
@@ -242,7 +245,10 @@ def median_of(measure: Callable[[], float], *, times: int = 10, warm_up: int = 3
 def make_words(*, path: str, words: int, documents: int) -> Row:
     from common import write_words
 
-    write_words(Path(path), words=words, documents=documents)
+    text = write_words(Path(path), words=words, documents=documents)
+    lines = text.read_text().splitlines()[:40]
+    held_out = [json.dumps({"text": json.loads(line)["text"][::-1]}) for line in lines]  # words of no other text
+    text.with_name("held_out.jsonl").write_text("\n".join(held_out) + "\n")
     return {}
 
 
@@ -339,8 +345,6 @@ def launch(*, stage: str, arguments: list[str]) -> Row:
 
 def sharded(*, arguments: list[str]) -> Row:
     """Run as one process under FSDP2, as its users start it."""
-    import subprocess
-
     config = ROOT / "accelerate_configs" / "fsdp2.yaml"
     command = [
         sys.executable,
@@ -377,21 +381,24 @@ def nanochat_run(*, options: Row, folder: str, base: str, rows: str, of: str) ->
 
 
 def part_a(bench: Bench) -> None:
-    """depth 12 beside nanochat's base_train on the same rows, both compiled, alternating"""
+    """depth 12 beside nanochat's base_train on the same text and shapes, both compiled, alternating"""
     sizes, peer = bench.sizes, bench.options.nanochat
-    text = str(bench.folder / "words.jsonl")
     given = {
-        **{
-            "peer": peer and peer.resolve(),
-            "text": text,
-            "validation": text,
-            "depth": sizes.depth,
-            "set": [],
-            "peer_set": [],
-        },
-        **{"steps": sizes.compared_steps, "warmup_steps": 1, "dtype": "bfloat16", "rows": sizes.rows[0]},
-        **{"row_tokens": sizes.row_tokens, "head_dim": sizes.head_dim, "vocab_size": sizes.vocab_size},
-        **{"window_pattern": "SSSL", "threads": os.cpu_count()},
+        "peer": peer and peer.resolve(),
+        "text": str(bench.folder / "words.jsonl"),
+        "validation": str(bench.folder / "held_out.jsonl"),
+        "depth": sizes.depth,
+        "steps": sizes.compared_steps,
+        "warmup_steps": 1,
+        "dtype": "bfloat16",
+        "rows": sizes.rows[0],
+        "row_tokens": sizes.row_tokens,
+        "head_dim": sizes.head_dim,
+        "vocab_size": sizes.vocab_size,
+        "window_pattern": "SSSL",
+        "threads": os.cpu_count(),
+        "set": [f"train.torch_compile={str(sizes.compile).lower()}"],
+        "peer_set": [],
     }
     speeds: dict[str, list[float]] = {"ours": [], "nanochat": []}
     for turn in range(2 if peer else 1):
