@@ -6,13 +6,12 @@ a recipe."""
 import argparse
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from pipeline.process.commands import program, whole_number
 from pipeline.process.network import SHARDS_FORMS, takes_shards
-from pipeline.process.progress import Bar, short_count
+from pipeline.process.progress import Bar, in_colour, short_count
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
 
@@ -78,7 +77,7 @@ def main(argv: list[str]) -> int:
 
     if not is_recipe(arguments.recipe):
         count = 3 if arguments.show is None else arguments.show
-        colour = sys.stdout.isatty()
+        colour = in_colour()
         log = logging.getLogger("pipeline.sources.open")
         log.addFilter(_is_no_warning)  # the preview says itself what is left out
         try:
@@ -166,7 +165,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
     for line in padding_notes(plan, rows.shares()):
         print(line)
     print(f"data: {rows.total_rows():,} rows, {rows.total_steps():,} steps, in {plan['cache_dir']}")
-    for line in shown_rows(rows, tokenizer, count=arguments.show or 0, colour=sys.stdout.isatty()):
+    for line in shown_rows(rows, tokenizer, count=arguments.show or 0, colour=in_colour()):
         print(line)
     if arguments.publish:
         from pipeline.contrib.published_shards import publish

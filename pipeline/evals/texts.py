@@ -328,8 +328,8 @@ def require_text(subject: Subject, arguments: argparse.Namespace) -> None:
     """Raise RecipeError when there is no text to score: none is named and the subject is no run."""
     if subject.run is None and not (arguments.text or arguments.chat):
         raise RecipeError(
-            f"command line: {subject.path} is no run and has no validation text of its own, so there is nothing to "
-            "score. Name text with --text FILE."
+            f"command line: {subject.path} is no run here, so its bits per byte have no text. Name a run, or text with "
+            "--text FILE."
         )
 
 

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     )
     export_arguments.add_argument("--max-shard-size", default="5GB", help="of one file of safetensors (default 5GB)")
     export_arguments.add_argument("--trust-code", action="store_true", help="run code files that come with the model")
-    beside_arguments = commands.add_parser("beside", help="what a run starts by itself to publish its checkpoints")
+    beside_arguments = commands.add_parser("beside")  # a run's own; without help it is not listed
     beside_arguments.add_argument("run", metavar="RUN")
     beside_arguments.add_argument("--trainer", type=int, required=True, help="process id of the run's first rank")
     arguments = parser.parse_args(argv)

@@ -3,7 +3,6 @@
 import argparse
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from pipeline.launch.budget import Schedule, schedule_of
 from pipeline.plan.table import time_text
 from pipeline.process.commands import command, program
 from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
+from pipeline.process.progress import in_colour
 from pipeline.process.storage import write_text
 from pipeline.recipe import read_recipe
 from pipeline.run_dir.earlier_runs import EarlierRuns
@@ -189,7 +189,7 @@ def main(argv: list[str]) -> int:
             f"documents, cut at blank lines; the recipe reads that file. To cut it otherwise, write one document "
             'a line: {"text": "..."}.\n'
         )
-    lines = preview(data, arguments.settings, tokenizer=None, rows=2, colour=sys.stdout.isatty(), with_recipe=False)
+    lines = preview(data, arguments.settings, tokenizer=None, rows=2, colour=in_colour(), with_recipe=False)
     while True:
         try:
             print(next(lines))

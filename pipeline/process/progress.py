@@ -24,6 +24,11 @@ DETAIL_EVERY_S = 2.0  # may read many files
 tqdm.set_lock(threading.RLock())  # its own is of multiprocessing, which starts a process on some systems
 
 
+def in_colour() -> bool:
+    """Return whether what is printed may have colours: on a terminal, where NO_COLOR is not set (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
 def on_terminal() -> bool:
     """Return whether somebody looks at a bar on stderr: a terminal that can go back in its line."""
     return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Iterator
 from glob import has_magic
+from pathlib import Path
 from typing import Any
 
+from pipeline.process.commands import stage_command
 from pipeline.process.network import SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
 from pipeline.recipe.batch import KEY, StepRows
 from pipeline.recipe.dial import MATRIX_GROUP, group_settings
+from pipeline.recipe.layers import SHIPPED
 from pipeline.recipe.located_yaml import Say, show
 from pipeline.recipe.resolve import warmup_of
 from pipeline.recipe.schema import (
@@ -25,7 +28,6 @@ from pipeline.recipe.schema import (
 )
 from pipeline.recipe.sizes import PORTABLE_TYPE, options_of
 
-COMMANDS = {"pretrain": "pipeline/pretrain.py", "sft": "pipeline/sft.py"}
 MOST_APART = 1e9  # weights of sources
 OPTIMIZERS = ("trainer", *MATRIX_GROUP)
 BUILT_IN = ("tandem:quickstart_text", "tandem:quickstart_chat", "tandem:spelling")
@@ -42,9 +44,11 @@ def check_stage(recipe: Recipe, stage: str | None, say: Say) -> None:
     else:
         kind = "conversations" if meant == "sft" else "plain text"
         key, why = "data.sources", f"its sources hold {kind}"
+    path = Path(str(recipe.path))
+    name = path.stem if path.absolute().parent == SHIPPED else str(path)
     say(
         key,
-        f"{why}, and this command is stage {stage}. Run: accelerate launch {COMMANDS[meant]} {recipe.path}",
+        f"{why}, and this command is stage {stage}. Run: {stage_command(name, meant)}",
     )
 
 

@@ -65,7 +65,12 @@ def find_recipe(name: str, *, folder: str | Path = "") -> str:
         return str(given)
     shipped = sorted(p.stem for p in SHIPPED.glob("*.yaml"))
     near = difflib.get_close_matches(given.stem, shipped, n=1)
-    hint = f"Did you mean {near[0]}?" if near else f"Check the path. Shipped are: {', '.join(shipped)}."
+    here = sorted(path.name for path in given.parent.glob("*.yaml"))[:5]
+    hint = f"Shipped are: {', '.join(shipped)}."
+    if here:
+        hint = f"In its folder: {', '.join(here)}. {hint}"
+    if near:
+        hint = f"Did you mean {near[0]}?"
     raise InputMissingError(f"{given}: there is no such recipe. {hint}")
 
 

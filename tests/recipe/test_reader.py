@@ -185,10 +185,10 @@ def test_an_override_given_twice_is_refused(folder):
 
 def test_a_recipe_of_the_other_stage_names_the_right_command(folder):
     chat = changed("stage: pretrain", "stage: sft")
-    with pytest.raises(
-        RecipeError, match=r"recipe\.yaml:2: run\.stage: .*Run: accelerate launch pipeline/sft\.py recipe\.yaml"
-    ):
+    with pytest.raises(RecipeError, match=r"recipe\.yaml:2: run\.stage: .*Run: bash \S*run_sft\.sh recipe\.yaml"):
         read_recipe([write(folder, chat)], stage="pretrain")
+    with pytest.raises(RecipeError, match=r"Run: bash \S*run_pretrain\.sh \S*recipes/quickstart_pretrain\.yaml$"):
+        read_recipe(["quickstart_pretrain"], stage="sft")
     assert read_recipe([write(folder, changed("  stage: pretrain\n", ""))], stage="sft").run.stage == "sft"
     unsaid = changed("run:\n  stage: pretrain\n", "").replace(
         "files: texts/*.parquet", "files: x.jsonl\n      format: messages"
@@ -201,7 +201,7 @@ def test_a_recipe_of_the_other_stage_names_the_right_command(folder):
 
 def test_what_is_not_there_has_status_66(folder):
     for argv, expected in [
-        (["missing.yaml"], "missing.yaml: there is no such recipe. Check the path. Shipped are: "),
+        (["missing.yaml"], "missing.yaml: there is no such recipe. In its folder: recipe.yaml. Shipped are: "),
         (["quickstart_pretrian"], "quickstart_pretrian: there is no such recipe. Did you mean quickstart_pretrain?"),
         (["."], r".: is a folder, not a recipe."),
         ([write(folder, "extends: gone.yaml\n" + GOOD)], "recipe.yaml:1: extends: gone.yaml does not exist."),
