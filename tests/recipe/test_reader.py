@@ -193,9 +193,9 @@ def test_a_recipe_of_the_other_stage_names_the_right_command(folder):
     unsaid = changed("run:\n  stage: pretrain\n", "").replace(
         "files: texts/*.parquet", "files: x.jsonl\n      format: messages"
     )
-    with pytest.raises(RecipeError, match=r"its sources hold conversations.*pipeline/sft\.py"):
+    with pytest.raises(RecipeError, match=r"its sources hold conversations.*run_sft\.sh"):
         read_recipe([write(folder, unsaid)], stage="pretrain")
-    with pytest.raises(RecipeError, match=r"pipeline/pretrain\.py"):
+    with pytest.raises(RecipeError, match=r"run_pretrain\.sh recipe\.yaml"):
         read_recipe([write(folder, GOOD)], stage="sft")
 
 
