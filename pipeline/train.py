@@ -13,7 +13,7 @@ from pipeline.process.network import set_http_timeouts
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import KEY
 from pipeline.recipe.schema import with_values
-from pipeline.run.callbacks import add_callbacks, own_callbacks
+from pipeline.run.callbacks import add_callbacks, end_callbacks, own_callbacks
 from pipeline.run.checks import benchmarks_of, check_before_training
 from pipeline.run.finish import finish_run, print_summary
 from pipeline.run.inputs import record_inputs
@@ -61,7 +61,8 @@ def train(recipe: Recipe, signals: Signals | KeyboardSignals, *, callbacks: Sequ
     sources, held_out = open_sources(recipe.source_settings())
     if recipe.samples.held_out:
         more = on_rank_0(lambda: held_out_prompts(held_out, recipe.samples.held_out))
-        recipe = with_values(recipe, {"samples.prompts": [*recipe.samples.prompts, *more]})
+        prompts = list(dict.fromkeys([*recipe.samples.prompts, *more]))
+        recipe = with_values(recipe, {"samples.prompts": prompts})
     tokenizer = load_or_train(recipe.tokenizer_settings(), sources, validation=held_out)
     model = build_from_recipe(recipe, tokenizer)
     if not isinstance(model, TandemForCausalLM):  # held by tests/contracts: a row may hold several texts
@@ -148,8 +149,10 @@ def train(recipe: Recipe, signals: Signals | KeyboardSignals, *, callbacks: Sequ
         if trainer.is_world_process_zero():
             files = [place.rpartition(":")[0] for place in recipe.places.values()]
             print_summary(run, stage=recipe.stage, prompts=recipe.samples.prompts, files=files)
-    except Exception:
-        if flush:  # its last checkpoint
+    except BaseException as error:
+        if isinstance(signals, KeyboardSignals):
+            end_callbacks(trainer)
+        if flush and isinstance(error, Exception):  # its last checkpoint
             flush(FAILED_FLUSH_S)
         raise
     if flush:

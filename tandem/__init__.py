@@ -13,8 +13,9 @@ the command). For several GPUs start the command `tandem pretrain`, which starts
 """
 
 import json
+import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,7 +116,7 @@ def train(
     if files is not None:
         paths = [files] if isinstance(files, (str, Path)) else files
         sources = [{"files": str(Path(path).expanduser().absolute())} for path in paths]
-        given.append(f"data.sources={json.dumps(sources)}")
+        given.append(f"data.sources={json.dumps(sources, ensure_ascii=False)}")
     resolved = read_recipe([recipe, *given], earlier=EarlierRuns())
 
     from transformers.utils import is_in_notebook
@@ -127,11 +128,15 @@ def train(
         from tandem.notebook import NotebookTable
 
         callbacks = [*callbacks, NotebookTable()]
+    environment = dict(os.environ)  # train.use_cpu and its like set variables for the rest of a process
     try:
         with KeyboardSignals() as signals:
             train_recipe(resolved, signals, callbacks=callbacks)
     finally:
         release_runs()
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
     return Run(RunDirectory.of(resolved.run))
 
 
@@ -175,19 +180,28 @@ def evaluate(model: Run | str | Path, *tasks: str, **options: Any) -> dict[str, 
     name = str(model.path if isinstance(model, Run) else model)
     arguments = [name, *tasks]
     for option, value in options.items():
+        if value is None or value is False:
+            continue
         arguments.append(f"--{option.replace('_', '-')}")
         if value is not True:
             arguments += [str(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
     run = find_run(name)
     if run is not None and "output" not in options:
-        main(arguments)
+        _run(main, arguments)
         results = read_json(run.evals)["entries"][-1]["results"]
     else:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(options.get("output") or Path(folder) / "evals.json")
-            main([*arguments, "--output", str(output)])
+            _run(main, [*arguments, "--output", str(output)])
             results = read_json(output)["results"]
     return {row["name"]: row["value"] for row in results}
+
+
+def _run(main: Callable[[list[str]], int], arguments: list[str]) -> None:
+    try:
+        main(arguments)
+    except SystemExit:  # argparse has printed what is wrong
+        raise RecipeError(f"tandem.evaluate: cannot be read as a command: {' '.join(arguments)}.") from None
 
 
 class Talk:

@@ -1,7 +1,7 @@
 """Texts that the model writes while it trains."""
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from pipeline.training.trainer import forward_only
 
 PROMPT_WORDS = 5
 PROMPT_CHARACTERS = 40  # of languages that are written without spaces
+MOST_LOOKED_AT = 1000  # items of a source: their beginnings may all be one license
 MESSAGE_CHARACTERS = 200  # of a conversation's first message, which a prompt holds whole
 
 
@@ -28,7 +29,7 @@ def held_out_prompts(sources: Sequence[Any], count: int) -> list[str]:
     conversations that a user begins; fewer where the text has no more."""
     prompts: dict[str, None] = {}  # in order, none twice
     for source in sources:
-        for item in chain.from_iterable(block.items for block in source.read()):
+        for item in islice(chain.from_iterable(block.items for block in source.read()), MOST_LOOKED_AT):
             if len(prompts) == count:
                 return list(prompts)
             if isinstance(item, Conversation):

@@ -21,11 +21,11 @@ class PreparePart(PipelineStep):
 
     name, type = "part of a recipe's data", "Tandem"
 
-    def __init__(self, recipe_path: str, *overrides: str, watchlist: str | None = None):
+    def __init__(self, recipe: str, *overrides: str, watchlist: str | None = None):
         super().__init__()
         # Here, where somebody sees it; and a command line that ends a process would leave the local executor waiting.
-        read_recipe([recipe_path, *overrides], earlier=EarlierRuns())
-        self.arguments = [recipe_path, *overrides, *(["--watchlist", watchlist] if watchlist else [])]
+        read_recipe([recipe, *overrides], earlier=EarlierRuns())
+        self.arguments = [recipe, *overrides, *(["--watchlist", watchlist] if watchlist else [])]
 
     def run(self, data=None, rank=0, world_size=1):  # datatrove calls it with positions
         with self.track_time("part"):

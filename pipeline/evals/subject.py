@@ -89,12 +89,14 @@ def _find(name: str) -> Subject:
 def _folder(path: Path) -> Subject:
     """Return the subject of a folder with a model: of a run where it is RUN/model or RUN/checkpoints/checkpoint-N."""
     folder, step = path.resolve(), step_of(path)
-    run = RunDirectory(folder.parent)
-    if run.manifest.exists() and folder == run.model.resolve():
-        return Subject(path=str(path), run=run, step=_finished_step(run))
-    run = RunDirectory(folder.parent.parent)
-    if run.manifest.exists() and folder == run.checkpoints.resolve() / path.name:
-        return Subject(path=str(path), run=run, step=step)
+    for parent in (folder.parent, folder.parent.parent):
+        run = RunDirectory(parent)
+        if not run.manifest.exists():
+            continue
+        if folder == run.checkpoints.resolve() / path.name:
+            return Subject(path=str(path), run=run, step=step)
+        if folder == run.model.resolve():  # which may be a link to a checkpoint
+            return Subject(path=str(path), run=run, step=_finished_step(run))
     return Subject(path=str(path), step=step)
 
 

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pipeline.hardware.device import batch_ranks
 from pipeline.plan.__main__ import about_tokens_of, plan_of, probed
 from pipeline.plan.plan import BYTES_A_TOKEN, FORWARD, START_S, Plan
 from pipeline.plan.probe import Probe
@@ -47,10 +48,11 @@ def schedule_of(words: list[str], *, stage: Stage, minutes: float | None) -> Sch
 
     # 1. Few chats are read in smaller steps, then more often.
     if stage == "sft":
-        row_tokens, batch = plan.recipe.data.row_tokens, plan.batch_tokens
-        while plan.steps is not None and plan.steps < LEAST_CHAT_STEPS and batch > row_tokens:
+        row_tokens, batch, ranks = plan.recipe.data.row_tokens, plan.batch_tokens, batch_ranks(plan.processes)
+        while plan.steps is not None and plan.steps < LEAST_CHAT_STEPS and batch >= 2 * ranks * row_tokens:
             batch //= 2
-            keys |= {"data.batch_tokens": batch, "train.per_device_train_batch_size": batch // row_tokens}
+            rows = batch // row_tokens // ranks
+            keys |= {"data.batch_tokens": batch, "train.per_device_train_batch_size": rows}
             plan = planner.plan(keys)
         if plan.steps is not None and plan.steps < LEAST_CHAT_STEPS:
             passes = plan.recipe.train["num_train_epochs"] * LEAST_CHAT_STEPS / max(1, plan.steps)

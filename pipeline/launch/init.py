@@ -37,6 +37,7 @@ TRAIN
 """
 FEW_STEPS = 10
 LEAST_MINUTES = 2  # imports, compilation and report take one
+MOST_MINUTES = 60 * 24 * 365
 LONG_MINUTES = 15  # from which on a shorter run is offered
 
 
@@ -168,9 +169,9 @@ def main(argv: list[str]) -> int:
         help="measure this machine and size the run so that all of it ends in so many minutes",
     )
     arguments = parser.parse_intermixed_args(argv)
-    if arguments.minutes is not None and not arguments.minutes >= LEAST_MINUTES:
+    if arguments.minutes is not None and not LEAST_MINUTES <= arguments.minutes < MOST_MINUTES:
         raise RecipeError(
-            f"command line: --minutes {arguments.minutes:g} leaves no time to train. Give {LEAST_MINUTES} or more."
+            f"command line: --minutes {arguments.minutes:g} is no time to train in. Give {LEAST_MINUTES} or more."
         )
     name = re.sub(r"\W+", "_", Path(arguments.data).resolve().with_suffix("").name).strip("_") or "own"
     path = arguments.output or Path(f"{name}.yaml")
@@ -196,10 +197,12 @@ def main(argv: list[str]) -> int:
         except StopIteration as end:  # what the generator returns
             source, stage = end.value
             break
-    words = [OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"]
+    words = [OWN_RECIPES[stage], f"data.sources={json.dumps([source], ensure_ascii=False)}"]
     try:
         found = schedule_of(words, stage=stage, minutes=arguments.minutes)
     except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
+        if arguments.minutes is not None:
+            raise
         passes = read_recipe(words, stage=stage, earlier=EarlierRuns()).train["num_train_epochs"]
         found = Schedule({}, steps=None, passes=passes, minutes=None, measured=False)
     for key in ("files", "id"):  # a path in a recipe is read from the recipe's folder
@@ -210,7 +213,12 @@ def main(argv: list[str]) -> int:
             source[key] = str(place)
     write_text(path, recipe_text(source, stage=stage, path=path, schedule=found))
     ten = path.with_name(f"{path.stem}_10min.yaml")
-    print(*time_lines(found, again=f"{command('init', arguments.data)} --minutes 10 --output {ten}"), sep="\n")
+    print(
+        *time_lines(
+            found, again=command("init", arguments.data, *arguments.settings, "--minutes", "10", "--output", ten)
+        ),
+        sep="\n",
+    )
     print(f"{path}: a recipe for it, with comments. What to type next:\n  {command(stage, path)}")
     return 0
 

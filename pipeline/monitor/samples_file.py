@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ HOST_COLUMNS = [
 ]  # fmt: skip
 COLUMNS = ["time", "attempt", "host", *(f"gpu/{name}" for name in GPU_COLUMNS), *HOST_COLUMNS]
 FLUSH_S = 1.0
+QUOTED = re.compile(rb'"[^"]*"')
 LONGEST_ROW = 1 << 16  # bytes, far above what a row can have
 # Of GPU_COLUMNS, what is a number that changes.
 NUMBERS = [
@@ -92,6 +94,13 @@ class GpuSeries:
         return [value for value in self.numbers[name] if not isnan(value)]
 
 
+def _whole_lines(lines: bytes) -> bytes:
+    """Return the lines that have as many cells as the first one, and no quote that is left open."""
+    commas = lines.partition(b"\n")[0].count(b",")
+    whole = [line for line in lines.split(b"\n") if QUOTED.sub(b"", line).count(b",") == commas]
+    return b"\n".join(line for line in whole if line.count(b'"') % 2 == 0 and b"\0" not in line) + b"\n"
+
+
 def read_gpus(path: str | Path) -> list[GpuSeries]:
     """Return the GPUs of a file of samples, attempt by attempt; a line that is no whole sample is left out."""
     import pandas as pd  # a monitor only writes, and a run reads only what an earlier attempt has written
@@ -99,12 +108,12 @@ def read_gpus(path: str | Path) -> list[GpuSeries]:
     if not Path(path).exists():
         return []
     # Behind the last line end is what a crash has torn: a number in it may lack digits.
-    lines, end, _ = Path(path).read_bytes().rpartition(b"\n")
+    lines, _, _ = Path(path).read_bytes().rpartition(b"\n")
     columns = {f"gpu/{name}": name for name in NUMBERS}
     numeric = ["time", "attempt", "gpu/index", *columns]
     try:
         samples = pd.read_csv(
-            BytesIO(lines + end),
+            BytesIO(_whole_lines(lines)),
             usecols=[*numeric, "gpu/name", "gpu/throttle"],
             dtype=str,
             keep_default_na=False,
@@ -116,9 +125,11 @@ def read_gpus(path: str | Path) -> list[GpuSeries]:
         if lines:
             note_once(f"{path}: has not the columns of GPU samples; it is left out")
         return []
-    samples[numeric] = samples[numeric].apply(pd.to_numeric, errors="coerce")
-    samples["attempt"] = samples["attempt"].fillna(1)  # outside of a run there is none
-    whole = samples.dropna(subset=["time", "gpu/index"])
+    samples["attempt"] = samples["attempt"].replace("", "1")  # outside of a run there is none
+    values = samples[numeric].apply(pd.to_numeric, errors="coerce")
+    is_text = (values.isna() & ~samples[numeric].isin(["", "nan"])).any(axis=1)
+    is_whole = values[["time", "gpu/index"]].notna().all(axis=1) & (values["gpu/index"] % 1 == 0) & ~is_text
+    whole = samples.assign(**values)[is_whole]
     return [
         GpuSeries(
             attempt=int(attempt),

@@ -74,6 +74,11 @@ def keep_in_place(folder: Path, *, mark: Path) -> None:
     _kept_in_place[folder.absolute()] = mark.absolute()
 
 
+def release_places() -> None:
+    """Forget what `keep_in_place` was called with: the process lives on after a training."""
+    _kept_in_place.clear()
+
+
 REMOVAL_S = 2.0  # longest time that a removal under way is given to reach the mark
 
 

@@ -354,7 +354,7 @@ class Samples(Section):
     """Texts generated while training, with fixed prompts."""
 
     prompts: list[str] = key(["The capital of France is", "The chemical symbol of gold is", "If yesterday was Friday, then tomorrow will be", "The opposite of hot is", "The planets of the solar system are:", "My favorite color is", "If 5*x + 3 = 13, then x is"], "Continued at every sampling; in SFT they are the user's first message.")
-    held_out: int = key(0, "So many prompts more: the first words of held-out documents, in SFT the first messages of held-out conversations.", minimum=0, maximum=64)
+    held_out: int = key(0, "So many prompts more: the first words of held-out documents, in SFT the first messages of held-out conversations; with the samples they are published when the run is pushed.", minimum=0, maximum=64)
     every_steps: int | None = key(None, "Optimizer steps between samplings; default at every evaluation; 0 never.", minimum=0)
     max_new_tokens: int = key(32, "Longest continuation.", minimum=1, maximum=MOST_POSITIONS)
     temperature: float = key(0.0, "0 takes the likeliest token.", minimum=0, maximum=1e6)

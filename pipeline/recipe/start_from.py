@@ -113,7 +113,7 @@ def check_sizes(model: Model, config: Any, *, where: str) -> None:
         theirs = getattr(loaded, LLAMA_NAMES[name], value)
         if value is not None and value != theirs:
             wrong.append(f"model.{name} is {value}, theirs {theirs}")
-    for name, value in options_of(model, vocab_size=loaded.vocab_size).items():
+    for name, value in options_of(model, vocab_size=getattr(loaded, "vocab_size", None)).items():
         theirs = getattr(loaded, name, value)
         if name not in NO_ARCHITECTURE and value != theirs:
             wrong.append(f"{name} is {value}, theirs {theirs}")

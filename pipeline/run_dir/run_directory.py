@@ -17,6 +17,7 @@ from pipeline.process.storage import (
     move_folder,
     note_once,
     read_json,
+    release_places,
     remove_file,
     write_json,
 )
@@ -219,6 +220,7 @@ def _take_lock(path: Path) -> None:
 
 def release_runs() -> None:
     """Let go of the runs that this process holds, where it lives on after a training."""
+    release_places()
     while _locks:
         _locks.pop().release()
 

@@ -558,6 +558,8 @@ def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
             except (ValueError, RecursionError) as error:
                 place, bad_row = getattr(error, "pos", at), row
                 mark, reason = "", getattr(error, "msg", str(error))
+                if row and text[place : place + 1] == "]":
+                    reason += " behind the comma"
             if mark not in (",", "]"):
                 # The chunk may have cut it. As much again: a long element is decoded a few times, not once a chunk.
                 line += text.count("\n", 0, at)

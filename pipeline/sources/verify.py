@@ -311,6 +311,8 @@ def _check_whole(path: Path, form: Format, column_key: str, findings: Findings) 
     """Read every row of a csv file or JSON array: behind a mistake nothing can be read. Its first and last rows are
     read through the format."""
     if kind_of(path.name) == "csv":
+        if next(read_rows(path), None) is None:  # a header at most: it is left out where the source has other files
+            return NO_ROWS
         if form.name in ("messages", "turns"):
             return "is csv, whose columns are text and no lists of messages. Write it as jsonl or parquet."
         with open_text(path) as file:

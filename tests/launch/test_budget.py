@@ -60,9 +60,19 @@ def test_few_chats_get_small_steps_and_more_passes(tmp_path, monkeypatch):
     assert not found.measured
 
 
+@pytest.mark.full
+def test_every_process_keeps_a_row_of_a_small_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NPROC", "4")
+    words = chats(tmp_path, 100)
+    found = schedule_of(words, stage="sft", minutes=None)
+    assert found.keys["data.batch_tokens"] == 4 * read_recipe(words, stage="sft").data.row_tokens
+    assert found.keys["train.per_device_train_batch_size"] == 1
+
+
 def test_minutes_that_leave_no_time_are_refused(tmp_path, monkeypatch):
     from pipeline.launch.init import main
 
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError, match="--minutes 1 leaves no time"):
+    with pytest.raises(RecipeError, match="--minutes 1 is no time"):
         main(["texts", "--minutes", "1"])

@@ -87,3 +87,19 @@ def test_the_monitored_stand_in_has_its_energy_to_a_thousandth(driver, tmp_path)
     exact = joules(gpu.times[0], gpu.times[-1])
     assert meter.joules == pytest.approx(exact, rel=1e-3)
     assert meter.counted_j == pytest.approx(exact, rel=1e-3)
+
+
+def test_a_line_that_is_no_whole_sample_is_left_out(tmp_path):
+    lines = RECORDED.read_text().splitlines()
+    good = lines[1]
+    wrong = [
+        good + ",5",
+        good.rpartition(",")[0],
+        good.replace('0"', "0", 1),
+        good.replace("248.162", "1e"),
+        good[:20] + "\0" + good[20:],
+    ]
+    file = tmp_path / "gpu-a.csv"
+    file.write_text("\n".join([lines[0], good, *wrong, good]) + "\n")
+    (series,) = read_gpus(file)
+    assert len(series.times) == 2

@@ -497,6 +497,16 @@ def test_a_chat_run_begun_with_its_last_file_held_out_keeps_it(tmp_path):
     assert [source.describe() for source in again] == now
 
 
+@pytest.mark.parametrize("nothing", [b"\n\n", b"other\n"])
+def test_a_csv_without_a_row_is_left_out_whatever_its_header(nothing, tmp_path, caplog):
+    for n, name in enumerate(("a", "b")):
+        (tmp_path / f"{name}.csv").write_text("text\n" + "".join(f"Text number {n} {row}.\n" for row in range(40)))
+    (tmp_path / "ab.csv").write_bytes(nothing)
+    train, validation = open_sources(recipe(tmp_path, Source(files="*.csv", text_column="text")).source_settings())
+    assert "ab.csv" not in {file.label for source in train + validation for file in source.files}
+    assert "ab.csv has nothing in it and is left out" in caplog.text
+
+
 def test_a_single_conversation_is_not_sent_to_init(tmp_path):
     write_talks(tmp_path / "a.jsonl", 1, "a")
     with pytest.raises(DataError) as caught:

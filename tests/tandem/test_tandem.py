@@ -17,7 +17,7 @@ from pipeline.run_dir.failures import KeyboardSignals
 ROWS = [{"text": f"The cat number {n} sat on a mat and looked at the dog. " * 8} for n in range(120)]
 
 CUT = f"""
-import json, signal, sys, time
+import gc, json, shutil, signal, sys, threading, time
 import tandem
 from pipeline.run_dir.rows import read_rows
 from transformers import TrainerCallback
@@ -34,10 +34,23 @@ try:
     tandem.train("own_text", *small, dataset=rows, callbacks=[Cut()])
 except tandem.TandemError as error:
     seen = [error.status, str(error), signal.getsignal(signal.SIGINT) is signal.default_int_handler]
+class Wrong(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        raise ValueError("mine")
+
+try:
+    tandem.train("own_text", *small, "run.hang_timeout=2", dataset=rows, callbacks=[Wrong()])
+except ValueError:
+    time.sleep(6)  # in which the watch for hangs would end this process
+left = [thread.name for thread in threading.enumerate() if "watch" in thread.name]
 began = time.time()
 run = tandem.train("own_text", *small, dataset=rows)
+shutil.rmtree("runs/gone", ignore_errors=True)
+for _ in range(2):  # a run that was removed is begun anew
+    gone = tandem.train("own_text", *small, "run.name=gone", "train.max_steps=1", dataset=rows)
+    shutil.rmtree(gone.path)
 row = next(row for row in reversed(read_rows(run.path / "metrics.jsonl")) if "began" in row)
-json.dump({{"late": row["began"] - began, "seen": seen, "steps": run.metrics["train/loss"].dropna().index.tolist()}}, open("result.json", "w"))
+json.dump({{"left": left, "collects": gc.isenabled(), "late": row["began"] - began, "seen": seen, "steps": run.metrics["train/loss"].dropna().index.tolist()}}, open("result.json", "w"))
 """
 
 
@@ -56,6 +69,7 @@ def test_ctrl_c_saves_and_the_same_call_continues(tmp_path, own_cache):
     assert (status, is_restored) == (130, True)
     assert "checkpoint-3 is whole" in sentence
     assert 0 <= result["late"] < 1  # its time is counted from the call, not from the start of the process
+    assert (result["left"], result["collects"]) == ([], True)  # nothing of a training that failed goes on
     assert result["steps"] == [1, 2, 3, 4, 5]
 
 
@@ -104,3 +118,20 @@ def test_ctrl_c_outside_of_training_interrupts_at_once():
         with pytest.raises(Interrupted, match="step 7"):
             signals.raise_if_stopped(step=7)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_options_of_an_evaluation_that_are_none_or_false_are_left_out(monkeypatch, tmp_path):
+    given = []
+
+    def main(arguments):
+        given.extend(arguments)
+        (tmp_path / "evals.json").write_text('{"results": [{"name": "a", "value": 1.0}]}')
+
+    monkeypatch.setattr("pipeline.evals.__main__.main", main)
+    options = {"dtype": None, "as_chat": False, "trust_code": True, "text": ["a", "b"], "max_bytes": 5}
+    scores = tandem.evaluate("some/model", "bpb", **options, output=str(tmp_path / "evals.json"))
+    assert scores == {"a": 1.0}
+    assert given[:8] == ["some/model", "bpb", "--trust-code", "--text", "a", "b", "--max-bytes", "5"]
+    monkeypatch.undo()
+    with pytest.raises(tandem.TandemError, match="cannot be read as a command"):
+        tandem.evaluate("some/model", "bpb", no_such_option=3)
