@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from pipeline.tokenizer.encode import (
     plain_backend,
 )
 
+CONTROL_MARK = re.compile(r"<\|\w+\|>")
 WRITE_ONE = (
     "Name a Jinja file as tokenizer.chat_template that has {% generation %} ... {% endgeneration %} around what the "
     "assistant writes, its end of turn included; TRL has such files for many models "
@@ -66,6 +68,12 @@ def ready_tokenizer(settings: TokenizerSettings) -> tuple[Any, list[str]]:
     if problems and (given or settings.stage == "sft"):
         raise RecipeError(f"tokenizer: {whose} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
     lines = _template_lines(tokenizer, section, problems, stage=settings.stage)
+    pieces = sorted({mark for mark in CONTROL_MARK.findall(given or "") if len(tokenizer.tokenize(mark)) > 1})
+    if pieces:
+        lines.append(
+            f"tokenizer: {', '.join(pieces)} of {section.chat_template} is no token of {section.path}: it is trained "
+            "as pieces of text. For a new token begin with stage 1."
+        )
     if lines:
         lines[0] += other_ids
     return tokenizer, lines

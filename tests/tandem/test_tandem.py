@@ -28,10 +28,11 @@ class Cut(TrainerCallback):
             signal.raise_signal(signal.SIGINT)
 
 rows = json.loads({json.dumps(json.dumps(ROWS))})
-small = ["model.depth=2", "train.max_steps=5", "train.torch_compile=false", "train.logging_steps=1", "run.name=cut"]
+small = ["model.depth=2", "train.torch_compile=false", "train.logging_steps=1"]
+named = [*small, "train.max_steps=5", "run.name=cut"]
 seen = []
 try:
-    tandem.train("own_text", *small, dataset=rows, callbacks=[Cut()])
+    tandem.train("own_text", *named, dataset=rows, callbacks=[Cut()])
 except tandem.TandemError as error:
     seen = [error.status, str(error), signal.getsignal(signal.SIGINT) is signal.default_int_handler]
 class Wrong(TrainerCallback):
@@ -39,12 +40,12 @@ class Wrong(TrainerCallback):
         raise ValueError("mine")
 
 try:
-    tandem.train("own_text", *small, "run.hang_timeout=2", dataset=rows, callbacks=[Wrong()])
+    tandem.train("own_text", *named, "run.hang_timeout=2", dataset=rows, callbacks=[Wrong()])
 except ValueError:
     time.sleep(6)  # in which the watch for hangs would end this process
 left = [thread.name for thread in threading.enumerate() if "watch" in thread.name]
 began = time.time()
-run = tandem.train("own_text", *small, dataset=rows)
+run = tandem.train("own_text", *named, dataset=rows)
 shutil.rmtree("runs/gone", ignore_errors=True)
 for _ in range(2):  # a run that was removed is begun anew
     gone = tandem.train("own_text", *small, "run.name=gone", "train.max_steps=1", dataset=rows)

@@ -13,7 +13,7 @@ from pipeline.tokenizer import identity, load_or_train
 from pipeline.tokenizer.chat import render
 from pipeline.tokenizer.coverage import coverage, span_byte_lengths
 from pipeline.tokenizer.encode import control_ids, encode_documents
-from pipeline.tokenizer.load import open_tokenizer
+from pipeline.tokenizer.load import open_tokenizer, ready_tokenizer
 from tests.families import trained_bpe
 
 
@@ -150,6 +150,10 @@ def test_a_template_file_of_the_recipe_is_used_or_refused_when_wrong(tokenizer, 
     (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
     with pytest.raises(RecipeError, match="generation"):
         load_or_train(recipe.tokenizer_settings(), [])
+    known = next(token for token in tokenizer.all_special_tokens if token.startswith("<|"))
+    (tmp_path / "mine.jinja").write_text("{# " + known + " <|context|> #}" + tokenizer.chat_template)
+    _, lines = ready_tokenizer(recipe.tokenizer_settings())
+    assert [line for line in lines if "tokenizer: <|context|> of mine.jinja is no token of tokenizer" in line]
     recipe.tokenizer.chat_template = "none.jinja"
     with pytest.raises(InputMissingError, match=r"tokenizer\.chat_template"):
         load_or_train(recipe.tokenizer_settings(), [])

@@ -102,7 +102,7 @@ def test_every_parameter_is_in_one_group_with_its_group_s_rate():
     ("cpu", {"torch_compile": True}, None),
 ])  # fmt: skip
 def test_the_step_is_compiled_with_the_model_but_not_on_a_cpu(monkeypatch, kind, train, backend):
-    monkeypatch.setattr(build, "device_info", lambda: DeviceInfo(kind, "any", 1, 16.0, None, None, None, None))
+    monkeypatch.setattr(build, "device_info", lambda: DeviceInfo(kind, "any", 1, 16.0))
     assert build_optimizer(modern(), recipe(train=train)).backend == backend
 
 
