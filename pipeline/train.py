@@ -151,7 +151,7 @@ def train(recipe: Recipe, signals: Signals | KeyboardSignals, *, callbacks: Sequ
             print_summary(run, stage=recipe.stage, prompts=recipe.samples.prompts, files=files)
     except BaseException as error:
         if isinstance(signals, KeyboardSignals):
-            end_callbacks(trainer)
+            end_callbacks(trainer.callback_handler.callbacks, trainer.args, trainer.state, trainer.control)
         if flush and isinstance(error, Exception):  # its last checkpoint
             flush(FAILED_FLUSH_S)
         raise

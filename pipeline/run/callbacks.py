@@ -1,6 +1,6 @@
 """The callbacks of a run, in the order in which they act."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -115,13 +115,13 @@ def add_callbacks(
         trainer.add_callback(callback)
 
 
-def end_callbacks(trainer: Any) -> None:
+def end_callbacks(callbacks: Iterable[TrainerCallback], *event: Any) -> None:
     """End the threads and hooks that our callbacks began, after an error in a process that lives on: the hang watch
-    would end it. transformers calls on_train_end only where a training ends by itself."""
-    for callback in trainer.callback_handler.callbacks:
+    would end it. transformers calls on_train_end only where a training ends by itself. event: args, state, control."""
+    for callback in callbacks:
         if isinstance(callback, (HangWatch, Machine, GarbageCollection)) or hasattr(callback, "add_samples"):
             with suppress(Exception):  # of one that had not begun; the error of the training is the one to report
-                callback.on_train_end(trainer.args, trainer.state, trainer.control)
+                callback.on_train_end(*event)
 
 
 def own_callbacks(names: list[str], code: CodeFolder, *, where: str) -> list[TrainerCallback]:
