@@ -58,7 +58,7 @@ def test_missing_text_or_a_wrong_task_is_reported_before_loading_models(folder, 
     assert main(["model"]) == 0
     assert "[greedy] " in capsys.readouterr().out
     (folder / "model" / "model.safetensors").unlink()
-    with pytest.raises(RecipeError, match="Name text with --text FILE"):
+    with pytest.raises(RecipeError, match="Name a run, or text with --text FILE"):
         main(["model", "bpb"])
     with pytest.raises(RecipeError, match="no_such_module:score cannot be imported"):
         main(["model", "core:copa", "no_such_module:score", "--bundle", "bundle"])
