@@ -437,7 +437,8 @@ class EvalsCommand:
 
         prompts = (self.recipe.get("samples") or {}).get("prompts")
         if not prompts and self.subject.run is not None:  # its prompts may be those of held-out texts
-            prompts = list(dict.fromkeys(row["prompt"] for row in read_rows(self.subject.run.samples)))
+            found = dict.fromkeys(row.get("prompt") for row in read_rows(self.subject.run.samples))
+            prompts = [prompt for prompt in found if isinstance(prompt, str)]
         samples = sample_texts(model, tokenizer, chat=self._as_chat(), prompts=prompts)
         for row in samples:
             how = "greedy" if row["temperature"] == 0 else "sampled"

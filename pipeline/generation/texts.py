@@ -106,8 +106,8 @@ def stream_together(
     has no more positions; it leaves the batch at once. stop_ids: default those of `stop_ids_of`. calculator: tool
     calls are answered, and the answer's tokens stand in the row and count as its own. seeds: one a prompt, which alone
     decides what is drawn for it. Prompts of unequal length are padded on the left. The global random state does not
-    move and the model is left in the mode it was in. Raises ValueError when a prompt is empty or longer than the
-    model's positions.
+    move and the model is left in the mode it was in. Raises ValueError when a prompt is empty, DataError for one
+    longer than the model's positions.
     """
     stops = set(stop_ids_of(model, tokenizer) if stop_ids is None else stop_ids)
     limit = positions(model)
@@ -115,7 +115,7 @@ def stream_together(
         raise ValueError("nothing to continue: a prompt has no ids; begin with the BOS id")
     longest = max(map(len, prompts))
     if limit is not None and longest > limit:
-        raise ValueError(f"{longest} ids are more than the model's {limit} positions")
+        raise DataError(f"a prompt of {longest} tokens is longer than the model's {limit} positions. Shorten it.")
     if calculator:
         from pipeline.generation.tools import ToolCalls
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pipeline.generation.texts import continuations, document_ids, positions
+from pipeline.process.errors import DataError
 from tests.conftest import docstrings, shared_data
 from tests.model.tiny_models import random_ids, tiny
 
@@ -81,5 +82,5 @@ def test_no_prompts_and_no_tokens_are_nothing(tokenizer):
     assert continuations(model, tokenizer, [[1, 2], [3]], batch_size=4, max_new_tokens=0) == [[], []]
     with pytest.raises(ValueError, match="nothing to continue"):
         continuations(model, tokenizer, [[1, 2], []], batch_size=2, max_new_tokens=1)
-    with pytest.raises(ValueError, match="65 ids are more than the model's 64 positions"):
+    with pytest.raises(DataError, match="a prompt of 65 tokens is longer than the model's 64 positions"):
         continuations(model, tokenizer, prompts_of([3, 65], 300), batch_size=1, max_new_tokens=1)
