@@ -79,7 +79,7 @@ def muon(matrices: list[torch.nn.Parameter], *, product_dtype: str, backend: str
 def whole_optimizer(*, layers: int, backend: str | None, product_dtype: str = "bfloat16") -> MuonAdamW:
     """Return the optimizer of fineweb_d12 with so many layers of a small width, over random gradients."""
     recipe = read_recipe(["fineweb_d12", f"model.depth={layers}"], stage="pretrain")
-    fields = model_fields(recipe, vocab_size=64, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    fields = model_fields(recipe.model, vocab_size=64, bos_token_id=0, eos_token_id=0, pad_token_id=0)
     model = build_model("tandem", {**fields, "n_embd": 8 * fields["n_head"], "n_positions": 64}, seed=0).to(DEVICE)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)

@@ -107,7 +107,6 @@ def train(
     from pipeline.recipe import read_recipe
     from pipeline.run_dir.earlier_runs import EarlierRuns
 
-    training_is_called()
     if files is not None and dataset is not None:
         raise RecipeError("tandem.train: files and dataset are both given, and one would be left out. Give one.")
     given = list(overrides)
@@ -128,6 +127,7 @@ def train(
         from tandem.notebook import NotebookTable
 
         callbacks = [*callbacks, NotebookTable()]
+    training_is_called()
     environment = dict(os.environ)  # train.use_cpu and its like set variables for the rest of a process
     try:
         with KeyboardSignals() as signals:
