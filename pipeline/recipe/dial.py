@@ -68,7 +68,7 @@ def horizon_steps(recipe: Recipe) -> int | None:
 
 @dataclass(frozen=True)
 class RowSettings:
-    """What the rows of a run are planned by.
+    """Values that plan the rows of a run.
 
     total_rows, epochs: the horizon, one of them None. isolated: documents of a row do not see each other. start_folder:
     of model.start_from, where it is here.

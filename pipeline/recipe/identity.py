@@ -24,6 +24,7 @@ LATER: dict[str, Any] = {
     "optimizer.decay_scale": None,
     "optimizer.schedule.batch_warmup_steps": 0,
     "optimizer.schedule.batch_halvings": 2,
+    "samples.held_out": 0,
 }
 LATER_OF_A_SOURCE = ("columns", "passes")
 
@@ -54,10 +55,10 @@ def resume_keys(recipe: Recipe) -> dict[str, Any]:
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return `key: saved -> now` for every key that differs; a value kept from the first start is no difference,
-    nor is the default of a key that is gone."""
+    nor is the default of a key that is gone or was added later."""
     lines = []
     for name in sorted(saved.keys() | now.keys()):
-        before, after = saved.get(name), now.get(name)
+        before, after = (keys.get(name, LATER.get(name)) for keys in (saved, now))
         if name in KEPT_WHEN_OPEN and (before is None or after is None):
             continue
         if before != after and before != REMOVED.get(name, (after,))[0]:

@@ -436,7 +436,7 @@ class Recipe(Section):
 
     @property
     def isolates_documents(self) -> bool:
-        """Return whether the documents of a packed row do not see each other: positions restart, and attention ends there."""
+        """Return whether documents of a row do not see each other: positions restart, and attention ends there."""
         # Rows of one text each have nothing to keep apart.
         return (self.stage == "sft" or self.data.isolate_documents) and not self.data.one_text_rows
 
@@ -475,7 +475,7 @@ class Recipe(Section):
         return math.ceil(self.rows_per_step / (ranks * self.micro_batch_rows))
 
     def global_batch_tokens(self, ranks: int) -> int:
-        """Return the global batch in tokens: as given, or computed from train.gradient_accumulation_steps and the ranks."""
+        """Return the global batch in tokens: as given, or by train.gradient_accumulation_steps and the ranks."""
         if self.data.batch_tokens:
             return self.data.batch_tokens
         return ranks * self.micro_batch_rows * self.train["gradient_accumulation_steps"] * self.data.row_tokens
@@ -483,8 +483,11 @@ class Recipe(Section):
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """What the sources of a run are opened with. seed: of the files' order. recipe_path, places: the recipe's file and `file:line` of its
-    keys, for messages and paths relative to it; None for sources that no recipe names."""
+    """Values that open the sources of a run.
+
+    seed: of the files' order. recipe_path, places: the recipe's file and `file:line` of its keys, for messages and
+    paths relative to it; None for sources that no recipe names.
+    """
 
     data: Data
     kind: Literal["text", "chat"]
@@ -496,7 +499,7 @@ class SourceSettings:
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """What the tokenizer of a run is loaded or trained with. recipe_path: paths are looked for relative to this file first."""
+    """Values that load or train the tokenizer of a run. recipe_path: paths are relative to this file first."""
 
     tokenizer: Tokenizer
     stage: Literal["pretrain", "sft"]

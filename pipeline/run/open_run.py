@@ -192,9 +192,6 @@ def _recipe_name(recipe: Recipe, directory: RunDirectory, manifest: dict[str, An
     return manifest["recipe_name"] if own and "recipe_name" in manifest else path.stem
 
 
-ADDED: dict[str, Any] = {"samples.held_out": 0}  # keys that recipe.yaml of earlier versions lacks
-
-
 def _recipe_changes(directory: RunDirectory, text: str) -> list[str]:
     if not directory.recipe.is_file():
         return []
@@ -202,10 +199,7 @@ def _recipe_changes(directory: RunDirectory, text: str) -> list[str]:
         before = dotted(load_mapping(directory.recipe))
     except DamagedFileError:
         return [f"{directory.recipe} could not be read, so what differs from the last start is not known"]
-    now = dotted(yaml.safe_load(text))
-    for name in ADDED.keys() - before.keys():  # a run begun before there was the key has it at its default
-        before[name] = ADDED[name]
-    return differences(before, now)
+    return differences(before, dotted(yaml.safe_load(text)))
 
 
 def dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

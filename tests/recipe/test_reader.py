@@ -114,6 +114,11 @@ def test_keys_that_are_gone_are_no_difference_between_two_starts_of_a_run():
     assert differences({"data.engine": "ray"}, {}) == ['data.engine: "ray" -> null']
 
 
+def test_a_key_that_came_later_is_at_its_default_in_a_run_begun_before():
+    assert differences({}, {"samples.held_out": 0}) == []
+    assert differences({}, {"samples.held_out": 3}) == ["samples.held_out: 0 -> 3"]
+
+
 def test_a_large_file_is_refused_without_being_read(folder):
     with open("recipe.yaml", "wb") as file:
         file.truncate(300 << 20)
