@@ -44,7 +44,9 @@ def _bounded_sandbox() -> type:
             self.checked = now
             if now - self.began > MAX_CPU_S:
                 raise SecurityError(f"it computes for more than {MAX_CPU_S:.0f} s")
-            if psutil.Process().memory_info().rss - self.resident > MAX_GROWTH:
+            resident = psutil.Process().memory_info().rss
+            self.resident = min(self.resident, resident)  # what others freed meanwhile is no room for the template
+            if resident - self.resident > MAX_GROWTH:
                 raise SecurityError("it makes texts or lists without end")
 
     class BoundedCode(CodeGenerator):

@@ -97,7 +97,7 @@ def test_generation_ends_where_the_models_positions_end(model, tokenizer):
     found = continuations(model, tokenizer, [near, near[:50]], batch_size=2, max_new_tokens=20, stop_ids=())
     assert [len(new) for new in found] == [3, 20]
     assert found[1] == list(stream(model, tokenizer, near[:50], max_new_tokens=20, stop_ids=()))
-    with pytest.raises(ValueError, match="more than the model's 96 positions"):
+    with pytest.raises(DataError, match="97 tokens is longer than the model's 96 positions"):
         next(stream(model, tokenizer, ids[: limit + 1], max_new_tokens=1))
     with pytest.raises(ValueError, match="nothing to continue"):
         next(stream(model, tokenizer, [], max_new_tokens=1))

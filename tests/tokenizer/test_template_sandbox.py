@@ -2,6 +2,7 @@
 transformers renders it."""
 
 import copy
+import gc
 import time
 from pathlib import Path
 
@@ -93,12 +94,27 @@ def test_a_template_that_would_take_all_time_or_memory_is_stopped(name, earlier_
 
     monkeypatch.setattr(template_sandbox, "MAX_CPU_S", 1.0)
     _, ours = sandboxes
+    gc.collect()  # what earlier tests left is not to be freed between the two looks
     before, held = time.thread_time(), psutil.Process().memory_info().rss
     with pytest.raises((TemplateError, RecursionError, SyntaxError, MemoryError)) as raised:
         ours(ENDLESS[name]).render(messages=talk(4), tools=None, **SPECIALS)
     assert time.thread_time() - before < 10
     assert psutil.Process().memory_info().rss - held < 2_000_000_000
     assert str(raised.value)
+
+
+@pytest.mark.full
+def test_memory_that_others_free_meanwhile_is_no_room_for_a_template(sandboxes):
+    from jinja2.exceptions import SecurityError
+
+    held = [b"x" * 3 * 2**30]
+    _, ours = sandboxes
+    template = ours("{{ free() }}" + ENDLESS["doubling by a block"])
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(SecurityError) as raised:
+        template.render(messages=talk(4), tools=None, free=held.clear, **SPECIALS)
+    assert psutil.Process().memory_info().rss - before < -1 * 2**30
+    assert "without end" in str(raised.value)
 
 
 @pytest.mark.full

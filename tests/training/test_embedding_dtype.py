@@ -132,7 +132,7 @@ def test_the_key_must_match_and_its_default_leaves_older_runs_their_names():
     assert "model.embedding_dtype" not in resume_keys(
         wide
     )  # as in the manifests of runs that were begun before the key
-    assert differences(resume_keys(wide), resume_keys(narrow)) == ['model.embedding_dtype: null -> "bfloat16"']
+    assert differences(resume_keys(wide), resume_keys(narrow)) == ['model.embedding_dtype: "float32" -> "bfloat16"']
     assert default_name(wide) != default_name(narrow)
 
 
