@@ -1,6 +1,7 @@
-"""`python -m pipeline.recipe` writes docs/recipes.md and recipes/schema.json."""
+"""Write docs/recipes.md and recipes/schema.json from the schema: `python docs/recipes_page.py`."""
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -8,17 +9,20 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter
 
-from pipeline.process.storage import write_text
-from pipeline.recipe.dial import ADAM_GROUPS, MATRIX_GROUP
-from pipeline.recipe.error_messages import expected
-from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Argument, Recipe, keys_of
-from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
-from pipeline.recipe.values import options_kind, recipe_kind
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pipeline.process.storage import write_text  # noqa: E402
+from pipeline.recipe.dial import ADAM_GROUPS, MATRIX_GROUP  # noqa: E402
+from pipeline.recipe.error_messages import expected  # noqa: E402
+from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Argument, Recipe, keys_of  # noqa: E402
+from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS  # noqa: E402
+from pipeline.recipe.values import options_kind, recipe_kind  # noqa: E402
 
 INTRODUCTION = """\
 # Recipes
 
-<!-- Written by `python -m pipeline.recipe`; change pipeline/recipe/schema.py, then run it again. -->
+<!-- Written by `python docs/recipes_page.py`; change pipeline/recipe/schema.py, then run it again. -->
 
 One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [section.key=value ...]`.
 
@@ -209,10 +213,9 @@ def _for_editors(schema: Any, definitions: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    root = Path(__file__).parents[2]
     for path, text in {
-        root / "docs" / "recipes.md": render(),
-        root / "recipes" / "schema.json": json.dumps(json_schema(), indent=1) + "\n",
+        ROOT / "docs" / "recipes.md": render(),
+        ROOT / "recipes" / "schema.json": json.dumps(json_schema(), indent=1) + "\n",
     }.items():
         write_text(path, text)
         print(f"wrote {path}")
