@@ -35,8 +35,8 @@ One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [s
 - `extends: other.yaml` (relative to the file, or a bare name) takes over another recipe; sections are merged key by key, lists replaced.
 - Anchors, aliases and merge keys (`<<: *name`) work; a top-level key that begins with `x-` is a place for anchors.
 - In a shell put a value with spaces, brackets or braces in quotes: `'data.sources=[{files: x.parquet}]'`.
-- Exactly one horizon is in force: `train.max_steps`, `train.num_train_epochs`, `run.tokens`, `run.tokens_per_param` or
-  `run.flops`. One named by an override or an extending recipe replaces the inherited one, and shortens an inherited warm-up that is
+- Exactly one horizon is in force: `train.max_steps`, `train.num_train_epochs`, `run.tokens`, `run.tokens_per_param`,
+  `run.flops` or `run.minutes`. One named by an override or an extending recipe replaces the inherited one, and shortens an inherited warm-up that is
   longer than the run: `train.max_steps=20` is a smoke test of any recipe. The same holds for
   `data.batch_tokens` and `train.gradient_accumulation_steps`.
 - Scalars are read as YAML 1.2 reads them: `3e-4` is a number; `yes`, `no`, `on` and `off` are text.
