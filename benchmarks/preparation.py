@@ -22,13 +22,12 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from common import ROOT, arguments, in_turns, seconds, show
 
-from pipeline.data.prepare import ShardBuilder, prepare_now
+from pipeline.contrib.parts import prepare_part
+from pipeline.data.prepare import prepare_now
 from pipeline.data.row_plan import plan_rows, sequence_folder
-from pipeline.data.workers import BlockRanges
 from pipeline.process.storage import read_json
 from pipeline.recipe import read_recipe
 from pipeline.recipe.dial import row_settings
@@ -41,14 +40,6 @@ from pipeline.tokenizer.encode import Encoder
 def cpu_of_children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def encode_all(plan: dict, tokenizer: Any, sources: tuple[list, list]) -> None:
-    """Encode the first training source into the folder of its shards."""
-    with ShardBuilder(plan, tokenizer, sources=sources) as builder:
-        reader = builder.encoded_reader(0)
-        for *_, answer in reader.encode(BlockRanges(reader.source, file=0, block=0)):
-            answer.result()
 
 
 def main() -> None:
@@ -100,7 +91,7 @@ def main() -> None:
 
             found = in_turns(lambda: train_alone(options.processes), train_alone, pairs=options.pairs, warm_up=0)
             shutil.rmtree(sequence_folder(plan, about))
-            encoding = seconds(partial(encode_all, plan, tokenizer, sources), cpu_of_children)
+            encoding = seconds(partial(prepare_part, plan, tokenizer, sources=sources, part=(1, 1)), cpu_of_children)
             packing = seconds(partial(prepare_now, plan, tokenizer, sources=sources), time.process_time)
             row = {"processes": options.processes, "one_s": found["other_s"], "speed_up": 1 / found["ratio"]}
             row |= {"encoding_s": encoding, "packing_s": packing, "feeds_processes": encoding / packing}

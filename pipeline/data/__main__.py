@@ -1,5 +1,5 @@
-"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE]`: prepare all
-rows of a recipe now;
+"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE] [--part K/N]`:
+prepare all rows of a recipe now;
 `python -m pipeline.data FILE_OR_FOLDER_OR_ID [key=value ...] [--show N] [--tokenizer X]`: look at data before there is
 a recipe."""
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.commands import program, whole_number
-from pipeline.process.progress import Bar, in_colour
+from pipeline.process.progress import Bar, in_colour, short_count
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
 
@@ -46,6 +46,15 @@ def main(argv: list[str]) -> int:
         metavar="FILE",
         help="search the training text for evaluation items, that of prepared shards too; a training names the file",
     )
+    parser.add_argument(
+        "--part",
+        metavar="K/N",
+        type=part_of,
+        help=(
+            "encode part K of N (from 1) into the shared data.cache_dir; the last part, or a call without "
+            "--part, makes the shards"
+        ),
+    )
     parser.add_argument("--ahead", metavar="FOLDER", help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args(argv)
     if arguments.ahead:
@@ -71,6 +80,14 @@ def main(argv: list[str]) -> int:
         return 0
     _prepare(arguments)
     return 0
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Return (k, n) of "k/n"."""
+    k, _, n = text.partition("/")
+    if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part. Write K/N with K from 1 to N, as 3/16.")
+    return int(k), int(n)
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:
@@ -112,6 +129,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
         recipe = rows_of_recipe(recipe, tokenizer)
     plan = plan_rows(row_settings(recipe), tokenizer, sources=sources, watchlist=arguments.watchlist)
+    if arguments.part and not _encode_part(plan, tokenizer, sources, arguments.part):
+        return
     row_tokens = recipe.data.row_tokens
     with Bar("data: preparing", unit="tokens") as bar:
 
@@ -137,6 +156,20 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
         count, freed = prune(plan, runs=Path(recipe.run.directory))
         print(f"data: {count} unused shard folders deleted, {freed / 1e9:.2f} GB freed")
+
+
+def _encode_part(plan: dict, tokenizer: Any, sources: tuple[list, list], part: tuple[int, int]) -> bool:
+    """Encode a part of the training text; return whether it was the last one, after which the shards are made."""
+    from pipeline.contrib.parts import prepare_part
+
+    with Bar("data: encoding", unit="tokens") as bar:
+        to_come = prepare_part(plan, tokenizer, sources=sources, part=part, report=bar.update)
+    if to_come:
+        print(
+            f"data: part {part[0]} of {part[1]} is encoded, {short_count(bar.n)} tokens. To come: "
+            f"{', '.join(map(str, to_come))}. The last one, or the same command without --part, makes the shards."
+        )
+    return not to_come
 
 
 if __name__ == "__main__":

@@ -140,23 +140,28 @@ class WorkerPool:
 
 
 class BlockRanges:
-    """Ranges of blocks of a source from a cursor on, in order: (file, first block, blocks).
+    """Ranges of blocks of a source from a cursor on, in order: (file, first block, blocks). part: (k, n), of which
+    every n-th file is given.
 
     ramp: so many ranges are of one block each, so that the first rows come soon. A range may be beyond the end of a
     file of unknown length.
     """
 
-    def __init__(self, source: Any, *, file: int, block: int, ramp: int = 0):
-        self.source, self.ramp = source, ramp
+    def __init__(self, source: Any, *, file: int, block: int, ramp: int = 0, part: tuple[int, int] = (0, 1)):
+        self.source, self.ramp, self.part = source, ramp, part
         self.fetched: dict[int, Future[Path]] = {}
         self._begin(file, block)
 
     def _begin(self, file: int, block: int) -> None:
+        number, parts = self.part
+        while file % parts != number:
+            file, block = file + 1, 0
         self.file, self.block = file, block
         self.num_blocks: int | None = None
         # This file, and the next one while this one is read.
-        self._fetch(file)
-        self._fetch(file + 1)
+        if file < len(self.source.files):
+            for each in (file, file + parts):
+                self._fetch(each)
 
     def _fetch(self, file: int) -> None:
         """Have a file fetched that is not here."""
@@ -191,7 +196,7 @@ class BlockRanges:
     def end_file(self, file: int) -> None:
         """Begin with the next file: this one has no more blocks."""
         if self.file == file:
-            self._begin(file + 1, 0)
+            self._begin(file + self.part[1], 0)
 
 
 def num_blocks(path: Path) -> int | None:
@@ -268,7 +273,7 @@ class EncodedReader:
     def _submit(self, block_range: tuple[int, int, int]) -> "Future[list[int]]":
         file, first, count = block_range
         made = [num_encoded(self.job.path(self.folder, file, block)) for block in range(first, first + count)]
-        if None not in made:  # by a preparation that was killed
+        if None not in made:  # by a part that was made before, or by a preparation that was killed
             answer: Future[list[int]] = Future()
             answer.set_result([num or 0 for num in made])
             return answer
@@ -281,7 +286,7 @@ class EncodedReader:
 
 
 def has_encoded(folder: Path) -> bool:
-    """Return whether blocks were encoded for a folder of shards, by a preparation that was killed."""
+    """Return whether blocks were encoded for a folder of shards, by a part or by a preparation that was killed."""
     return (folder / FOLDER).is_dir()
 
 

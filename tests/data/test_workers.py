@@ -22,6 +22,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 
+from pipeline.contrib.parts import prepare_part
 from pipeline.data import workers
 from pipeline.data.encoding import EncodedBlock, read_encoded
 from pipeline.data.prepare import ShardBuilder, prepare_now
@@ -131,17 +132,16 @@ def test_a_part_of_an_encoded_block_is_none(tmp_path):
     assert read_encoded(tmp_path / "nothing") is None
 
 
-def test_what_a_killed_preparation_has_encoded_is_not_encoded_again(bench, files, monkeypatch):
+def test_what_the_parts_have_encoded_is_not_encoded_again(bench, files, monkeypatch):
     how = {"sources": [Source(files=[str(path) for path in files[:2]])], "train": {"num_train_epochs": 1}}
     how |= {"num_proc": 1, "max_bad_rows": 5, "shard_rows": 128}
     expected = prepared(bench, **how, cache="alone")
-    recipe = bench.recipe(**how, cache="killed")
+    recipe = bench.recipe(**how, cache="parts")
     sources = bench.sources(recipe)
     plan = bench.plan(recipe, sources=sources)
-    with ShardBuilder(plan, bench.tokenizer, sources=sources) as builder:
-        reader = builder.encoded_reader(0)
-        for *_, answer in reader.encode(BlockRanges(reader.source, file=0, block=0)):
-            answer.result()
+    assert prepare_part(plan, bench.tokenizer, sources=sources, part=(2, 2)) == [1]
+    other = {**plan, "num_proc": 2}  # hosts may differ
+    assert prepare_part(other, bench.tokenizer, sources=sources, part=(1, 2)) == []
     monkeypatch.setattr(workers, "encode_block", None)
     monkeypatch.setattr(WorkerPool, "submit", lambda pool, *block_range: in_this_process(pool, *block_range))
     prepare_now(plan, bench.tokenizer, sources=sources)
@@ -227,16 +227,18 @@ class Everywhere:
         return self.files[number]
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
 @pytest.mark.parametrize("start", [(0, 0), (1, 2)])
-def test_the_ranges_hold_every_block_of_every_file_once(files, start):
+def test_the_parts_share_every_block_of_every_file_out_once(files, parts, start):
     num_blocks = {0: 4, 1: 3, 2: 3, 3: 1}
     given = []
-    ranges = BlockRanges(Everywhere(files), file=start[0], block=start[1], ramp=2)
-    while (found := ranges.next()) is not None:
-        file, first, count = found
-        given += [(file, block) for block in range(first, min(first + count, num_blocks[file]))]
-        if first + count >= num_blocks[file]:
-            ranges.end_file(file)  # as where an answer is short
+    for part in range(parts):
+        ranges = BlockRanges(Everywhere(files), file=start[0], block=start[1], ramp=2, part=(part, parts))
+        while (found := ranges.next()) is not None:
+            file, first, count = found
+            given += [(file, block) for block in range(first, min(first + count, num_blocks[file]))]
+            if first + count >= num_blocks[file]:
+                ranges.end_file(file)  # as where an answer is short
     wanted = {(file, block) for file, count in num_blocks.items() for block in range(count) if (file, block) >= start}
     assert sorted(given) == sorted(wanted)
     assert num_blocks[0] == -(-3300 // BLOCK_ROWS)
@@ -353,6 +355,18 @@ class Command(subprocess.Popen):
         """Return what it printed until its end."""
         self.wait(300)
         return self.output.read_text()
+
+
+def test_parts_on_two_hosts_make_the_bytes_of_one_process(recipe_file, tmp_path):
+    assert "in " in Command(recipe_file, tmp_path / "alone", "data.num_proc=1").said()
+    parts = [Command(recipe_file, tmp_path / "shared", "data.num_proc=1", "--part", f"{k}/2") for k in (1, 2)]
+    said = [part.said() for part in parts]
+    assert [part.returncode for part in parts] == [0, 0], said
+    assert sum("The last one" in text for text in said) == 1, said
+    expected = everything(tmp_path / "alone")
+    assert len(expected) > 12
+    assert everything(tmp_path / "shared") == expected
+    assert Command(recipe_file, tmp_path / "shared", "--part", "0/2").wait() == 64
 
 
 def kill_and_go_on(recipe_file: Path, cache: Path, draw: random.Random, *, most: int) -> int:
