@@ -57,7 +57,7 @@ EQUAL = {
 }
 # Keys that are the same for all runs, or that no figure follows from; each with all below it.
 COMMON = (
-    "run.name", "run.stage", "run.directory", "run.resume", "run.note", "run.tags", "run.code_folder",
+    "run.name", "run.stage", "run.directory", "run.mirror", "run.resume", "run.note", "run.tags", "run.code_folder",
     "run.trust_code", "run.hardware", "run.gpu_hour_cost", "run.keep_every_steps", "run.keep_best", "data.cache_dir",
     "monitor.trackers", "monitor.project", "hub",
 )  # fmt: skip

@@ -38,7 +38,7 @@ def train(recipe: Recipe, signals: Signals | KeyboardSignals, *, callbacks: Sequ
     processes = start_process(recipe)
     set_http_timeouts()
     signals.connect(store_of_ranks())
-    restore_run(recipe)
+    recipe = restore_run(recipe)
     recipe = resolve_open_values(recipe, processes)
     recipe = check_before_training(recipe, processes=processes)
     if recipe.run.minutes is not None:
@@ -50,7 +50,14 @@ def train(recipe: Recipe, signals: Signals | KeyboardSignals, *, callbacks: Sequ
 
     # 2. The run directory, and the checkpoint to continue from.
     run = open_run(recipe)
+    flush = None
+    if recipe.run.mirror:
+        from pipeline.contrib.mirror import FAILED_FLUSH_S, start_uploader
+
+        flush = start_uploader(recipe.run.mirror, run.directory)
     if run.finished:
+        if flush:
+            flush()
         return 0
 
     # 3. Text, tokenizer, model, rows.
@@ -143,13 +150,17 @@ def train(recipe: Recipe, signals: Signals | KeyboardSignals, *, callbacks: Sequ
     # 5. The steps, and the end.
     try:
         trainer.resume(run.checkpoint)
-        signals.raise_if_stopped(step=trainer.state.global_step)
+        signals.raise_if_stopped(step=trainer.state.global_step, first=flush)
         finish_run(run.directory, trainer, publishing, dtype=recipe.hub.dtype)
         if trainer.is_world_process_zero():
             files = [place.rpartition(":")[0] for place in recipe.places.values()]
             print_summary(run, stage=recipe.stage, prompts=recipe.samples.prompts, files=files)
-    except BaseException:
+    except BaseException as error:
         if isinstance(signals, KeyboardSignals):
             end_callbacks(trainer.callback_handler.callbacks, trainer.args, trainer.state, trainer.control)
+        if flush and isinstance(error, Exception):  # its last checkpoint
+            flush(FAILED_FLUSH_S)
         raise
+    if flush:
+        flush()
     return 0

@@ -302,6 +302,7 @@ FEWEST_LINES = 80  # of a module whose only importer is in its own room; process
 # Started as a process, one callback each, or what another program imports.
 SMALL = {
     "callbacks/profiler.py",
+    "contrib/datatrove_step.py",
     "hub/isolated_load_test.py",
     "hub/publisher.py",
     "chat/serve.py",

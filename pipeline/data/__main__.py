@@ -1,5 +1,5 @@
-"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE] [--part K/N]`:
-prepare all rows of a recipe now;
+"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE] [--part K/N]
+[--publish ADDRESS]`: prepare all rows of a recipe now;
 `python -m pipeline.data FILE_OR_FOLDER_OR_ID [key=value ...] [--show N] [--tokenizer X]`: look at data before there is
 a recipe."""
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.commands import program, whole_number
+from pipeline.process.network import SHARDS_FORMS, takes_shards
 from pipeline.process.progress import Bar, in_colour, short_count
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
@@ -55,6 +56,15 @@ def main(argv: list[str]) -> int:
             "--part, makes the shards"
         ),
     )
+    parser.add_argument(
+        "--publish",
+        metavar="ADDRESS",
+        type=shards_address,
+        help=(
+            "send the shards there when all are made, for data.shards_from: s3://..., gs://... or "
+            "hf://datasets/NAMESPACE/NAME"
+        ),
+    )
     parser.add_argument("--ahead", metavar="FOLDER", help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args(argv)
     if arguments.ahead:
@@ -88,6 +98,12 @@ def part_of(text: str) -> tuple[int, int]:
     if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
         raise argparse.ArgumentTypeError(f"{text!r} is no part. Write K/N with K from 1 to N, as 3/16.")
     return int(k), int(n)
+
+
+def shards_address(text: str) -> str:
+    if not takes_shards(text):
+        raise argparse.ArgumentTypeError(f"{text!r} takes no shards. Write {SHARDS_FORMS}.")
+    return text
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:
@@ -151,6 +167,14 @@ def _prepare(arguments: argparse.Namespace) -> None:
     print(f"data: {rows.total_rows():,} rows, {rows.total_steps():,} steps, in {plan['cache_dir']}")
     for line in shown_rows(rows, tokenizer, count=arguments.show or 0, colour=in_colour()):
         print(line)
+    if arguments.publish:
+        from pipeline.contrib.published_shards import publish
+
+        sent, size = publish(plan, arguments.publish)
+        print(
+            f"data: {sent} files, {size / 1e9:.2f} GB, were sent to {arguments.publish}. Take them with "
+            f"data.shards_from={arguments.publish}"
+        )
     if arguments.prune:
         from pipeline.data.references import prune
 

@@ -36,7 +36,12 @@ class ShardBuilder:
         self.streams = streams_of(plan)
         self.writers: dict[Path, ShardWriter] = {}
         self.pool: WorkerPool | None = None
+        self.published: Any = None
         self.watchlist: Any = None
+        if plan["shards_from"]:
+            from pipeline.contrib.published_shards import PublishedShards
+
+            self.published = PublishedShards(plan["shards_from"])
         if plan["watchlist"] and plan["train"]:
             from pipeline.contrib.decontamination import Watchlist
 
@@ -49,6 +54,8 @@ class ShardBuilder:
         """End the worker processes, and delete what they made when nothing more is needed of it."""
         if self.pool is not None:
             self.pool.close()
+        if self.published is not None:
+            self.published.close()
         if self.plan["train"] and next_shard(self.streams) is None:
             for dataset in self.streams["train"].datasets:
                 remove_encoded(dataset.folder)
@@ -61,11 +68,14 @@ class ShardBuilder:
             yield role, source, self.streams[role]
 
     def extend(self, role: str, source: int) -> None:
-        """Seal the next shard of a source, or its end."""
-        folder = self.streams[role].datasets[source].folder
-        if folder not in self.writers:
-            self.writers[folder] = self._writer(role, source)
-        self.writers[folder].extend()
+        """Seal the next shard of a source, or its end: the published one where there is one."""
+        dataset, settings = self.streams[role].datasets[source], self.plan[role]["sequences"][source]["settings"]
+        folder = dataset.folder
+        is_taken = self.published is not None and self.published.take(folder, len(dataset.seals), settings=settings)
+        if not is_taken:
+            if folder not in self.writers:
+                self.writers[folder] = self._writer(role, source)
+            self.writers[folder].extend()
         # All of them: sources of the same content, packed alike, share a folder.
         for stream in self.streams.values():
             stream.refresh()

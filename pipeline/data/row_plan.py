@@ -84,6 +84,7 @@ def plan_rows(
         "seed": settings.seed,
         "max_bad_rows": data.max_bad_rows,
         "num_proc": data.num_proc,
+        "shards_from": data.shards_from,
         "watchlist": str(watchlist) if watchlist else None,
         "train": {
             "total_rows": settings.total_rows,

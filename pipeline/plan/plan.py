@@ -85,7 +85,7 @@ class Plan:
     least_memory: Memory | None  # of a micro-batch of one row
     shards: int  # processes that share a model (FSDP2)
     checkpoint_bytes: int | None
-    queued_bytes: int  # what waits for the Hub while its checkpoint is rotated away
+    queued_bytes: int  # what waits for the Hub or the mirror while its checkpoint is rotated away
     run_disk_bytes: int | None
     shards_bytes: int | None
     evaluation_tokens: float
@@ -336,7 +336,7 @@ def make_plan(
     if workload is not None:
         memory, least_memory = workload.memory(recipe.micro_batch_rows), workload.memory(1)
         checkpoint = workload.checkpoint_bytes
-        queued = _queued_bytes(workload, recipe.hub)
+        queued = _queued_bytes(workload, recipe.hub, mirror=recipe.run.mirror)
         count = checkpoints_on_disk(
             steps,
             save_steps=train["save_steps"],
@@ -405,11 +405,16 @@ def workload_of(
     )
 
 
-def _queued_bytes(workload: Workload, hub: Hub) -> int:
-    """Return what waits for the Hub while its checkpoint is rotated away."""
-    if hub.id is None or hub.strategy != "checkpoint":
-        return 0
-    return workload.checkpoint_bytes or workload.weight_bytes
+def _queued_bytes(workload: Workload, hub: Hub, *, mirror: str | None) -> int:
+    """Return what waits while its checkpoint is rotated away: for the Hub one model, with its state where that is
+    published, for run.mirror one checkpoint."""
+    whole = workload.checkpoint_bytes or workload.weight_bytes
+    queued = 0
+    if mirror:
+        queued += whole
+    if hub.id is not None and hub.strategy == "checkpoint":
+        queued += whole
+    return queued
 
 
 def planned_sizes(recipe: Recipe) -> tuple[Sizes | None, str | None]:

@@ -1,7 +1,8 @@
 """Commands: processes that work next to a training, how each is started, what it inherits and when it ends; command
 lines as a person types them where this process was started from; and the numbers that their environment sets.
 
-The preparation of data and its workers, the writer of checkpoints and the publisher are such processes. Each
+The preparation of data and its workers, the writer of checkpoints, the publisher and the mirror are such processes.
+Each
 
 - has its own session: Ctrl-C at the terminal and a signal for the training are the training's;
 - does not hold the training's standard output, for whose end a reader of it would wait;

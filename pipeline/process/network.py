@@ -21,6 +21,10 @@ from pipeline.process.errors import DataError
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
 SCHEMES = ("s3", "gs", "hf")
+BUCKET_FOLDER = re.compile(r"(s3|gs)://[^/\s]+(/[^/\s]+)*/?")
+# Repository, revision, folder.
+HUB_DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.-]+)*)/?")
+SHARDS_FORMS = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://datasets/NAMESPACE/NAME"
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 # Pyarrow has no class for them; what it says of a name that it does not know begins with HTTP's status
 REFUSED = re.compile(
@@ -39,6 +43,11 @@ def is_address(text: str) -> bool:
 def is_supported(address: str) -> bool:
     found = ADDRESS.match(address)
     return found is not None and found[1] in SCHEMES
+
+
+def takes_shards(address: str) -> bool:
+    """Return whether prepared shards can lie there (SHARDS_FORMS)."""
+    return BUCKET_FOLDER.fullmatch(address) is not None or HUB_DATASET.fullmatch(address) is not None
 
 
 @cache

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.commands import stage_command
-from pipeline.process.network import SCHEMES, is_address, is_supported
+from pipeline.process.network import SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
 from pipeline.recipe.batch import KEY, StepRows
 from pipeline.recipe.dial import MATRIX_GROUP, group_settings
 from pipeline.recipe.layers import SHIPPED
@@ -227,6 +227,10 @@ def _sources(data: Data, stage: str, say: Say) -> None:
         )
     if weights and counted and len(weights) + len(counted) < len(data.sources):
         say("data.sources", "mixes weights, epochs and sources with neither. Give every source one of the two.")
+    if data.shards_from is not None and not takes_shards(data.shards_from):
+        say(
+            "data.shards_from", f"is {show(data.shards_from)}; it must be where shards were published: {SHARDS_FORMS}."
+        )
 
 
 def _kind_of_source(key: str, source: Source, stage: str, say: Say) -> None:

@@ -12,8 +12,6 @@ from pipeline.recipe.sizes import TANDEM_OPTIONS
 REMOVED: dict[str, tuple[Any, str]] = {
     "data.engine": ("processes", "Ray for preparing data"),
     "data.keep_shards": (None, "deletion of used shards"),
-    "run.mirror": (None, "copies of checkpoints in a store"),
-    "data.shards_from": (None, "prepared shards from a store"),
     "optimizer.average_steps": (None, "averaging of the weights"),
     "optimizer.average_weight": (0.6, "averaging of the weights"),
     "optimizer.ema_nesterov": (None, "EMA-Nesterov"),

@@ -27,7 +27,7 @@ def read_recipe(argv: list[str], *, stage: Stage | None = None, earlier: Any = N
     tree = without_removed(read_layers(path, argv[1:], problems), problems)
     # 2. Types, choices and bounds of each key. Whatever is wrong with them ends the reading: checks rely on them.
     recipe = _typed(tree, problems)
-    recipe.path, recipe.earlier = path, earlier
+    recipe.path, recipe.arguments, recipe.earlier = path, list(argv), earlier
     problems.raise_if_any()
 
     # 3. Keys against each other; then what is open is filled, and what was filled checked.

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pipeline.process.commands import CONSOLE, program
+from pipeline.process.network import BUCKET_FOLDER
 from pipeline.process.user_code import CodeFolder
 from pipeline.recipe.batch import StepRows
 
@@ -122,6 +123,7 @@ COLUMN_ROLES = {"text": "text", "messages": "chat", "prompt": "chat", "response"
 
 # Forms of texts: in words, and as a regular expression. Whatever else they are would fail later, as something else.
 FOLDER_NAME = ("a folder's name of at most 200 letters, digits and -_. that begins with a letter, digit or _", r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+STORE_FOLDER = ("the address of a store, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER, no part of it empty", BUCKET_FOLDER.pattern)
 FORK = ("RUN, or RUN@step as small@600", r"[^@]+(@[0-9]{1,15})?")
 IMPORTABLE = ("module:attr, as mine:Task of a file mine.py in the recipe's folder", r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*")
 REPOSITORY = ("NAMESPACE/NAME, of letters, digits and -_", r"[A-Za-z0-9][A-Za-z0-9_.\-]*(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)?")
@@ -156,6 +158,7 @@ class Run(Section):
     stage: Literal["pretrain", "sft"] | None = fixed(None, "Which command the recipe is for; default: what the sources' columns and formats speak of, else the command's. The other command refuses it.")
     name: str | None = key(None, "Name of the run and its folder; default <recipe>-<6 hex digits of the keys that must match>.", form=FOLDER_NAME)
     directory: str = key("runs", "Folder that holds the run directories.")
+    mirror: str | None = key(None, "Store that whole checkpoints, records and the finished model follow to while the run trains, e.g. s3://bucket/runs: the same command on an empty disk goes on from there.", form=STORE_FOLDER)
     note: str | None = key(None, "Free text for manifest, trackers and report.")
     tags: list[str] = key(list, "Labels for manifest, trackers and report. `latest:` passes over a run with one that begins with sweep:, as the runs of a sweep have it.")
     resume: int | Literal["auto", "never"] = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one, and start anew where all of them are lost; a step: go back to that checkpoint; the same command again goes on from there.", minimum=1)
@@ -206,6 +209,7 @@ class Data(Section):
     cache_dir: str | None = key(None, "Where tokenizers and shards are kept; default $TANDEM_CACHE, else ~/.cache/tandem.")
     max_bad_rows: int = key(0, "Rows that may be unreadable before the run stops with status 65 at its next checkpoint; each is named.", minimum=0)
     num_proc: int | None = key(None, "Processes that read and tokenize while preparing; default all cores, but no more than one for 16 MB of a source's files and for 2 GiB of free memory. A number that is given holds for the smallest source too. Without one of their own, threads of the tokenizer. Any number makes the same bytes.", minimum=1, maximum=4096)
+    shards_from: str | None = key(None, "Where shards were published that are taken, verified, instead of being prepared: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://datasets/NAMESPACE/NAME (also with @REVISION and /FOLDER). What is missing or damaged there is prepared here. Default: nowhere.")
 
 
 @dataclass(kw_only=True)
@@ -404,6 +408,7 @@ class Recipe(Section):
     # Set by the reader, and micro_batch where train.per_device_train_batch_size is auto.
     micro_batch: int | None = internal(None)
     path: str | None = internal(None)
+    arguments: list[str] = internal(list, compare=False)  # that it was read from
     notes: list[str] = internal(list, compare=False)  # what was adapted
     stage: Literal["pretrain", "sft"] = internal("pretrain")
     code: CodeFolder = internal(CodeFolder(None), compare=False)

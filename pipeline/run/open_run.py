@@ -24,7 +24,7 @@ from pipeline.process.errors import (
 )
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import remove_file, write_text
-from pipeline.recipe import Recipe, dump_recipe
+from pipeline.recipe import Recipe, dump_recipe, read_recipe
 from pipeline.recipe.identity import differences, resume_keys
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run.fork import can_fork, parent_of
@@ -62,13 +62,30 @@ class OpenRun:
         return self.checkpoint is not None and self.checkpoint.parent != self.directory.checkpoints
 
 
-def restore_run(recipe: Recipe) -> None:
-    """Fetch a run that is not here from the Hub, on rank 0 for all ranks. What this start takes from an earlier one is
-    resolved after it."""
-    if recipe.hub.strategy == "checkpoint" and recipe.run.resume == "auto":
-        from pipeline.hub.pull import restore_from_hub
+def restore_run(recipe: Recipe) -> Recipe:
+    """Fetch a run and its base that are not here from the Hub or the mirror, on rank 0 for all ranks.
 
-        on_rank_0(lambda: restore_from_hub(recipe.hub, RunDirectory.of(recipe.run)))
+    What this start takes from an earlier one is resolved after it. Return the recipe, read again where its base came:
+    sizes and tokenizer are the base's.
+    """
+    directory = RunDirectory.of(recipe.run)
+
+    def restore() -> bool:
+        if recipe.hub.strategy == "checkpoint" and recipe.run.resume == "auto":
+            from pipeline.hub.pull import restore_from_hub
+
+            restore_from_hub(recipe.hub, directory)
+        if recipe.run.mirror:
+            from pipeline.contrib.mirror import restore_base, restore_from_mirror
+
+            where = recipe.where("run.mirror")
+            restore_from_mirror(recipe.run.mirror, directory, resume=recipe.run.resume, where=where)
+            return restore_base(recipe.run.mirror, directory, start=recipe.model.start_from, where=where)
+        return False
+
+    if on_rank_0(restore):
+        return read_recipe(recipe.arguments, stage=recipe.stage, earlier=recipe.earlier)
+    return recipe
 
 
 def open_run(recipe: Recipe) -> OpenRun:

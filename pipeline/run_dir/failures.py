@@ -381,12 +381,15 @@ class Signals:
         """store: what all ranks read and write (torch.distributed.Store), None for one rank alone."""
         self.store = store
 
-    def raise_if_stopped(self, *, step: int) -> None:
-        """After training: when a signal has ended it, leave with the signal's status."""
+    def raise_if_stopped(self, *, step: int, first: Callable[[], None] | None = None) -> None:
+        """After training: when a signal has ended it, call `first`, which another signal ends, and leave with the
+        signal's status."""
         self.training = False
         self.where = "after the last step, while the finished model was being written; every checkpoint is whole"
         if self.stopping:
             self.where = f"at step {step}; checkpoint-{step} is whole"
+            if first:
+                first()
             self._meet("stopped", wait_s=SAVING_S)  # A launcher ends the other ranks as soon as one has left.
             raise self._outcome(self.where)
         if self.received:  # too late to be agreed upon
@@ -507,10 +510,12 @@ class KeyboardSignals:
     def connect(self, store: Any) -> None:
         """There is one rank."""
 
-    def raise_if_stopped(self, *, step: int) -> None:
-        """Raise Interrupted when Ctrl-C has ended the training."""
+    def raise_if_stopped(self, *, step: int, first: Callable[[], None] | None = None) -> None:
+        """Raise Interrupted when Ctrl-C has ended the training, after `first`."""
         self.training = False
         if self.stopping:
+            if first:
+                first()
             raise Interrupted(f"Ctrl-C at step {step}; checkpoint-{step} is whole. Call the same again to go on.")
 
 

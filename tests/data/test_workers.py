@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from pipeline.recipe.identity import resume_keys
 from pipeline.recipe.schema import Source
 from pipeline.sources.raw_rows import BLOCK_ROWS
 from pipeline.tokenizer.train import cached_folder
+from tests.engines.environments import folder_with, slow_unless_installed
 
 ROOT = Path(__file__).parents[2]
 
@@ -367,6 +369,59 @@ def test_parts_on_two_hosts_make_the_bytes_of_one_process(recipe_file, tmp_path)
     assert len(expected) > 12
     assert everything(tmp_path / "shared") == expected
     assert Command(recipe_file, tmp_path / "shared", "--part", "0/2").wait() == 64
+
+
+DATATROVE = ("datatrove==0.10.1", "humanize==4.17.0", "loguru==0.7.3")  # the rest of its needs is here
+LOCAL = """
+from datatrove.executor import LocalPipelineExecutor
+
+from pipeline.contrib.datatrove_step import PreparePart
+
+if __name__ == "__main__":
+    step = PreparePart("recipes/fineweb_d24.yaml", "data.cache_dir=/shared/cache")
+    LocalPipelineExecutor([step], tasks=16, workers=2, logging_dir="/shared/logs/prepare").run()
+"""
+# Stand-ins for the scheduler, which runs what it is given at once, task after task.
+SLURM = {
+    "sbatch": """#!/bin/bash
+script=$(mktemp); cat "${@: -1}" > "$script"
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
+for SLURM_ARRAY_TASK_ID in $(seq 0 "$last"); do
+  export SLURM_ARRAY_TASK_ID SLURM_NODELIST=localhost; bash "$script" >&2 || exit 1
+done
+echo Submitted batch job 1
+""",
+    "srun": """#!/bin/bash
+while [[ $1 == -* || $1 =~ ^[0-9]+$ ]]; do shift; done; exec "$@"
+""",
+    "scontrol": "#!/bin/bash\necho localhost\n",
+    "merge_stats": "#!/bin/bash\n",
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=slow_unless_installed(*DATATROVE)) for how in ("local", "slurm")]
+)
+def test_executors_of_datatrove_make_the_bytes_of_one_process(recipe_file, tmp_path, how):
+    assert "in " in Command(recipe_file, tmp_path / "alone", "data.num_proc=1").said()
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    text = LOCAL if how == "local" else re.findall(r"```python\n(.+?)```", page, re.S)[0]
+    for theirs, ours in (("recipes/fineweb_d24.yaml", recipe_file), ("/shared", tmp_path), ("tasks=16", "tasks=3")):
+        assert theirs in text
+        text = text.replace(theirs, str(ours))
+    (tmp_path / "executors.py").write_text(text)
+    for name, script in SLURM.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    installed = folder_with(*DATATROVE)
+    environ = {**os.environ, "PYTHONPATH": f"{installed}:{ROOT}"}
+    environ["PATH"] = f"{tmp_path}:{installed}/bin:{environ['PATH']}"
+    command = [sys.executable, "executors.py"]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len([*(tmp_path / "logs" / "prepare" / "completions").iterdir()]) == 3
+    assert everything(tmp_path / "cache") == everything(tmp_path / "alone")
 
 
 def kill_and_go_on(recipe_file: Path, cache: Path, draw: random.Random, *, most: int) -> int:

@@ -106,6 +106,17 @@ def test_a_model_that_waits_for_the_hub_needs_room_too(quickstart):
     assert queued.run_disk_bytes - plain.run_disk_bytes == plain.checkpoint_bytes
 
 
+def test_a_checkpoint_that_is_being_sent_to_the_mirror_needs_room_too(quickstart):
+    mirrored = "run.mirror=s3://bucket/runs"
+    plain, sent = quickstart(), quickstart(mirrored)
+    assert sent.run_disk_bytes - plain.run_disk_bytes == plain.checkpoint_bytes
+    published = ("hub.id=a/b", "hub.strategy=checkpoint")
+    assert (
+        quickstart(*published, mirrored).run_disk_bytes - quickstart(*published).run_disk_bytes
+        == plain.checkpoint_bytes
+    )
+
+
 def test_a_model_larger_than_the_device_is_refused_unlike_a_large_batch():
     fineweb = str(RECIPES / "fineweb_d24.yaml")
     small = make_plan(read_recipe([fineweb]), planned_device("8xL40S"), processes=8)
