@@ -24,6 +24,7 @@ from pipeline.evals.intervals import student_t, two_sided
 from pipeline.hardware.accelerators import device_without_torch, leave_accelerators, visible_gpus
 from pipeline.metrics import BPB_OF_STAGE, metric_of
 from pipeline.plan.plan import Plan, make_plan
+from pipeline.plan.probe import NotMeasured, measure
 from pipeline.process.commands import command, program, whole_number
 from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError, TandemError, first_line
 from pipeline.process.progress import seconds_text
@@ -42,8 +43,8 @@ from pipeline.run_dir.run_directory import SWEEP_TAG, find_run
 EXAMPLES = """examples:
   {0} quickstart_pretrain optimizer.schedule.warmup_steps=20,40,80
       the recipe itself with 3 seeds, then each value with the same seeds; a table says better, worse or not shown
-  {0} ladder 'model.depth=6,8' train.max_steps=200 --equal flops
-      200 steps of the recipe; the depths get as many as the same training FLOPs allow
+  {0} ladder 'model.depth=6,8' train.max_steps=200 --equal time
+      200 steps of the recipe; the depths get as many as fit into the same measured time
   {0} own_text 'data.sources=[{{files: my_folder}}]' 'optimizer.groups.matrices.learning_rate=FloatDistribution(0.005, 0.08, log=True)' --trials 20
       a search by Optuna (pip install 'tandem-llm[sweep]'); its dashboard reads sweeps/NAME/optuna.db
 
@@ -53,6 +54,7 @@ sweeps/NAME/sweep.json holds it for scripts.
 EQUAL = {
     "tokens": "the same tokens",
     "flops": "the same training FLOPs (nanochat's formula)",
+    "time": "the same time in steps by a probe",
     "none": "its own horizon",
 }
 # Keys that are the same for all runs, or that no figure follows from; each with all below it.
@@ -66,6 +68,7 @@ DISTRIBUTION = re.compile(r"(Float|Int)Distribution\(.*\)")
 COMMA = re.compile(r",(?![^\[{]*[\]}])")  # outside brackets
 PACKAGE = Path(__file__).parent
 POLL_S = 0.1
+PROBE_S = 10.0  # of steps, for each candidate of --equal time
 NOT_RUN = "not run"
 DIVERGED_STATUS = "failed (status 76,"  # the one failure that is a result: the same steps would come to the same end
 STOPPED = {75, 130}  # by a signal, after a whole checkpoint
@@ -488,6 +491,7 @@ class Sweep:
         self.plan = self.plan_of([])
         self.record = earlier
         if not earlier:
+            step_s = self._step_s([]) if options.equal == "time" else None
             self.record = {
                 "name": self.folder.name,
                 "recipe": options.recipe,
@@ -495,7 +499,7 @@ class Sweep:
                 "equal": options.equal,
                 "baseline_sha256": digest,
                 "complete": False,
-                "baseline": _entry({}, [], self.plan.steps),
+                "baseline": _entry({}, [], self.plan.steps, step_s),
                 "candidates": [],
             }
         self.record |= {"metric": self.metric, "better": self.better, "pinned": self.fixed}
@@ -533,6 +537,22 @@ class Sweep:
     def plan_of(self, overrides: list[str]) -> Plan:
         return make_plan(self._recipe(overrides), self.device, processes=self.processes)
 
+    def _step_s(self, overrides: list[str]) -> float:
+        """Return the measured seconds of a step."""
+        memory = self.plan_of(overrides).memory
+        what = " ".join(overrides) or "the recipe"
+        print(f"measuring the steps of {what}, some {PROBE_S:.0f} s", flush=True)
+        given = [self.options.recipe, *self._words(overrides)]
+        needed = memory.total if memory else None
+        try:
+            on_cpu = self.device.kind == "cpu"
+            probe = measure(given, processes=self.processes, seconds=PROBE_S, on_cpu=on_cpu, needed_bytes=needed)
+            return probe.step_s
+        except NotMeasured as reason:
+            raise TandemError(
+                f"--equal time: {what} was not measured, since {reason}. Give tokens or flops."
+            ) from None
+
     def entry(self, values: dict[str, str]) -> dict[str, Any]:
         """Return the candidate's entry in the record, with its budget where it is new; the baseline's where it is the
         same recipe."""
@@ -551,12 +571,16 @@ class Sweep:
             if entry.get("recipe_sha256") == digest:  # another spelling: 0.50 and .5
                 return entry
         # 2. As many steps as the budget gives it.
-        steps = self._steps(plan)
+        step_s = None
+        if self.options.equal == "time":
+            # The baseline is measured again now, as a machine's speed changes from minute to minute.
+            step_s = self._step_s(overrides) / self._step_s([]) * self.record["baseline"]["step_s"]
+        steps = self._steps(plan, step_s)
         if steps is not None and steps < 1:
             raise RefusedError(f"{label(values)}: not one step fits into the baseline's budget.")
         if steps != plan.steps:
             overrides.append(f"train.max_steps={steps}")
-        entry = _entry(values, overrides, steps) | {"recipe_sha256": digest}
+        entry = _entry(values, overrides, steps, step_s) | {"recipe_sha256": digest}
         self.record["candidates"].append(entry)
         return entry
 
@@ -572,7 +596,7 @@ class Sweep:
         except RecipeError as error:
             raise RecipeError(f"{label(values)}: {error}") from None
 
-    def _steps(self, plan: Plan) -> int | None:
+    def _steps(self, plan: Plan, step_s: float | None) -> int | None:
         """Return how many steps a candidate gets."""
         equal, base = self.options.equal, self.plan
         if equal == "none" or (equal == "tokens" and base.steps is None):  # epochs are equal tokens
@@ -583,13 +607,16 @@ class Sweep:
                 "train.max_steps=N or run.tokens=N."
             )
         rows, row_tokens = plan.recipe.step_rows, plan.recipe.data.row_tokens
+        if step_s is not None:  # of a whole batch
+            batches = base.tokens / base.batch_tokens * self.record["baseline"]["step_s"] / step_s
+            return rows.steps(int(batches) * rows.full)
         if equal == "tokens":
             return rows.steps(base.tokens // row_tokens)
         each = None
         if plan.sizes is not None:
             each = plan.sizes.flops_per_token("nanochat")
         if each is None or base.flops is None:
-            raise RecipeError("--equal flops: the FLOPs of this model are not known. Give --equal tokens.")
+            raise RecipeError("--equal flops: the FLOPs of this model are not known. Give --equal tokens or time.")
         # The thousandth of a row: a quotient that ought to be whole may come out just below.
         return rows.steps(int(base.flops / (each * row_tokens) + 1e-3))
 
@@ -635,8 +662,8 @@ class Sweep:
         return text
 
 
-def _entry(values: dict[str, str], overrides: list[str], steps: int | None) -> dict[str, Any]:
-    return {"values": values, "overrides": overrides, "steps": steps, "runs": []}
+def _entry(values: dict[str, str], overrides: list[str], steps: int | None, step_s: float | None) -> dict[str, Any]:
+    return {"values": values, "overrides": overrides, "steps": steps, "step_s": step_s, "runs": []}
 
 
 def _digest(value: Any) -> str:

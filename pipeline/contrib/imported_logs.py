@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -99,9 +100,8 @@ def read_log(path: Path) -> list[RunData]:
         if len(logs) == 1:
             return [logs[0].run(path, name)]
         return [log.run(path, f"{name} {n} {_stage(log)}") for n, log in enumerate(logs, 1)]
-    run, table = read_table(text, name)
-    if table is not None:
-        return [table.run(path, run)]
+    if tables := read_table(text, name):
+        return [log.run(path, run) for run, log in tables.items()]
     raise DataError(
         f"{path}: no line is a measured step. Give a run directory, a console log of nanochat or picoLLM, a "
         "metrics.jsonl, a trainer_state.json, or NeMo's metrics as CSV or JSON (docs/metrics.md)."
@@ -322,22 +322,26 @@ TAG = re.compile(r"(?:run-)?(?P<run>.+?)[-_]tag-(?P<tag>.+)")
 PROGRAMS = {program: aliases_of(program) for program in (NEMO, TRAINER, NANOCHAT_WANDB, NANOCHAT_CSV)}
 
 
-def read_table(text: str, stem: str) -> tuple[str, Log | None]:
-    """Return the name of a table's run and its log; None where it is no table of metrics. stem: the file's name without
-    ending."""
+def read_table(text: str, stem: str) -> dict[str, Log]:
+    """Return the logs of a table by run; {} where it is no table of metrics. stem: the file's name without ending."""
     frame = _frame(text)
     if frame is None:
-        return stem, None
+        return {}
     frame.columns = [str(name).lower() for name in frame.columns]
     tagged = TAG.fullmatch(stem)
-    run = stem
+    tables = _tables_of_charts(frame, text)
     if tagged and {"step", "value"} <= set(frame.columns):
         metric = _plain(tagged["tag"])
         # A tag's slashes and blanks become underscores in the file's name.
         known = {_plain(name): name for name in chain(*PROGRAMS.values())}
         frame = frame.rename(columns={"value": known.get(metric, metric), "wall time": "_timestamp"})
-        run = tagged["run"]
-    return run, _log(frame)
+        tables = {tagged["run"]: frame}
+    logs = {}
+    for run, table in (tables or {stem: frame}).items():
+        log = _log(table)
+        if log is not None:
+            logs[run] = log
+    return logs
 
 
 def _plain(name: str) -> str:
@@ -365,6 +369,22 @@ def _json_rows(text: str) -> list[Any]:
     if isinstance(value, dict):
         value = value.get("log_history", [value])
     return value if isinstance(value, list) else []
+
+
+def _tables_of_charts(frame: pd.DataFrame, text: str) -> dict[str, pd.DataFrame]:
+    """Return the table of each run of a W&B chart, whose columns are `<run> - <metric>`; {} for other tables."""
+    steps = [name for name in STEPS if name in frame.columns][:1]
+    metrics_of: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in frame.columns:
+        run, is_chart, metric = name.rpartition(" - ")
+        if is_chart:
+            metrics_of[run][name] = metric
+    found = {}
+    for lower, metrics in metrics_of.items():
+        place = text.lower().index(lower)
+        run = text[place : place + len(lower)]  # as it was written
+        found[run] = frame[[*steps, *metrics]].rename(columns=metrics)
+    return found
 
 
 def _log(frame: pd.DataFrame) -> Log | None:

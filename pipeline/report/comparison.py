@@ -18,6 +18,7 @@ from pipeline.report.compared_curves import (
     aligned_text,
     comparison_panels,
     loss_of_all,
+    one_protocol,
 )
 from pipeline.report.cost import paid, wall_s
 from pipeline.report.curves import LOOKS
@@ -96,6 +97,7 @@ def sections_of(runs: Sequence[RunData]) -> dict[str, str]:
         SECTION: curves,
         "What differs": differences_text(runs),
         "Evaluations": _evaluations(runs),
+        "Runs": _runs(runs),
         "Speed and memory": ratios_text(runs),
         "Imported logs": _imports(runs),
     }
@@ -206,7 +208,7 @@ def difference(first: Sequence[float], other: Sequence[float], *, comparisons: i
 
 
 def _results(runs: Sequence[RunData]) -> str:
-    """Return a line for each run: the settings that differ, its status, loss, time and cost."""
+    """Return a line for each run: the settings that differ, its loss, time and cost."""
     loss = loss_of_all(runs)
     rows: list[list[Any]] = []
     for data in runs:
@@ -217,9 +219,8 @@ def _results(runs: Sequence[RunData]) -> str:
         time = duration(seconds) if seconds else None
         last = fixed(data.last(loss)) if loss else None
         cost = paid(data)
-        price = None if cost is None else f"{cost:,.2f}"
-        rows.append([data.name, differs, data.status(), last, time, price])
-    return filled_table(["run", f"what differs from {runs[0].name}", "status", loss or "", "time", "cost"], rows)
+        rows.append([data.name, differs, last, time, None if cost is None else f"{cost:,.2f}"])
+    return filled_table(["run", f"what differs from {runs[0].name}", loss or "", "time", "cost"], rows)
 
 
 def _side_by_side(runs: Sequence[RunData]) -> str:
@@ -327,7 +328,7 @@ def _short(value: Any) -> str | None:
     return None if value is None else shortened(str(value), LONGEST)
 
 
-# ---- evaluations, speed and memory ----
+# ---- the runs, their evaluations, speed and memory ----
 
 # Medians leave out the first logged interval, which holds compilation; peaks are of the whole run.
 HOW = {
@@ -381,6 +382,30 @@ def summary(data: RunData, name: str) -> float | None:
     if len(values) > 1:
         values = values[1:]
     return float(np.median(values))
+
+
+def _runs(runs: Sequence[RunData]) -> str:
+    names = ["train/loss", "train/loss_ema", "perf/total_s"]
+    if one_protocol(runs, "val/loss"):
+        names.append("val/loss")
+    rows = []
+    for name, values in by_name([_facts(data, names) for data in runs]).items():
+        if any(value is not None for value in values):
+            rows.append([name, *values])
+    return table(["", *names_of(runs)], rows)
+
+
+def _facts(data: RunData, names: Sequence[str]) -> dict[str, Any]:
+    """Return what the run is, how far it is, and the last values of the metrics `names`."""
+    facts = {
+        "stage": data.stage,
+        "note": data.manifest.get("note"),
+        "status": data.status(),
+        "steps": number(data.step()),
+        "trained on": data.trained_on,
+        "tokens (row positions)": number(data.tokens() or None),
+    }
+    return facts | {f"{name} (last)": number(data.last(name), 5) for name in names}
 
 
 def _evaluations(runs: Sequence[RunData]) -> str:

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.data.losses import fit_text
-from pipeline.metrics import ENOUGH, VAL_BPB, VALIDATION, RecentValues
+from pipeline.data.losses import ENOUGH_BYTES, fit_text
+from pipeline.metrics import ENOUGH, SFT_BPB, VAL_BPB, VALIDATION, RecentValues
 from pipeline.process.commands import program
 from pipeline.report.run_data import RunData
 from pipeline.report.run_metrics import RunMetrics, Series, error_of_difference, median, noise, windows
@@ -287,7 +287,10 @@ def clipping(run: RunMetrics) -> Result | None:
 
 FEWEST_EVALUATIONS = 3  # two differ by chance and by the fall of the loss between them
 RISE_NOTE, RISE_TROUBLE = 0.005, 0.02
-BEFORE = 3  # logged values of the first pass
+# Of the whole run: before it the loss falls so fast that training, logged a moment earlier, lies above.
+VALIDATION_SETTLED = 0.25
+BEFORE, BEFORE_SHARE = 3, 1 / 40  # training losses before an evaluation that are compared with it; of the logged ones
+BELOW_TRAINING = 0.10
 LOWEST_BPB = 0.5
 OVERLAP_TROUBLE = 0.01  # of the validation documents that were looked for
 
@@ -333,8 +336,9 @@ def validation_falls(run: RunMetrics) -> Result | None:
 
 def no_leak(run: RunMetrics) -> Result | None:
     scores = run.series(VAL_BPB).values
+    names, shares = below_training(run)
     looked, found = run.manifest("inputs.overlap.documents"), run.manifest("inputs.overlap.found", 0)
-    if not scores.size and not looked:
+    if not scores.size and not shares.size and not looked:
         return None
     level: Level = "note"
     signs = []
@@ -348,12 +352,40 @@ def no_leak(run: RunMetrics) -> Result | None:
     if scores.size and scores.min() < LOWEST_BPB and not is_predictable(run):
         signs.append(f"{VAL_BPB} reached {scores.min():.4g}")
         level = "trouble"
+    # 3. Validation below training at the last two evaluations, by more than a small sample's chance.
+    if shares.size >= 2 and shares[-2:].min() > BELOW_TRAINING * chance_factor(run) and loss_is_sound(run):
+        signs.append(f"{names[0]} is {shares[-2:].min():.0%} below {names[1]}")
+        level = "trouble"
     if signs:
         return Result(level, "validation text seems to be trained on", "; ".join(signs))
     evidence = [f"lowest {VAL_BPB} {scores.min():.4g}"] if scores.size else []
+    if shares.size:
+        evidence.append(f"{names[0]} against {names[1]} {-shares[-1]:+.1%}")
     if looked:
         evidence.append(f"none of the first {looked:,} validation documents found in the training text")
     return Result("healthy", "no sign that validation text was trained on", ", ".join(evidence))
+
+
+def below_training(run: RunMetrics) -> tuple[tuple[str, str], np.ndarray]:
+    """Return which numbers are compared, and at each evaluation the share by which validation is below training.
+
+    In bits per byte where the run has both: a token of other text, or of rows that are packed in another way, is
+    another measure. Training is the median of the values logged just before.
+    """
+    names = ("val/loss", run.data.loss_name())
+    for pair in ((VAL_BPB, "train/bpb"), (SFT_BPB, "train/assistant_bpb")):
+        if len(run.series(pair[0])) and len(run.series(pair[1])):
+            names = pair
+            break
+    validation, training = run.series(names[0]), run.series(names[1])
+    length = max(BEFORE, int(BEFORE_SHARE * len(training)))
+    shares = []
+    for step, value in zip(validation.steps, validation.values, strict=True):
+        end = int(np.searchsorted(training.steps, step, side="right"))
+        before = training.values[max(end - length, 0) : end]
+        if step >= VALIDATION_SETTLED * run.whole_steps() and before.size == length:
+            shares.append(1 - value / median(before))
+    return names, np.array(shares)
 
 
 def is_predictable(run: RunMetrics) -> bool:
@@ -364,6 +396,18 @@ def is_predictable(run: RunMetrics) -> bool:
     again = epoch.steps[epoch.values >= 1]
     first = training.values[training.steps < again[0]] if again.size else training.values
     return first.size >= BEFORE and bool(np.sort(first)[BEFORE - 1] < LOWEST_BPB)
+
+
+def chance_factor(run: RunMetrics) -> float:
+    """Return how many times as much a small validation differs by chance than one of ENOUGH_BYTES."""
+    scored = run.manifest("inputs.validation_bytes")
+    return max(1.0, (ENOUGH_BYTES / max(scored.values())) ** 0.5) if scored else 1.0
+
+
+def loss_is_sound(run: RunMetrics) -> bool:
+    """Return whether the loss fell and stayed down: one that did not lies above any validation."""
+    results = (loss_does_not_rise(run), loss_falls(run))
+    return all(result is None or result.level != "trouble" for result in results)
 
 
 # ---- the machine ----
@@ -512,10 +556,12 @@ RULES = [
     Rule(
         "validation text is not trained on",
         no_leak,
-        needs="val/bpb, or inputs.overlap in the manifest",
+        needs="val/bpb, or val/loss with train/loss, or inputs.overlap in the manifest",
         threshold=f"no validation document in the training text (trouble from {OVERLAP_TROUBLE:.0%} of them); val/bpb "
-        f"never below {LOWEST_BPB} where train/bpb of the first pass was not",
-        reason="the largest published models need 0.6 to 0.7 bits per byte of unseen prose",
+        f"never below {LOWEST_BPB} where train/bpb of the first pass was not; validation less than "
+        f"{BELOW_TRAINING:.0%} below training",
+        reason="the largest published models need 0.6 to 0.7 bits per byte of unseen prose, and unseen text is not "
+        "easier than text that was trained on",
         advice="Search the training files for validation documents (duplicates, a glob that matches both) and hold "
         "out other text. Source code and templates may be this predictable.",
     ),

@@ -235,6 +235,18 @@ def test_a_nemo_history_from_wandb_is_read_as_csv_and_json(tmp_path):
         assert data.last("perf/total_s") == pytest.approx(38.75)  # every step is there, so their sum is
 
 
+def test_charts_of_two_nemo_runs_a_file_each_become_two_runs(tmp_path):
+    runs = ("bf16_run - long", "fp8_run")
+    for metric, values in NEMO.items():
+        head = ["trainer/global_step"] + [f'"{run} - {metric}{end}"' for run in runs for end in ("", "__MIN", "__MAX")]
+        lines = [",".join([str(step), *map(str, [values[step]] * 3), *(["", "", ""] if step == 2 else [str(values[step])] * 3)]) for step in range(3)]  # fmt: skip
+        write(tmp_path / f"wandb_export_{metric.replace(' ', '_')}.csv", "\n".join([",".join(head), *lines, ""]))
+    found = read_runs([str(path) for path in sorted(tmp_path.glob("*.csv"))])
+    assert [data.name for data in found] == list(runs)
+    check_nemo(found[0])
+    assert found[1].step() == 2
+
+
 def test_scalars_from_tensorboard_a_file_each_become_one_run(tmp_path):
     for metric, values in NEMO.items():
         tag = metric.replace(" ", "_")

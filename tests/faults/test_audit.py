@@ -407,6 +407,7 @@ SICK: dict[str, tuple[Mutation, set[str]]] = {
     "every step takes longer than the one before": (growing("perf/step_s", 1.6), {"step time stays the same"}),
     "the steps wait for rows": (every(times("data/wait_s", 100), times("data/wait_frac", 100)), {"data does not stall the steps"}),
     "validation rises at the end": (_validation(lambda share: 1 + max(share - 0.5, 0)), {"validation keeps falling"}),
+    "validation lies far below training": (_validation(lambda share: 0.8), {"validation text is not trained on"}),
     "validation is known by heart": (_validation(lambda share: 1 - 0.8 * share), {"validation text is not trained on"}),
     "no validation at all": (_unvalidated, {"something is held out"}),
     "a loss is NaN": (_nan, {"every number is finite"}),

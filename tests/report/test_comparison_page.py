@@ -58,12 +58,12 @@ def test_the_page_has_the_markdowns_sections_in_its_order(tmp_path):
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", recipe={"model.n_layer": 5}, batch=2000, bpb=1.1)]
     html, text = written(runs, tmp_path)
     titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert titles == ["Curves", "What differs", "Evaluations", "Speed and memory"]
+    assert titles == ["Curves", "What differs", "Evaluations", "Runs", "Speed and memory"]
     assert re.findall(r"<h2 id=\"[^\"]+\">(.+)</h2>", html) == titles
     for whole, below in ((html, "<h2"), (text, "## Curves")):
         assert whole.index("seed noise?") < whole.index("what differs from a") < whole.index(below)
     first_cells = re.findall(r"^\| (?!---)(\S[^|]*?) \|", text, re.MULTILINE)
-    assert {"model.n_layer", "tokens of a step", "perf/step_s"} < set(first_cells)
+    assert {"train/loss (last)", "model.n_layer", "tokens of a step", "perf/step_s"} < set(first_cells)
     assert [cell for cell in first_cells if f"<td>{cell}</td>" not in html and f"<th>{cell}</th>" not in html] == []
 
 

@@ -53,11 +53,21 @@ def validated(last, *, train=None):
     return sound_run(**{"val/loss": values, "val/bpb": None} | ({"train/loss": train} if train else {}))
 
 
+def learnt(end=3.0):
+    """A training loss that falls fast and then stays."""
+    return [2 * end] * 60 + [end] * (N - 60)
+
+
 def easy_text(first_pass):
     """Two passes; validation comes to 0.4 bits per byte, as training does in the second one."""
     half = N // 2
     epochs = {"data/epoch": [1] * half + [2] * half}
     return sound_run(**{"train/bpb": [first_pass] * half + [0.4] * half, "val/bpb": {N: 0.4}} | epochs)
+
+
+def small_validation(loss, *, of):
+    below = sound_run(**{"train/loss": learnt(), "val/loss": {300: loss, N: loss}})
+    return with_manifest(below, inputs={"validation_bytes": {"val/bpb_documents": of}})
 
 
 def overlapping(found):
@@ -181,6 +191,13 @@ CASES = {
         (sound_run(**{"val/bpb": {N: 0.51}}), "healthy"),
         (easy_text(first_pass=0.45), "healthy"),  # so easy is text that was read once only
         (easy_text(first_pass=0.55), "trouble"),
+        (small_validation(2.69, of=10_000), "healthy"),  # a tenth is chance there
+        (small_validation(2.0, of=10_000), "trouble"),
+        (sound_run(**{"train/loss": learnt(), "val/loss": {300: 2.69, N: 2.69}}), "trouble"),
+        (sound_run(**{"train/loss": learnt(), "val/loss": {300: 2.71, N: 2.71}}), "healthy"),
+        (sound_run(**{"train/loss": learnt(), "val/loss": {300: 2.9, N: 2.69}}), "healthy"),  # one evaluation
+        (sound_run(**{"train/loss": [6.0] * N, "val/loss": {300: 2.69, N: 2.69}}), "healthy"),  # flat: another trouble
+        (sound_run(**{"train/loss": [*falling(300), *[9.0] * 100], "val/loss": {300: 3.1, N: 3.1}}), "healthy"),  # diverged
         (overlapping(0), "healthy"),
         (overlapping(1), "note"),
         (overlapping(19), "note"),
@@ -271,3 +288,13 @@ def test_nothing_is_judged_before_it_is_due_while_a_run_trains(tmp_path):
     held.release()
     stopped = training(data, run, step=90, planned=N)
     assert found(stopped, "run goes on beyond its warm-up").title == "the run ends inside its warm-up"
+
+
+def test_validation_is_compared_in_bits_per_byte_where_training_has_them():
+    loss = falling(N)
+    nats = {step: loss[step - 1] * 0.92 for step in range(50, N + 1, 50)}  # the rows of validation have shorter tokens
+    bytes_alike = {step: loss[step - 1] / 3.3 * 1.002 for step in range(50, N + 1, 50)}
+    data = sound_run(**{"val/loss": nats, "val/bpb": bytes_alike, "train/bpb": (np.array(noisy(loss)) / 3.3).tolist()})
+    leak = found(data, "validation text is not trained on")
+    assert leak.level == "healthy"
+    assert "val/bpb against train/bpb" in leak.evidence

@@ -254,15 +254,25 @@ def test_a_number_of_processes_that_is_none_is_refused(recipe, tmp_path, monkeyp
         main([str(recipe), "model.n_embd=16,64"])
 
 
-@pytest.mark.parametrize(("equal", "steps"), [("tokens", 35), ("flops", 35), ("none", 20)])
+@pytest.mark.parametrize(("equal", "steps"), [("tokens", 35), ("flops", 35), ("time", 25), ("none", 20)])
 def test_a_candidate_with_smaller_first_batches_gets_as_much_in_more_steps(recipe, equal, steps):
     def plan_of(*overrides):
         return make_plan(read_recipe([str(recipe), *overrides]), device_without_torch(), processes=1)
 
     base, small = plan_of(), plan_of("optimizer.schedule.batch_warmup_steps=24")  # 12 of 2 rows and 12 of 4, then of 8
-    asked = Namespace(options=Namespace(equal=equal), plan=base)
-    assert Sweep._steps(asked, small) == steps
-    assert Sweep._steps(asked, base) == 20
+    asked = Namespace(options=Namespace(equal=equal), plan=base, record={"baseline": {"step_s": 1.0}})
+    step_s = 2.0 if equal == "time" else None  # of a whole batch, twice as slow
+    assert Sweep._steps(asked, small, step_s) == steps
+    assert Sweep._steps(asked, base, step_s) == (10 if equal == "time" else 20)
+
+
+def test_a_candidates_time_is_measured_beside_the_baselines(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    measured = iter([1.0, 3.0, 2.0])  # the baseline, then the candidate on a machine that takes twice as long now
+    monkeypatch.setattr(Sweep, "_step_s", lambda self, overrides: next(measured))
+    sweep = Sweep(_options([str(recipe), "--equal", "time"]), [])
+    entry = sweep.entry({"model.n_embd": "64"})
+    assert (entry["step_s"], entry["steps"]) == (1.5, sweep.plan.steps * 2 // 3)
 
 
 def test_a_sweep_judges_ordinary_runs_and_makes_none_of_them_again(recipe, tmp_path):
