@@ -24,9 +24,9 @@ INTRODUCTION = """\
 # What this stack does that you would not expect
 
 Each entry is behaviour of a public library, tool or format that somebody who knows it would guess wrong. None is a
-fault of Tandem. The script under an entry shows it: `bash findings/NAME.sh` installs the versions that its head names in
-a temporary folder and fails if they behave otherwise. The head also says what one would guess and what was seen, with
-figures. Other versions may differ.
+fault of Tandem. The script under an entry shows it: `bash findings/NAME.sh` installs the versions that its head names
+in a temporary folder and fails if they behave otherwise. The head also says what one would guess and what was seen,
+with figures. Other versions may differ.
 
 `make findings` runs all of them ([findings](../findings/README.md)); `python findings --page` writes this page from the
 heads. Which trainers continue where they stopped is measured by another program: [conformance](conformance.md).
