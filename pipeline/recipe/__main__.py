@@ -42,8 +42,8 @@ with another value it is another run (`run.fork_from`). All others may change an
 TRAIN = """\
 ## train
 
-`transformers.TrainingArguments` by their own names: passed unchanged, passed with our default, set by another key of the recipe,
-or refused with the reason. Cadences (`logging_steps`, `eval_steps`, `save_steps`) count optimizer steps.
+`transformers.TrainingArguments` by their own names: passed unchanged, passed with our default, set by another key, or
+refused with the reason. Cadences (`logging_steps`, `eval_steps`, `save_steps`) count optimizer steps.
 """
 OPTIONS = """\
 ### model.options
