@@ -26,7 +26,7 @@ with another value it is another run (`run.fork_from`). All others may change an
 - **Which file.** A path, or a bare name with or without `.yaml`, looked for here, in `recipes/` and among the shipped ones.
   `extends: other.yaml` takes over another recipe: sections are merged key by key, lists replaced. The resolved recipe is saved in the run
   directory and runs as it is.
-- **How long.** Exactly one horizon is in force: `train.max_steps`, `train.num_train_epochs`, `run.tokens`,
+- **How long.** Exactly one horizon is in force: `run.minutes`, `train.max_steps`, `train.num_train_epochs`, `run.tokens`,
   `run.tokens_per_param` or `run.flops`. One named by an override or an extending recipe replaces the inherited one and shortens a longer
   warm-up: `train.max_steps=20` is a smoke test of any recipe. `data.batch_tokens` and `train.gradient_accumulation_steps` replace each other alike.
 - **Overrides** have the types of the file: `train.max_steps=100`, `'data.sources=[{files: x.parquet}]'` (a list is given whole, in a
