@@ -11,7 +11,7 @@
 #   2026-11-28, Python 3.11, Linux, CPU.
 # Costs: a reward for physics or chemistry is 1 for any small number and any unit; an accuracy counts them.
 #   Nothing is logged, and a check on school mathematics (fractions, roots) passes.
-# Tandem: Does not use math-verify; its number tasks compare texts and numbers by their own rules (docs/evals.md).
+# Tandem: Does not use math-verify; its gsm8k compares the number after #### as a text (docs/evals.md).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

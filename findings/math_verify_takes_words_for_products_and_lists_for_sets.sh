@@ -9,7 +9,7 @@
 #   round brackets keep their order. 2026-11-28, Python 3.11, Linux, CPU.
 # Costs: a reward or accuracy over puzzles (orders, sequences of moves, Roman numbers, anagrams, dates) counts
 #   wrong answers as right; a model trained on it learns that order is of no matter.
-# Tandem: Does not use math-verify; its number tasks compare texts and numbers by their own rules (docs/evals.md).
+# Tandem: Does not use math-verify; its gsm8k compares the number after #### as a text (docs/evals.md).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
