@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from pipeline.hardware.accelerators import device_without_torch, leave_accelerators, planned_device
-from pipeline.plan.capacity import find_notes, find_problems, memory_doubt
+from pipeline.plan.capacity import find_notes, find_problems, headline, memory_doubt
 from pipeline.plan.plan import Plan, make_plan, scored_at_most
 from pipeline.plan.probe import NotMeasured, measure
 from pipeline.plan.table import plan_table, why_unknown
@@ -42,7 +42,9 @@ def main(argv: list[str]) -> int:
         ),
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe's YAML file")
-    parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="values that replace the recipe's")
+    parser.add_argument(
+        "overrides", metavar="section.key=value", nargs="*", default=[], help="values that replace the recipe's"
+    )
     parser.add_argument(
         "--depths", metavar="D,D,...", type=_depths, help="only plans, side by side, with model.depth at these values"
     )
@@ -68,6 +70,7 @@ def main(argv: list[str]) -> int:
     plan, is_elsewhere = plan_of(recipe, partial(about_tokens_of, recipe))
     if options.probe and not is_elsewhere:
         plan = probed(plan, given, seconds=options.probe)
+    print(headline(plan))
     print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
     for line in describe_filled(recipe):
         print(f"  {line}")
