@@ -158,7 +158,7 @@ def cut_into_documents(text: Path, into: Path) -> int | None:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=program("init"), description=__doc__)
     parser.add_argument("data", metavar="FOLDER", help="a folder or file of yours, a glob, or the id of a dataset")
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="keys of a source, as split=test")
+    parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help="keys of a source, as split=test")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="default: the data's name with .yaml, in this folder"
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from pipeline.plan.budget import steps_within
-from pipeline.plan.capacity import find_notes, find_problems, memory_doubt
+from pipeline.plan.capacity import find_notes, find_problems, headline, memory_doubt
 from pipeline.plan.machine import about_tokens_of, absent_sources, has_torch, keeps_sources, plan_of, probed
 from pipeline.plan.plan import Plan
 from pipeline.plan.table import plan_table, why_unknown
@@ -38,7 +38,9 @@ def main(argv: list[str]) -> int:
         ),
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe's YAML file")
-    parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="values that replace the recipe's")
+    parser.add_argument(
+        "overrides", metavar="section.key=value", nargs="*", default=[], help="values that replace the recipe's"
+    )
     parser.add_argument(
         "--depths", metavar="D,D,...", type=_depths, help="only plans, side by side, with model.depth at these values"
     )
@@ -69,6 +71,7 @@ def main(argv: list[str]) -> int:
     plan = replace(plan, probe=probe)
     if options.probe and not is_elsewhere:
         plan = probed(plan, given, seconds=options.probe)
+    print(headline(plan))
     print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
     for line in describe_filled(recipe):
         print(f"  {line}")

@@ -46,6 +46,9 @@ def recipe_of(argv: list[str]) -> str:
     )
 
 
+NEAR = "Did you mean"
+
+
 def find_recipe(name: str, *, folder: str | Path = "") -> str:
     """Return the path of a recipe given by a path or by its bare name, which is looked for in `folder`, in recipes/
     below it and among the shipped ones; `.yaml` may be left out.
@@ -70,7 +73,7 @@ def find_recipe(name: str, *, folder: str | Path = "") -> str:
     if here:
         hint = f"In its folder: {', '.join(here)}. {hint}"
     if near:
-        hint = f"Did you mean {near[0]}?"
+        hint = f"{NEAR} {near[0]}?"
     raise InputMissingError(f"{given}: there is no such recipe. {hint}")
 
 

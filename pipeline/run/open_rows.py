@@ -118,7 +118,8 @@ def horizon_lines(steps: int, rows: StepRows, row_tokens: int, *, shares: dict[s
         if epochs is None:
             lines.append(f"  {source}: how often it is read (epochs) is not known before all of it is prepared")
             continue
-        lines.append(f"  {source}: read {epochs:.2f} times (epochs)")
+        times = f"{epochs:.2f}" if epochs >= 0.01 else "less than 0.01"
+        lines.append(f"  {source}: read {times} times (epochs)")
         if epochs > MANY_EPOCHS:
             lines.append(
                 f"note: {source} is repeated more than {MANY_EPOCHS:.0f} times, from where on repeated text teaches "
