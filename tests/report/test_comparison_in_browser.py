@@ -40,7 +40,9 @@ def choose(shown, axis):
 def test_every_plot_is_drawn_cleanly_and_no_page_is_too_wide(page, width, dark):
     with opened(page, width=width, dark=dark) as shown:
         count = int(shown.until(DRAWN))
-        assert count == page.read_text().count('class="plot"') == 4  # loss, bits per byte, smoothed loss, throughput
+        assert (
+            count == page.read_text().count('class="plot"') == 3
+        )  # loss, smoothed loss, throughput; bits per byte, of two points a run, are bars
         shown.until(f"{INKED}.every((canvases) => canvases > 0)")
         assert shown.run("document.title") == "<b>x and b and nanochat and bare: comparison"
         assert shown.run("document.querySelector('h1').textContent") == "<b>x and b and nanochat and bare"
