@@ -52,10 +52,9 @@ def fitted(line: str, columns: int) -> str:
 
 
 LEGEND = (
-    "a step's line: its number, from 0; its loss (smoothed), lrm = share of the peak learning rate, dt = time of the step, bf16_mfu = % "
-    "of the device's peak, pq and rg = file and part of it that is read, eta = time left; of an evaluation: the "
-    "steps made before it; bpb = "
-    "bits per byte of held-out text, lower is better"
+    "a step's line: its number, from 0; its loss (smoothed), lrm = share of the peak learning rate, dt = time of the "
+    "step, bf16_mfu = % of the device's peak, pq and rg = file and part of it that is read, eta = time left; of an "
+    "evaluation: the steps made before it; bpb = bits per byte of held-out text, lower is better"
 )
 
 
