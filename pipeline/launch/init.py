@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from pipeline.data.preview import OWN_RECIPES, preview
-from pipeline.launch.budget import Schedule, schedule_of
+from pipeline.plan.budget import Schedule, schedule_of
 from pipeline.plan.table import time_text
 from pipeline.process.commands import command, program
 from pipeline.process.errors import CannotWriteError, RecipeError, TandemError

@@ -29,7 +29,7 @@ if not SHIPPED.is_dir():
 SUFFIXES = ("", ".yaml", ".yml")
 # Of each group one key is in force: a layer that names one takes the others of the layers below away.
 EXCLUSIVE = (
-    ("train.max_steps", "train.num_train_epochs", "run.tokens", "run.tokens_per_param", "run.flops"),
+    ("train.max_steps", "train.num_train_epochs", "run.tokens", "run.tokens_per_param", "run.flops", "run.minutes"),
     ("data.batch_tokens", "train.gradient_accumulation_steps"),
 )
 # The dial sets these again when a later layer turns it.
