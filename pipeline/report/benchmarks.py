@@ -275,7 +275,8 @@ def _history(series: list[Benchmark]) -> str:
     names = list(dict.fromkeys(chain.from_iterable(by_model)))
     rows = [[values.get(name) for name in names] for values in by_model]
     if len(names) > len(rows):  # the longer of the two downwards: a page is narrow
-        names, *rows = zip(["metric", *names[1:]], *rows, strict=True)
+        head, *lines = zip(["metric", *names[1:]], *rows, strict=True)
+        return table(head, lines)
     return table(names, rows)
 
 
