@@ -12,7 +12,12 @@ from pipeline.recipe.keys import all_keys
 from pipeline.recipe.located_yaml import Problems, compose
 from tests.recipe.wrong_recipes import GOOD, changed, in_data, in_run, in_source
 
-WITHOUT_DATA = ("ladder", "own_text", "own_chat")  # for the user, or the command that runs them, to give
+WITHOUT_DATA = (
+    "ladder",
+    "own_text",
+    "own_chat",
+    "own_finetune",
+)  # for the user, or the command that runs them, to give
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 

@@ -18,8 +18,8 @@ from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(p.name for p in (ROOT / "recipes").glob("*.yaml"))
-STAGES = {"quickstart_sft.yaml": "sft", "chat_sft_d24.yaml": "sft", "own_chat.yaml": "sft"}
-NEEDS = {name: ["data.sources=[{files: mine}]"] for name in ("own_text.yaml", "own_chat.yaml")}
+STAGES = dict.fromkeys(("quickstart_sft.yaml", "chat_sft_d24.yaml", "own_chat.yaml", "own_finetune.yaml"), "sft")
+NEEDS = {name: ["data.sources=[{files: mine}]"] for name in ("own_text.yaml", "own_chat.yaml", "own_finetune.yaml")}
 BASE = """\
 tokenizer: {vocab_size: 512}
 data:
