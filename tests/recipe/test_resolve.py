@@ -344,7 +344,7 @@ def test_a_shipped_recipe_resolves_and_its_saved_form_says_the_same(name, folder
     shutil.copytree(ROOT / "recipes", folder / "recipes")
     stage = STAGES.get(name, "pretrain")
     recipe = read_recipe([f"recipes/{name}", *NEEDS.get(name, [])], stage=stage)
-    assert recipe.model.n_layer
+    assert recipe.model.n_layer or name == "own_finetune.yaml"  # whose sizes come with weights of the Hub
     assert recipe.data.batch_tokens
     (folder / "runs").mkdir()
     (folder / "runs/recipe.yaml").write_text(dump_recipe(recipe))
