@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from pipeline.data.preview import OWN_RECIPES, preview
-from pipeline.launch.budget import Schedule, schedule_of
+from pipeline.plan.budget import Schedule, schedule_of
 from pipeline.plan.table import time_text
 from pipeline.process.commands import command, program
 from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError, TandemError
@@ -174,7 +174,7 @@ def little_text_lines(size: int, *, road: str) -> list[str]:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=program("init"), description=__doc__)
     parser.add_argument("data", metavar="FOLDER", help="a folder or file of yours, a glob, or the id of a dataset")
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="keys of a source, as split=test")
+    parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help="keys of a source, as split=test")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="default: the data's name with .yaml, in this folder"
     )
@@ -251,7 +251,8 @@ def main(argv: list[str]) -> int:
         path, recipe_text(source, stage=stage, path=path, schedule=found, extends=extends, start=arguments.start)
     )
     ten = path.with_name(f"{path.stem}_10min.yaml")
-    again = command("init", arguments.data, *arguments.settings, "--minutes", "10", "--output", ten)
+    given = [*arguments.settings, *(["--from", start] if start else [])]
+    again = command("init", arguments.data, *given, "--minutes", "10", "--output", ten)
     notes = [f"note: {no_start}"] if no_start else time_lines(found, again=again)
     if stage == "pretrain" and size < LITTLE_TEXT and not start:
         notes += little_text_lines(size, road=road)
