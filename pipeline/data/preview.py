@@ -86,8 +86,8 @@ def is_recipe(argument: str) -> bool:
 
 def preview(
     target: str, settings: list[str], *, tokenizer: str | None, rows: int, colour: bool, with_recipe: bool = True
-) -> Generator[str, None, tuple[dict[str, Any], str]]:
-    """Yield lines for a terminal of 80 columns; return the source's keys and the stage that it is for.
+) -> Generator[str, None, tuple[dict[str, Any], str, int]]:
+    """Yield lines for a terminal of 80 columns; return the source's keys, the stage that it is for, and its bytes.
 
     settings: keys of a source, as split=test. with_recipe: whether the lines end with a recipe. Raises what a recipe
     with that source would raise: InputMissingError, RecipeError, DataError, ServiceError.
@@ -142,7 +142,7 @@ def preview(
         text = found.get("text")
         if usable == ["chat", "text"] and text and text.format:
             yield f"Its column {text.format.column} is text: {command('pretrain')} trains on that alone."
-    return given, stage
+    return given, stage, sum(file.bytes for file in source.files)
 
 
 def source_of(target: str, settings: list[str]) -> Source:

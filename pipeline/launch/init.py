@@ -13,7 +13,7 @@ from pipeline.data.preview import OWN_RECIPES, preview
 from pipeline.plan.budget import Schedule, schedule_of
 from pipeline.plan.table import time_text
 from pipeline.process.commands import command, program
-from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
+from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError, TandemError
 from pipeline.process.progress import in_colour
 from pipeline.process.storage import write_text
 from pipeline.recipe import read_recipe
@@ -30,19 +30,24 @@ TRAIN
 """
 CHAT = """
 model:
-  start_from: latest:pretrain     # what learns to chat: runs/NAME, latest:RECIPE_NAME, or a model of the Hub
+  start_from: START
 
 TRAIN
 # samples: {prompts: ["Who are you?"]}   # asked after each evaluation, besides what held-out chats ask
 """
+LATEST = "latest:pretrain     # what learns to chat: runs/NAME or latest:RECIPE_NAME; another's model: init --from"
+FINETUNE, TRAINED = "own_finetune", "HuggingFaceTB/SmolLM2-135M-Instruct"  # for models of others; one of the Hub
+LITTLE_TEXT = 300_000  # bytes: below, a model of it alone babbles however long it is trained (docs/epochs.md)
 FEW_STEPS = 10
 LEAST_MINUTES = 2  # imports, compilation and report take one
 MOST_MINUTES = 60 * 24 * 365
 LONG_MINUTES = 15  # from which on a shorter run is offered
 
 
-def recipe_text(source: dict[str, Any], *, stage: str, path: Path, schedule: Schedule) -> str:
-    """Return a recipe over the source, with comments."""
+def recipe_text(
+    source: dict[str, Any], *, stage: str, path: Path, schedule: Schedule, extends: str, start: str | None
+) -> str:
+    """Return a recipe over the source, with comments. start: the model that goes on learning, where one was named."""
     data: dict[str, Any] = {"sources": [source]}
     if "data.batch_tokens" in schedule.keys:
         data["batch_tokens"] = schedule.keys["data.batch_tokens"]
@@ -50,20 +55,22 @@ def recipe_text(source: dict[str, Any], *, stage: str, path: Path, schedule: Sch
     title, rest = "Stage 1, pretraining", TEXT
     if stage == "sft":
         title, rest = "Stage 2, chat SFT", CHAT
+    if start and stage == "pretrain":
+        rest = f"\nrun: {{stage: pretrain}}\n{CHAT[: CHAT.index('#')]}"
     return (
         f"# {title}, on files of yours. Written by `{program('init')}`; change what you like.\n"
         f"# Look at the rows: {command('data', path)} --show 3\n"
         f"# Time and memory:  {command('plan', path)}\n"
         f"# Run:              {command(stage, path)}\n\n"
-        f"extends: {OWN_RECIPES[stage]}   # everything that is not set here: a small model, minutes on a CPU\n\n"
-        f"{source_lines}{rest.replace('TRAIN', train_lines(schedule))}"
+        f"extends: {extends}   # everything that is not set here\n\n"
+        f"{source_lines}{rest.replace('START', start or LATEST).replace('TRAIN', train_lines(schedule))}"
     )
 
 
 COMMENTS = {
     "num_train_epochs": "passes over your data",
     "max_steps": "as many as fit into the time; in its place num_train_epochs: 4 reads all of your data",
-    "per_device_train_batch_size": "small steps, as the chats are few",
+    "per_device_train_batch_size": "small steps, as there is little to read",
     "eval_steps": "steps between two scorings of what is held out",
     "save_steps": "steps between two checkpoints, from which a stopped run continues",
 }
@@ -155,6 +162,15 @@ def cut_into_documents(text: Path, into: Path) -> int | None:
     return documents
 
 
+def little_text_lines(size: int, *, road: str) -> list[str]:
+    """Return what to do with a text that is too small to teach a model. road: the command from a trained model."""
+    return [
+        f"note: {size:,} bytes are too little to teach a model: it babbles in your words. Start from a trained one:",
+        f"        {road}",
+        f"      and for chats of yours: {command('init', 'my_chats.jsonl', '--from', TRAINED)}",
+    ]
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=program("init"), description=__doc__)
     parser.add_argument("data", metavar="FOLDER", help="a folder or file of yours, a glob, or the id of a dataset")
@@ -167,6 +183,12 @@ def main(argv: list[str]) -> int:
         type=float,
         metavar="M",
         help="measure this machine and size the run so that all of it ends in so many minutes",
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="MODEL",
+        help=f"a trained model that learns your data: runs/NAME, a folder or an id of the Hub, as {TRAINED}",
     )
     arguments = parser.parse_intermixed_args(argv)
     if arguments.minutes is not None and not LEAST_MINUTES <= arguments.minutes < MOST_MINUTES:
@@ -195,15 +217,29 @@ def main(argv: list[str]) -> int:
         try:
             print(next(lines))
         except StopIteration as end:  # what the generator returns
-            source, stage = end.value
+            source, stage, size = end.value
             break
-    words = [OWN_RECIPES[stage], f"data.sources={json.dumps([source], ensure_ascii=False)}"]
+    start, earlier = arguments.start, EarlierRuns()
+    extends = OWN_RECIPES[stage]
+    if start and not (start.startswith("latest:") or earlier.is_run(start, "runs", None)):
+        extends = FINETUNE
+    words = [extends, f"data.sources={json.dumps([source], ensure_ascii=False)}"]
+    if start:
+        words += [f"model.start_from={start}", f"run.stage={stage}"]
+    other = path.with_name(f"{path.stem}_trained.yaml")
+    road = command("init", arguments.data, *arguments.settings, "--from", TRAINED, "--output", other)
+    no_start = ""
     try:
         found = schedule_of(words, stage=stage, minutes=arguments.minutes)
-    except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
+    except TandemError as error:
+        if isinstance(error, InputMissingError) and stage == "sft" and not start:
+            no_start = (
+                f"{path}: starts from your stage 1, and no finished one is here. Train it first, or start from a "
+                f"trained model: {road}"
+            )
         if arguments.minutes is not None:
-            raise
-        passes = read_recipe(words, stage=stage, earlier=EarlierRuns()).train["num_train_epochs"]
+            raise InputMissingError(no_start) if no_start else error from None
+        passes = read_recipe(words, stage=stage, earlier=earlier).train["num_train_epochs"]
         found = Schedule({}, steps=None, passes=passes, minutes=None, measured=False)
     for key in ("files", "id"):  # a path in a recipe is read from the recipe's folder
         if isinstance(value := source.get(key), str) and Path(value).expanduser().exists():
@@ -211,14 +247,16 @@ def main(argv: list[str]) -> int:
             if place.is_relative_to(folder):
                 place = place.relative_to(folder)
             source[key] = str(place)
-    write_text(path, recipe_text(source, stage=stage, path=path, schedule=found))
-    ten = path.with_name(f"{path.stem}_10min.yaml")
-    print(
-        *time_lines(
-            found, again=command("init", arguments.data, *arguments.settings, "--minutes", "10", "--output", ten)
-        ),
-        sep="\n",
+    write_text(
+        path, recipe_text(source, stage=stage, path=path, schedule=found, extends=extends, start=arguments.start)
     )
+    ten = path.with_name(f"{path.stem}_10min.yaml")
+    given = [*arguments.settings, *(["--from", start] if start else [])]
+    again = command("init", arguments.data, *given, "--minutes", "10", "--output", ten)
+    notes = [f"note: {no_start}"] if no_start else time_lines(found, again=again)
+    if stage == "pretrain" and size < LITTLE_TEXT and not start:
+        notes += little_text_lines(size, road=road)
+    print(*notes, sep="\n")
     print(f"{path}: a recipe for it, with comments. What to type next:\n  {command(stage, path)}")
     return 0
 

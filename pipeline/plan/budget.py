@@ -20,7 +20,8 @@ from pipeline.run_dir.earlier_runs import EarlierRuns
 
 SCORINGS = 5  # and one before the first step
 LEAST_STEPS = 5  # between two of them: a scoring and a checkpoint cost more than some steps of a small model
-LEAST_CHAT_STEPS = 100  # 60 chats in 5 steps taught nothing, in 40 smaller ones the right answers (docs/log.md)
+# 60 chats in 5 steps taught nothing, in 40 smaller ones the right answers; so with 50 kB of text (docs/log.md)
+LEAST_FIRST_STEPS = 100
 MOST_PASSES = 10  # over few chats
 PROBE_S = 5.0  # of steps, after their compilation, which the training then finds in the cache
 SHARE_OF_STEPS = 0.75  # of the budget beside the start; the rest: scoring, saving, tokenizer, data
@@ -50,18 +51,17 @@ def schedule_of(words: list[str], *, stage: Stage, minutes: float | None) -> Sch
     planner, keys = _Planner(words, stage), dict[str, Any]()
     plan = planner.plan(keys)
 
-    # 1. Few chats are read in smaller steps, then more often.
-    if stage == "sft":
-        row_tokens, batch, ranks = plan.recipe.data.row_tokens, plan.batch_tokens, batch_ranks(plan.processes)
-        while plan.steps is not None and plan.steps < LEAST_CHAT_STEPS and batch >= 2 * ranks * row_tokens:
-            batch //= 2
-            rows = batch // row_tokens // ranks
-            keys |= {"data.batch_tokens": batch, "train.per_device_train_batch_size": rows}
-            plan = planner.plan(keys)
-        if plan.steps is not None and plan.steps < LEAST_CHAT_STEPS:
-            passes = plan.recipe.train["num_train_epochs"] * LEAST_CHAT_STEPS / max(1, plan.steps)
-            keys["train.num_train_epochs"] = min(MOST_PASSES, math.ceil(passes))
-            plan = planner.plan(keys)
+    # 1. Little is read in smaller steps; few chats then more often, which text does not bear (docs/epochs.md).
+    row_tokens, batch, ranks = plan.recipe.data.row_tokens, plan.batch_tokens, batch_ranks(plan.processes)
+    while plan.steps is not None and plan.steps < LEAST_FIRST_STEPS and batch >= 2 * ranks * row_tokens:
+        batch //= 2
+        rows = batch // row_tokens // ranks
+        keys |= {"data.batch_tokens": batch, "train.per_device_train_batch_size": rows}
+        plan = planner.plan(keys)
+    if stage == "sft" and plan.steps is not None and plan.steps < LEAST_FIRST_STEPS:
+        passes = plan.recipe.train["num_train_epochs"] * LEAST_FIRST_STEPS / max(1, plan.steps)
+        keys["train.num_train_epochs"] = min(MOST_PASSES, math.ceil(passes))
+        plan = planner.plan(keys)
 
     # 2. A budget: the steps that fit into it, and as much text to score as a tenth of it allows.
     if minutes is not None:

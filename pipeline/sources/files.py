@@ -57,8 +57,8 @@ def visible(root: Path) -> list[str]:
 
 
 READABLE = (
-    "parquet, arrow (feather, ipc), jsonl and json (one object a line, or one array), csv, tsv, txt, md; from jsonl "
-    "on also as .gz or .zst"
+    "parquet, arrow (feather, ipc), jsonl and json (one object a line, or one array), csv, tsv, txt, md, source "
+    "code; from jsonl on also as .gz or .zst"
 )
 Part = Literal["all", "train", "validation"]
 

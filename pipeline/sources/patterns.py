@@ -23,7 +23,7 @@ from pipeline.sources.files import (
     some,
     visible,
 )
-from pipeline.sources.raw_rows import is_data, kind_of
+from pipeline.sources.raw_rows import is_code, is_data, kind_of
 
 LOG = logging.getLogger(__name__)
 
@@ -128,6 +128,7 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
     """Return all readable files below the folder, but of saved datasets the split's alone; what `datasets` ignores is
     left out."""
     found: list[Path] = []
+    code: list[Path] = []
     others: Counter[str] = Counter()
     for parent, folders, names in os.walk(folder):
         if "run_manifest.json" in names:
@@ -144,8 +145,15 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
                     continue
                 if is_data(name):
                     found.append(Path(parent, name))
+                elif is_code(name):
+                    code.append(Path(parent, name))
                 else:
                     others[_ending(name)] += 1
+    # A folder of code has notes with it; one of data or texts has a script or two.
+    if len(code) > len(found) and all(kind_of(path.name) == "txt" for path in found):
+        found += code
+    else:
+        others.update(_ending(path.name) for path in code)
     if found and others:
         most = sorted(others.items(), key=lambda kind: (-kind[1], kind))[:SHOWN]
         kinds = ", ".join(f"{kind}: {count:,}" for kind, count in most)

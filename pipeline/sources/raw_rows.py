@@ -145,6 +145,13 @@ KINDS = {
     ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".jsonl": "jsonl", ".json": "jsonl",
     ".ndjson": "jsonl", ".csv": "csv", ".tsv": "csv", ".txt": "txt", ".md": "txt",
 }  # fmt: skip
+# Source code is text, read as .txt is; in a folder only where there is nothing else to read (patterns.py).
+CODE = (
+    ".py", ".pyi", ".js", ".jsx", ".ts", ".tsx", ".java", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".go", ".rs", ".rb",
+    ".php", ".swift", ".kt", ".scala", ".sh", ".sql", ".r", ".jl", ".lua", ".pl", ".hs", ".ml", ".ex", ".erl", ".clj",
+    ".lisp", ".vim", ".css", ".tex", ".rst",
+)  # fmt: skip
+KINDS |= dict.fromkeys(CODE, "txt")
 COMPRESSIONS = (".gz", ".zst")
 COMPRESS_THEMSELVES = ("parquet", "arrow")
 CHUNK_CHARS = 2**20  # of a JSON file: the first show whether it is an array
@@ -199,8 +206,14 @@ def kind_of(name: str) -> str | None:
 
 def is_data(name: str) -> bool:
     """Return whether a file found in a folder is data: README.md describes a dataset, and `datasets` leaves it out
-    too."""
-    return kind_of(name) is not None and PurePath(name).name.lower() != "readme.md"
+    too; code reads or made it."""
+    is_note = is_code(name) or PurePath(name).name.lower() == "readme.md"
+    return kind_of(name) is not None and not is_note
+
+
+def is_code(name: str) -> bool:
+    """Return whether the file's name is that of source code."""
+    return PurePath(name.lower()).suffix in CODE
 
 
 @contextmanager

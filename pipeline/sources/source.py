@@ -96,6 +96,11 @@ class OpenSource:
             what = f"have {have} of {files} files"
         amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
         line = f"{self.name}: {what}, {amount}"
+        file = self.files[0]
+        if file.part == "train":
+            line += f", all but one row of {file.period}"
+        elif file.part == "validation":
+            line += f", one row of {file.period} of it"
         if self.passes > 1:
             line += f", read {self.passes} times"
         if self.recognised:

@@ -1,5 +1,6 @@
 """Checks of a dataset's files before training: signatures, columns, rows that are no text or conversation."""
 
+import json
 import re
 from collections import deque
 from collections.abc import Callable
@@ -344,7 +345,7 @@ def _check_lines(path: Path, form: Format, column_key: str, findings: Findings) 
     if not rows:
         return BLANK_LINES
     if not values and len(rows) > 1:
-        return (
+        return _rows_within(path) or (
             f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} "
             f"{rows[0][2].reason}. Write one JSON object a line."
         )
@@ -364,6 +365,21 @@ def _check_lines(path: Path, form: Format, column_key: str, findings: Findings) 
     if problem and not reason:
         findings.bad_rows.append(f"{row_name(path, count_rows(path) - 1)}: {problem}")
     return reason
+
+
+def _rows_within(path: Path) -> str | None:
+    """Return what to do with a file that is one JSON object around its rows, as exports of chats are; None for
+    another."""
+    with open_text(path) as file, suppress(ValueError):
+        whole = json.load(file)
+        lists = {key: value for key, value in whole.items() if isinstance(value, list) and value}
+        key, rows = max(lists.items(), key=lambda item: len(item[1]))
+        keys = ", ".join(rows[0]) if isinstance(rows[0], dict) else "no mappings"
+        return (
+            f"is one JSON object, and its rows are the {len(rows):,} of its key {key!r} (with {keys}). Write these as "
+            "a file of their own, talks as messages of a user and an assistant (docs/data.md#exports-of-chats)."
+        )
+    return None
 
 
 def _mapping_problem(rows: list[RawRow], form: Format, column_key: str) -> str | None:

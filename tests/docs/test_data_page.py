@@ -56,3 +56,20 @@ def test_the_page_has_every_form_and_every_usual_name():
     assert len(ROWS) == 13
     words = set(re.findall(r"\w+", PAGE))
     assert {*TEXT_COLUMNS, *CHAT_COLUMNS, *PROMPTS, *RESPONSES} <= words
+
+
+def test_the_page_makes_conversations_of_an_export_of_chats(tmp_path):
+    lines = [
+        ("2025-05-01T09:00", "Anna", "Hi"),
+        ("2025-05-01T09:01", "Ben", "Hello."),
+        ("2025-05-01T09:02", "Ben", "You?"),
+    ]
+    lines += [("2025-05-03T09:00", "Anna", "Bye"), ("2025-05-03T09:05", "Ben", "Bye.")]
+    messages = [{"date": date, "from": name, "text": text} for date, name, text in lines]
+    (tmp_path / "chat_export.json").write_text(json.dumps({"messages": messages}))
+    (block,) = re.findall(r"^```py\n(.*?)^```$", PAGE, re.S | re.M)
+    with contextlib.chdir(tmp_path):
+        exec(compile(block, "docs/data.md", "exec"), {})
+    first, second = (json.loads(line)["messages"] for line in (tmp_path / "my_chats.jsonl").read_text().splitlines())
+    assert first[1] == {"role": "assistant", "content": "Hello.\nYou?"}
+    assert second[0] == {"role": "user", "content": "Bye"}

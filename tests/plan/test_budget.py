@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.plan.budget import LEAST_CHAT_STEPS, SCORINGS, _within, schedule_of, steps_within
+from pipeline.plan.budget import LEAST_FIRST_STEPS, SCORINGS, _within, schedule_of, steps_within
 from pipeline.plan.plan import FORWARD, START_S
 from pipeline.plan.probe import Probe
-from pipeline.process.errors import RecipeError
+from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.run_dir.earlier_runs import EarlierRuns
+from tests.families import FAMILIES, tokenizer_of
 from tests.planned import RECIPES, quickstart_plan
 
 
@@ -56,7 +57,7 @@ def test_few_chats_get_small_steps_and_more_passes(tmp_path, monkeypatch):
     assert found.keys["data.batch_tokens"] == shipped.data.row_tokens
     assert found.keys["train.per_device_train_batch_size"] == 1
     assert found.passes > shipped.train["num_train_epochs"]
-    assert found.steps >= LEAST_CHAT_STEPS or found.passes == 10
+    assert found.steps >= LEAST_FIRST_STEPS or found.passes == 10
     assert found.minutes > 0
     assert not found.measured
 
@@ -77,6 +78,66 @@ def test_minutes_that_leave_no_time_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match="--minutes 1 is no time"):
         main(["texts", "--minutes", "1"])
+
+
+def articles(folder):
+    (folder / "articles").mkdir()
+    for n in range(7):
+        (folder / "articles" / f"{n}.md").write_text(f"# Article {n}\n\n" + f"The {n}th of some words on it. " * 250)
+    return folder / "articles"
+
+
+def test_little_text_gets_small_steps_and_no_more_passes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    words = [str(RECIPES / "own_text.yaml"), f"data.sources=[{{files: {articles(tmp_path)}}}]"]
+    shipped = read_recipe(words, stage="pretrain")
+    found = schedule_of(words, stage="pretrain", minutes=None)
+    assert found.keys["data.batch_tokens"] == shipped.data.row_tokens
+    assert found.passes == shipped.train["num_train_epochs"]
+    assert found.steps > 4 * 8
+
+
+def test_a_text_too_small_to_teach_names_the_road_from_a_trained_model(tmp_path, monkeypatch, capsys):
+    from pipeline.launch.init import main
+
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    articles(tmp_path)
+    assert main(["articles"]) == 0
+    assert "bytes are too little to teach a model" in (out := capsys.readouterr().out)
+    assert out.count("--from HuggingFaceTB/SmolLM2-135M-Instruct") == 2
+
+
+def test_chats_without_a_stage_1_are_told_before_they_are_trained(tmp_path, monkeypatch, capsys):
+    from pipeline.launch.init import main
+
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    chats(tmp_path, 40)
+    assert main(["chats.jsonl"]) == 0
+    assert "no finished one is here" in capsys.readouterr().out
+    with pytest.raises(
+        InputMissingError, match=r"^other\.yaml: starts from your stage 1, and no finished one is here"
+    ):
+        main(["chats.jsonl", "--minutes", "3", "--output", "other.yaml"])
+
+
+@pytest.mark.parametrize("data", ["chats.jsonl", "articles"])
+def test_init_from_a_trained_model_writes_rates_for_it(tmp_path, monkeypatch, data):
+    from pipeline.launch.init import main
+
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    chats(tmp_path, 40)
+    articles(tmp_path)
+    tokenizer_of(FAMILIES["qwen2"]).save_pretrained("theirs")
+    small = {"vocab_size": 300, "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2}
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps({"model_type": "llama", **small}))
+    assert main([data, "--from", "theirs"]) == 0
+    stage = "sft" if data == "chats.jsonl" else "pretrain"
+    recipe = read_recipe([f"{data.removesuffix('.jsonl')}.yaml"], stage=stage)
+    assert (recipe.optimizer.type, recipe.stage) == ("trainer", stage)
+    assert recipe.model.start_from.endswith("theirs")
 
 
 def within(folder, *overrides):

@@ -15,7 +15,12 @@ from tests.recipe.wrong_recipes import GOOD, changed, in_data, in_run, in_source
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 from recipes_page import json_schema, render
 
-WITHOUT_DATA = ("ladder", "own_text", "own_chat")  # for the user, or the command that runs them, to give
+WITHOUT_DATA = (
+    "ladder",
+    "own_text",
+    "own_chat",
+    "own_finetune",
+)  # for the user, or the command that runs them, to give
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 

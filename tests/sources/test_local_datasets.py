@@ -12,6 +12,7 @@ from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
+from pipeline.sources.patterns import local_files
 
 
 def rows(split, count=40):
@@ -251,3 +252,17 @@ def test_notes_and_tables_beside_a_corpus_are_left_out_with_warning(tmp_path, ca
         (tmp_path / "words" / f"{number}.{'md' if number % 2 else 'txt'}").write_text(f"text {number}\n" * 50)
     train, held_out = opened(tmp_path, files="words")
     assert len({file.label for source in train + held_out for file in source.files}) == 20
+
+
+@pytest.mark.parametrize(
+    ("others", "read"), [({"notes.md"}, True), ({"a.md", "b.md", "c.md"}, False), ({"rows.jsonl"}, False)]
+)
+def test_a_folder_that_is_mostly_code_is_read_as_text(tmp_path, caplog, others, read):
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("import os\n")
+    for name in others:
+        (tmp_path / name).write_text('{"text": "A row."}\n')
+    found = {file.label for file in local_files(str(tmp_path), where="data", folder=None)}
+    assert found == others | ({"a.py", "b.py"} if read else set())
+    assert read or "(.py: 2)" in caplog.text
+    assert len(local_files(str(tmp_path / "*.py"), where="data", folder=None)) == 2

@@ -149,6 +149,13 @@ def test_a_single_file_is_split_by_rows_that_cover_it_without_overlap(rows, tmp_
     assert rows < 800 or len(held) <= 0.011 * rows
 
 
+def test_the_headlines_of_a_split_file_say_which_rows_are_whose(tmp_path):
+    write_jsonl(tmp_path / "one.jsonl", 40)
+    train, held_out = open_sources(recipe(tmp_path, Source(files=str(tmp_path / "one.jsonl"))).source_settings())
+    assert train[0].headline().endswith(", all but one row of 5")
+    assert held_out[0].headline().endswith(", one row of 5 of it")
+
+
 def test_held_out_rows_are_not_the_same_place_of_every_period():
     assert len({row % 100 for row in range(100_000) if is_held_out(row, 100)}) > 90
     assert period_of(1) == 0

@@ -384,3 +384,11 @@ def test_a_file_changed_after_it_was_verified_is_not_read(tmp_path):
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(InputMissingError, match="is gone"):
         list(train[0].read())
+
+
+def test_an_export_around_its_messages_is_refused_by_their_key(tmp_path):
+    rows = [{"date": "2025-05-01T09:00", "from": "Ben", "text": "Hi"}] * 40
+    (tmp_path / "export.json").write_text(json.dumps({"name": "Ben", "messages": rows}, indent=1))
+    made = recipe(tmp_path, str(tmp_path / "export.json"), text_column="text")
+    with pytest.raises(DataError, match="its rows are the 40 of its key 'messages' \\(with date, from, text\\)"):
+        open_sources(made.source_settings())
