@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from pipeline.process.storage import write_text
 from pipeline.recipe.dial import ADAM_GROUPS, MATRIX_GROUP
 from pipeline.recipe.error_messages import expected
-from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Argument, Recipe, keys_of
+from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Argument, Recipe, alternatives, keys_of
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
 from pipeline.recipe.values import options_kind, recipe_kind
 
@@ -100,8 +100,9 @@ def _section(path: str, cls: Any, *, level: int) -> list[str]:
     nested = []
     for f, annotation in keys_of(cls):
         doc = f.metadata["doc"]
-        if is_dataclass(annotation):
-            nested.append((f"{path}.{f.name}", annotation))
+        inner = next(filter(is_dataclass, alternatives(annotation)), None)  # model.adapter may be left out
+        if inner is not None:
+            nested.append((f"{path}.{f.name}", inner))
             rows.append((f.name, "keys", "", doc))
             continue
         if f.name == "sources":
