@@ -23,6 +23,7 @@ FOREIGN = """
 import sys, torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 folder, merged, output = sys.argv[1:]
 tokenizer = AutoTokenizer.from_pretrained(folder)
 message = [{"role": "user", "content": "Is it so?"}]
