@@ -38,9 +38,9 @@ ifneq ($(CHAT),)
 endif
 
 docs:
-	$(PYTHON) -m pipeline.recipe
+	$(PYTHON) docs/recipes_page.py
 	$(PYTHON) docs/metrics_page.py
-	$(PYTHON) -m pipeline.report.diagnosis
+	$(PYTHON) docs/diagnosis_page.py
 	$(PYTHON) findings --page
 	$(PYTHON) docs/code_page.py
 

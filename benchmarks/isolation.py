@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +90,6 @@ STATES = (
     "lstm",
     "rg_lru",
 )
-DONE = {
-    "isolates": "rows hold several texts",
-    "leaks": "rows hold one text each, padded",
-    "looks_ahead": "refused before step 1",
-    "not built": "tried on the model itself before rows are made",
-}
 KIND_OF = {
     ("isolates", None): "isolates",
     ("leaks", "state"): "state",
@@ -106,31 +99,29 @@ KIND_OF = {
 }
 PAGE = """# Which models keep the texts of a row apart
 
-Rows of SFT hold several conversations, and with `data.isolate_documents` those of pretraining several documents: positions begin
-again at 0 with each of them, and attention ends there. That is so only where the model reads it from the positions. Before rows are
-made, Tandem tries it on the model of the run: a short text behind another one must have the logits that it has alone. Where it has
-not, the start of the run says so. What follows:
+Rows of SFT hold several conversations; with `data.isolate_documents` rows of pretraining hold several documents. Each text begins
+again at position 0, and attention ends where the text does. Only a model that reads this from the positions keeps the texts apart.
+So Tandem tries it on the run's model before rows are made: a short text that follows another one must have the logits that it has
+alone. Where it has not, the start of the run says so.
 
 | answer | why | what Tandem does | types |
 |---|---|---|---|
-| isolates | a text's logits behind another one are those that it has alone | rows hold several texts | {isolates} |
+| isolates | a text's logits are those that it has alone | rows hold several texts | {isolates} |
 | state | a recurrence or a convolution carries something of a text into the next one | each row holds one text and padding | {state} |
-| positions | positions that begin again do not reach the attention mask, or a bias by distance runs on | each row holds one text and padding | {positions} |
-| looks ahead | a token's logits depend on what comes behind it | refused before step 1 (status 64) | {looks ahead} |
-| not built | no small model of the type can be made here, for the reason given | tried on the model itself | {not built} |
+| positions | the attention mask, or a bias by distance, does not see that positions begin again | each row holds one text and padding | {positions} |
+| looks ahead | a token's logits depend on later tokens | refused before step 1 (status 64) | {looks ahead} |
+| not built | no small model of the type can be made here | tried on the model itself | {not built} |
 
-Padding stands behind the text and is no target; what a state does there changes nothing before it. Validation rows (`val/bpb` of an
-isolated pretraining, `val/bpb_documents`, `sft/assistant_bpb`) are made group_by_placement. How much of the rows is padding is said at the start,
-by `pipeline.data` and by the plan: rows not much longer than the texts (`data.row_tokens`) waste least. The rows have cache keys of
-their own; a run that began with several texts in a row, before this was tried, goes on with them and says so. Tandem's own models
-and GPT-2, which is trained as one, are held to it by `tests/contracts/`.
+Padding follows the text, is no target, and changes nothing before it. Validation rows (`val/bpb` of an isolated pretraining,
+`val/bpb_documents`, `sft/assistant_bpb`) are made the same way. The start, `python -m pipeline.data` and the plan say how much of the rows is
+padding; rows little longer than the texts (`data.row_tokens`) waste least. A run that began with several texts in a row, before
+this was tried, continues with them and says so. Tandem's own models and GPT-2 are tested by `tests/contracts/`.
 
-The table is of transformers {version}, all {count} types of its causal language models, built small with random weights (normal, {std}) by
-`python benchmarks/isolation.py --write docs/isolation.md`. A type's other options may change its answer: what counts is what is found
-when a run starts.
+## The types of transformers {version}
 
-| type | answer | what Tandem does |
-|---|---|---|
+All {count} types of its causal language models, built small with random weights (normal, {std}) by
+`python benchmarks/isolation.py --write docs/isolation.md`, which also prints why a type could not be built. A type's other options
+may change its answer: what counts is what the start of a run finds.
 """
 
 
@@ -233,16 +224,15 @@ def answers(kinds: list[str]) -> list[dict[str, Any]]:
 
 def page(found: list[dict[str, Any]]) -> str:
     """Return docs/isolation.md."""
-    counts = Counter(KIND_OF[one["answer"], one.get("reason") if one["answer"] == "leaks" else None] for one in found)
-    rows = []
+    types: dict[str, list[str]] = {kind: [] for kind in KIND_OF.values()}
     for one in found:
-        kind = KIND_OF[one["answer"], one.get("reason") if one["answer"] == "leaks" else None]
-        why = f" ({one['reason']})" if one["answer"] == "not built" else ""
-        rows.append(f"| `{one['type']}` | {kind}{why.replace('|', '/')} | {DONE[one['answer']]} |")
-    text = PAGE.format(
-        version=__version__, count=len(found), std=STD, **{kind: counts[kind] for kind in KIND_OF.values()}
-    )
-    return text + "\n".join(rows) + "\n"
+        reason = one["reason"] if one["answer"] == "leaks" else None
+        types[KIND_OF[one["answer"], reason]].append(f"`{one['type']}`")
+    counts = {kind: len(names) for kind, names in types.items()}
+    text = PAGE.format(version=__version__, count=len(found), std=STD, **counts)
+    for kind, names in types.items():
+        text += f"\n**{kind[0].upper()}{kind[1:]}**: {', '.join(names)}.\n"
+    return text
 
 
 def main() -> None:

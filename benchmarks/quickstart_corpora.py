@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.sources.built_in import CORPORA
-from pipeline.sources.spelling import (
+from benchmarks.spelling import (
     LETTERS,
     SPELLED_LETTERS,
     SPELLED_NUMBERS,
     is_held_out,
     word_conversation,
 )
+from pipeline.sources.built_in import CORPORA
 
 
 def main(folder: Path = CORPORA) -> None:

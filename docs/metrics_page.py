@@ -11,16 +11,22 @@ sys.path.insert(0, str(PAGE.parents[1]))
 
 from pipeline.metrics import NANOCHAT, NANOCHAT_WANDB, NEMO, SECTIONS, TRAINER, Alias, Metric  # noqa: E402
 
-HEAD = "| name | unit | what it is | NeMo | nanochat | Trainer |\n| --- | --- | --- | --- | --- | --- |\n"
+HEAD = "| name | unit | what it is | elsewhere |\n| --- | --- | --- | --- |\n"
+PROGRAMS = {"NeMo": (NEMO,), "nanochat": (NANOCHAT, NANOCHAT_WANDB), "Trainer": (TRAINER,)}
 
 
 def _cell(aliases: Sequence[Alias]) -> str:
-    """Return the names, each group of one unit and meaning with both in brackets."""
+    """Return the names by program, each group of one unit and meaning with both in brackets."""
     cells = []
-    for notes, group in groupby(aliases, lambda alias: [note for note in (alias.unit, alias.meaning) if note]):
-        names = ", ".join(f"{alias.label} `{alias.name}`".strip() for alias in group)
-        cells.append(names + (f" ({', '.join(notes)})" if notes else ""))
-    return ", ".join(cells) or "-"
+    for program, parts in PROGRAMS.items():
+        theirs = [alias for alias in aliases if alias.program in parts]
+        names = []
+        for notes, group in groupby(theirs, lambda alias: [note for note in (alias.unit, alias.meaning) if note]):
+            joined = ", ".join(f"{alias.label} `{alias.name}`".strip() for alias in group)
+            names.append(joined + (f" ({', '.join(notes)})" if notes else ""))
+        if names:
+            cells.append(f"{program}: {', '.join(names)}")
+    return "; ".join(cells)
 
 
 def table(metrics: Sequence[Metric]) -> str:
@@ -28,12 +34,8 @@ def table(metrics: Sequence[Metric]) -> str:
     rows = []
     for (unit, meaning), same in groupby(metrics, lambda metric: (metric.unit, metric.meaning)):
         of = list(same)
-        theirs = [
-            [alias for alias in of[0].aliases if alias.program in programs]
-            for programs in ((NEMO,), (NANOCHAT, NANOCHAT_WANDB), (TRAINER,))
-        ]
         names = ", ".join(f"`{metric.name}`" for metric in of)
-        rows.append(" | ".join([f"| {names}", unit, meaning, *map(_cell, theirs)]) + " |\n")
+        rows.append(f"| {names} | {unit} | {meaning} | {_cell(of[0].aliases)} |\n")
     return HEAD + "".join(rows)
 
 

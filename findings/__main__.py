@@ -23,13 +23,13 @@ LIMIT_S = 1800
 INTRODUCTION = """\
 # What this stack does that you would not expect
 
-Each entry is behaviour of a public library, tool or format, or of two that meet, that somebody who knows them would
-guess wrong. None is a fault of Tandem, and each was seen by running the named script of
-[`findings/`](../findings/README.md), which installs the named versions in a temporary folder and fails if the behaviour
-is another: `bash findings/NAME.sh`, or `make findings` for all. Other versions may behave otherwise. This page is
-written from the heads of the scripts by `python findings --page`.
+Each entry is behaviour of a public library, tool or format that somebody who knows it would guess wrong. None is a
+fault of Tandem. The script under an entry shows it: `bash findings/NAME.sh` installs the versions that its head names
+in a temporary folder and fails if they behave otherwise. The head also says what one would guess and what was seen,
+with figures. Other versions may differ.
 
-Whether a trainer continues where it stopped is measured by a program of its own: [conformance](conformance.md).
+`make findings` runs all of them ([findings](../findings/README.md)); `python findings --page` writes this page from the
+heads. Which trainers continue where they stopped is measured by another program: [conformance](conformance.md).
 """
 
 
@@ -122,7 +122,7 @@ def table(findings: list[Finding]) -> str:
 
 
 def page(findings: list[Finding]) -> str:
-    """Return docs/surprises.md: a section for each library."""
+    """Return docs/surprises.md, a section for each library; what was guessed and seen stays in the scripts' heads."""
     lines = [INTRODUCTION]
     for library in sorted({finding.library for finding in findings}):
         lines.append(f"## {library}\n")
@@ -130,11 +130,9 @@ def page(findings: list[Finding]) -> str:
             if finding.library == library:
                 lines += [
                     f"### {finding.title}\n",
-                    f"*{finding.packages}; `findings/{finding.name}.sh`*\n",
-                    f"**One would guess:** {finding.guess}\n",
-                    f"**Seen:** {finding.seen}\n",
-                    f"**It costs:** {finding.costs}\n",
+                    f"**Costs:** {finding.costs}\n",
                     f"**Tandem:** {finding.tandem}\n",
+                    f"[findings/{finding.name}.sh](../findings/{finding.name}.sh)\n",
                 ]
     return "\n".join(lines)
 

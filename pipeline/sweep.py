@@ -760,7 +760,13 @@ def _options(argv: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="a recipe's YAML file, or the name of a shipped one")
-    add("values", metavar="key=value", nargs="*", help="one value: for every run; several: every combination is tried")
+    add(
+        "values",
+        metavar="key=value",
+        nargs="*",
+        default=[],
+        help="one value: for every run; several: every combination is tried",
+    )
     add("--seeds", metavar="N", type=_count, default=3, help="of each candidate: train.seed and those after it")
     add("--equal", choices=EQUAL, default="tokens", help="what every candidate has as much of as the baseline")
     add("--metric", metavar="NAME", help="what is judged (default val/bpb, in SFT sft/assistant_bpb; docs/metrics.md)")

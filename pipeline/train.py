@@ -41,6 +41,12 @@ def train(recipe: Recipe, signals: Signals | KeyboardSignals, *, callbacks: Sequ
     recipe = restore_run(recipe)
     recipe = resolve_open_values(recipe, processes)
     recipe = check_before_training(recipe, processes=processes)
+    if recipe.run.minutes is not None:
+        from pipeline.plan.budget import steps_within
+
+        here = with_values(recipe, {"run.hardware": None})
+        steps, _ = on_rank_0(lambda: steps_within(here))
+        recipe = with_values(recipe, {"train.max_steps": steps})
 
     # 2. The run directory, and the checkpoint to continue from.
     run = open_run(recipe)

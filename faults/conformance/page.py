@@ -13,7 +13,8 @@ This page is written by `python -m faults.conformance --page docs/conformance.md
 dropout, AdamW and a schedule; it kills the trainer (SIGKILL to all its processes), starts the same command again, and
 compares with a training that was not cut: the rows of each step, the loss of each step, the final weights, the number
 of steps. A cut falls at a step, not at a time, so the same versions give the same table. Every trainer is driven as
-its own documentation says; the adapters name the pages. Tandem is one of the subjects.
+its own documentation says. Tandem is one of the subjects. How many rows an epoch repeated or missed:
+[conformance.json](conformance.json).
 
     python -m faults.conformance                           all subjects whose packages are installed
     python -m faults.conformance --install                 an environment for each, with the versions below
@@ -156,10 +157,6 @@ def page(results: dict[str, dict], *, rows: int, epochs: int, batch: int) -> str
     meanings = "\n".join(f"| {cut.name} | {cut.meaning} |" for cut in CUTS)
     parts.append(f"| cut | meaning |\n|---|---|\n{meanings}\n")
     parts.append(WORDS)
-    versions = []
-    for name, result in tested.items():
-        versions.append(f"| {name} | {', '.join(result['versions'])} | {result['date']} |")
-    parts.append("## Versions\n\n| subject | versions | tested |\n|---|---|---|\n" + "\n".join(versions) + "\n")
     parts.append("## Each subject\n\n" + "\n".join(_paragraph(name, result) for name, result in tested.items()))
     parts.append(ADAPTER.format())
     return "\n".join(parts)
@@ -167,32 +164,30 @@ def page(results: dict[str, dict], *, rows: int, epochs: int, batch: int) -> str
 
 def _paragraph(name: str, result: dict) -> str:
     links = ", ".join(f"<{link}>" for link in result["docs"])
-    lines = [f"### {name}", "", result["what"], ""]
+    versions = f"{', '.join(result['versions'])}, {result['date']}."
     if links:
-        lines += [f"Driven as in {links}.", ""]
+        versions = f"Driven as in {links}. {versions}"
+    lines = [f"### {name}", "", result["what"], "", versions]
     groups: dict[str, list[str]] = {}
     for cut in CUTS:
         cell = result["cells"].get(cut.name)
-        if cell is not None and cell["word"] not in EXACT:
+        if cell is not None and cell["word"] not in EXACT and _brief(cell):
             groups.setdefault(_brief(cell), []).append(cut.name)
-    lines += [f"- {', '.join(cuts)}: {text}" for text, cuts in groups.items()]
-    if not groups:
-        lines.append("Exact in every cut it offers.")
+    if groups:
+        lines += ["", *(f"- {', '.join(cuts)}: {text}" for text, cuts in groups.items())]
     if result["notes"]:
         lines += ["", result["notes"]]
     return "\n".join([*lines, ""])
 
 
 def _brief(cell: dict) -> str:
-    """Return what a reader of the page wants to know of a cell; the rest is in the file of --json."""
+    """Return the error of a cell or the size of its difference; all details are in the file of --json."""
     parts = []
-    for epoch, (repeated, missing) in cell.get("by_epoch", {}).items():
-        parts.append(f"{repeated} repeated and {missing} missing in {_place(epoch)}")
     if cell.get("message"):
         sentence = cell["message"].split(". ")[0]
         parts.append(f"`{sentence.replace('`', '')}`")
-    elif not parts and cell.get("loss_difference"):
-        parts.append(f"the loss by up to {cell['loss_difference']:.1g}")
+    elif cell.get("loss_difference") and not cell.get("by_epoch"):
+        parts.append(f"losses differ by up to {cell['loss_difference']:.1g}")
     if cell.get("uncut_differs"):
         parts.append(f"a second uncut training differs as well ({cell['uncut_differs']})")
-    return ": ".join([cell["word"], "; ".join(parts)]) if parts else cell["word"]
+    return "; ".join(parts)

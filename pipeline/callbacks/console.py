@@ -1,5 +1,7 @@
 """The console's lines, one a logged step in the exact shape that people's parsers read, and one for each evaluation."""
 
+import shutil
+import sys
 from pathlib import Path
 
 from transformers import TrainerCallback
@@ -33,10 +35,26 @@ def scores_line(row: dict, *, step: int) -> str | None:
     return f"step {step:05d} | {' | '.join(shown)}" if shown else None
 
 
+# What a narrow terminal has no room for, the least wanted first; the step and its loss stay.
+DROPPED_FIRST = ("epoch", "total time", "lrm", "dt", "bf16_mfu", "tok/sec", "eta")
+
+
+def fitted(line: str, columns: int) -> str:
+    """Return the line in at most that many columns: without some of its fields, the last ones of an evaluation."""
+    fields = line.split(" | ")
+    names = [field.partition(":")[0] for field in fields]
+    dropped = [*(name for name in DROPPED_FIRST if name in names), *reversed(names[2:])]
+    for name in dropped:
+        if len(" | ".join(fields)) <= columns:
+            break
+        fields = [field for field in fields if not field.startswith(f"{name}:")]
+    return " | ".join(fields)
+
+
 LEGEND = (
-    "a step's line: its loss (smoothed), lrm = share of the peak learning rate, dt = time of the step, bf16_mfu = % "
-    "of the device's peak, pq and rg = file and part of it that is read, eta = time left; of an evaluation: bpb = "
-    "bits per byte of held-out text, lower is better"
+    "a step's line: its number, from 0; its loss (smoothed), lrm = share of the peak learning rate, dt = time of the "
+    "step, bf16_mfu = % of the device's peak, pq and rg = file and part of it that is read, eta = time left; of an "
+    "evaluation: the steps made before it; bpb = bits per byte of held-out text, lower is better"
 )
 
 
@@ -61,6 +79,7 @@ class Console(TrainerCallback):
 
     def print_line(self, line: str) -> None:
         if self.prints:
-            write(line)
+            is_seen = sys.stdout.isatty()  # what is no terminal gets the whole line, which programs read
+            write(fitted(line, shutil.get_terminal_size().columns) if is_seen else line)
         with open(self.log, "a", encoding="utf-8") as file:
             file.write(line + "\n")

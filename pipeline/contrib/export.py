@@ -144,6 +144,9 @@ def export(
     Raises RecipeError when this model cannot be written so, CannotWriteError when the output exists, InputMissingError
     when there is no such model or package, RecipeError for a model of code of its own (trust_code: run it).
     """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # of loading and of each file
     subject = find_subject(name, trust_code=trust_code)
     if not Path(subject.path).is_dir():
         raise RecipeError(

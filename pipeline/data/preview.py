@@ -16,9 +16,9 @@ import yaml
 from pipeline.data.losses import untrained_lines
 from pipeline.data.rows import TrainingRows, bits
 from pipeline.process.commands import command
-from pipeline.process.errors import DataError, InputMissingError, RecipeError
+from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError
 from pipeline.recipe.checks import check_source
-from pipeline.recipe.layers import find_recipe
+from pipeline.recipe.layers import NEAR, find_recipe
 from pipeline.recipe.located_yaml import Item, Problems, compose
 from pipeline.recipe.resolve import TEXT_ID
 from pipeline.recipe.schema import Data, Recipe, Source, SourceSettings, Tokenizer, TokenizerSettings
@@ -77,7 +77,9 @@ def is_recipe(argument: str) -> bool:
         return argument.endswith((".yaml", ".yml"))
     try:
         find_recipe(argument)
-    except InputMissingError:
+    except InputMissingError as error:
+        if NEAR in str(error):  # a recipe's name with a slip; the id of a dataset is like none of them
+            raise
         return False
     return True
 
@@ -95,7 +97,12 @@ def preview(
     kinds = _kinds(spec)
     # No validation: nothing is held out, all of it is read.
     opened_with = SourceSettings(Data(sources=[spec], validation=[]), kinds[0])
-    planned = planned_sources(opened_with)[0]
+    try:
+        planned = planned_sources(opened_with)[0]
+    except (ServiceError, InputMissingError) as error:
+        if spec.id != target or "/" in target:
+            raise
+        raise type(error)(f"no file or folder {target} is here; as the id of a dataset, {error}") from None
     planned.files.sort(key=lambda file: file.label)
     sample = first_rows(planned.files)
     found: dict[Any, Recognised | None] = {}

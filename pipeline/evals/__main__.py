@@ -45,6 +45,7 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "tasks",
         nargs="*",
+        default=[],
         metavar="TASK",
         help=(
             "bpb (bits per byte), core (core:copa,piqa: some of it), chat (chat:gsm8k), samples (continuations "

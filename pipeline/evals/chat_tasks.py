@@ -3,8 +3,9 @@
 import re
 import string
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from pipeline.sources.built_in import built_in_files
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format, format_of
 from pipeline.sources.patterns import local_files
-from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
+from pipeline.sources.raw_rows import BadRow, read_blocks
 from pipeline.sources.verify import check_file, row_name
 
 
@@ -283,7 +284,6 @@ BUILT_IN = {
             source=Source(id="tandem:spelling", split="validation"),
             read_row=spelling_item,
             check=spelling_correct,
-            local_name=r"^words",
         ),
     )
 }
@@ -362,7 +362,6 @@ def custom_task(
 
 
 SHOWN = 10  # Bad rows of a file that a message lists.
-WORDS = 256  # Questions made from a file of words, as many as nanochat asks.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,7 +388,7 @@ def load_chat_tasks(
     """Return the items of all tasks, shuffled as nanochat does (`datasets.Dataset.shuffle(seed=42)`).
 
     Every file is read to its end. places: local files and folders in which a built-in task's file is found by its name
-    (arc_easy.jsonl, mmlu_test.jsonl, HumanEval.jsonl.gz, words.txt ...); without them they come from the Hub. folder:
+    (arc_easy.jsonl, mmlu_test.jsonl, HumanEval.jsonl.gz ...); without them they come from the Hub. folder:
     of the relative files of a user's own task. All problems are raised at once.
     """
     loaded, problems = [], []
@@ -490,7 +489,7 @@ def _items(task: ChatTask, path: Path) -> tuple[list[ChatItem], list[str]]:
     assert task.read_row is not None, task.name
     items, bad = [], []
     try:
-        for name, value in _rows(path):
+        for _, row, value in chain.from_iterable(read_blocks(path)):
             try:
                 if isinstance(value, BadRow):
                     raise ValueError(value.reason)
@@ -498,7 +497,7 @@ def _items(task: ChatTask, path: Path) -> tuple[list[ChatItem], list[str]]:
                 _must_be_characters(item)
                 items.append(item)
             except ValueError as error:
-                bad.append((name, str(error)))
+                bad.append((row_name(path, row), str(error)))
     except (EOFError, zlib.error, OSError) as error:
         return [], [f"{path} is truncated or damaged: {error}. Download it again."]
     # Every row bad for one reason: it is another kind of file, and one line says so.
@@ -509,32 +508,6 @@ def _items(task: ChatTask, path: Path) -> tuple[list[ChatItem], list[str]]:
     if len(bad) > SHOWN:
         shown.append(f"{path}: {len(bad) - SHOWN} more rows like these")
     return items, shown
-
-
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    if kind_of(path.name) == "txt":
-        with open_bytes(path) as file:
-            yield from _about_words(line.decode("utf-8", "replace").strip() for line in file)
-        return
-    for block in read_blocks(path):
-        for _, row, value in block:
-            yield row_name(path, row), value
-
-
-def _about_words(words: Iterable[str]) -> Iterator[tuple[str, dict]]:
-    """Yield questions on WORDS of the words that `tandem:spelling` never trains on, whatever list they come from."""
-    from pipeline.sources.spelling import SPELLED_LETTERS, is_held_out, word_conversation
-
-    shortest, longest = SPELLED_LETTERS
-    spelled = re.compile(f"[a-z]{{{shortest},{longest}}}")
-    held_out = set()
-    for word in words:
-        if spelled.fullmatch(word) and len(set(word)) > 1 and is_held_out(word):
-            held_out.add(word)
-    chosen = sorted(held_out)
-    order = np.random.default_rng(42).permutation(len(chosen))
-    for index in order[:WORDS]:
-        yield chosen[index], word_conversation(chosen[index])
 
 
 def _must_be_characters(item: ChatItem) -> None:

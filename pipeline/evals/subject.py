@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.errors import DataError, InputMissingError, TandemError, first_line
-from pipeline.process.network import set_http_timeouts
+from pipeline.process.network import is_hub_away, set_http_timeouts
 from pipeline.process.storage import refuse_unreadable_files
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
 from pipeline.run_dir.checkpoints import SEAL, by_step, is_model, problems, read_seal, step_of
@@ -83,6 +83,13 @@ def _find(name: str) -> Subject:
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise InputMissingError(
             f"{name}: there is no such folder. Name a run, a checkpoint, a model folder or a Hub id."
+        )
+    from huggingface_hub import try_to_load_from_cache
+
+    if is_hub_away() and try_to_load_from_cache(name.partition("@")[0], "config.json") is None:
+        raise InputMissingError(
+            f"{name}: no run, model folder or cached model of that name is here, and the Hub cannot be reached. "
+            "Correct the name, or connect this machine."
         )
     return Subject(path=name)
 

@@ -18,7 +18,8 @@ def main(argv: list[str]) -> int:
             "token comes from HF_TOKEN or `hf auth login`."
         ),
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    # `beside` is a run's own, and not listed.
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{push,pull,space,export}")
     push_arguments = commands.add_parser(
         "push", help="upload model/, recipe, manifest and a model card, then compare what was stored"
     )
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
     )
     export_arguments.add_argument("--max-shard-size", default="5GB", help="of one file of safetensors (default 5GB)")
     export_arguments.add_argument("--trust-code", action="store_true", help="run code files that come with the model")
-    beside_arguments = commands.add_parser("beside")  # a run's own; without help it is not listed
+    beside_arguments = commands.add_parser("beside")
     beside_arguments.add_argument("run", metavar="RUN")
     beside_arguments.add_argument("--trainer", type=int, required=True, help="process id of the run's first rank")
     arguments = parser.parse_args(argv)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from pipeline.process.errors import InputMissingError, ServiceError, TandemError
-from pipeline.process.network import client_with_timeouts
+from pipeline.process.network import client_with_timeouts, is_hub_away
 from pipeline.process.secrets import redacted
 
 ATTEMPTS = 5
@@ -23,6 +23,11 @@ def retried(action: Callable[[], T], *, what: str) -> T:
     """
     from huggingface_hub.errors import HFValidationError, HTTPError
 
+    if is_hub_away():
+        raise ServiceError(
+            f"{what}: this machine has no network to the Hub, or HF_HUB_OFFLINE is set. Nothing is lost: connect it, "
+            "and run the same command again."
+        )
     wait_s = FIRST_WAIT_S
     for attempt in range(1, ATTEMPTS + 1):
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from pipeline.data.preview import OWN_RECIPES, preview
-from pipeline.launch.budget import Schedule, schedule_of
+from pipeline.plan.budget import Schedule, schedule_of
 from pipeline.plan.table import time_text
 from pipeline.process.commands import command, program
 from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
@@ -158,7 +158,7 @@ def cut_into_documents(text: Path, into: Path) -> int | None:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=program("init"), description=__doc__)
     parser.add_argument("data", metavar="FOLDER", help="a folder or file of yours, a glob, or the id of a dataset")
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="keys of a source, as split=test")
+    parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help="keys of a source, as split=test")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="default: the data's name with .yaml, in this folder"
     )

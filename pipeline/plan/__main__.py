@@ -1,23 +1,19 @@
 """`python -m pipeline.plan RECIPE`: the plan of a run, and every check that can be made before step 1."""
 
 import argparse
-import importlib.util
 import os
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 
-from pipeline.hardware.accelerators import device_without_torch, leave_accelerators, planned_device
-from pipeline.plan.capacity import find_notes, find_problems, memory_doubt
-from pipeline.plan.plan import Plan, make_plan, scored_at_most
-from pipeline.plan.probe import NotMeasured, measure
+from pipeline.plan.budget import steps_within
+from pipeline.plan.capacity import find_notes, find_problems, headline, memory_doubt
+from pipeline.plan.machine import about_tokens_of, absent_sources, has_torch, keeps_sources, plan_of, probed
+from pipeline.plan.plan import Plan
 from pipeline.plan.table import plan_table, why_unknown
-from pipeline.process.commands import command, program, whole_number
-from pipeline.process.errors import RecipeError, TandemError, raise_errors
-from pipeline.process.storage import cache_dir, can_be_used
+from pipeline.process.commands import command, program
+from pipeline.process.errors import TandemError, raise_errors
 from pipeline.recipe import Recipe, describe_filled, read_recipe
-from pipeline.recipe.schema import Data
+from pipeline.recipe.schema import with_values
 from pipeline.recipe.start_from import resolve_start, start_folder
 from pipeline.run.attention import attention_line, choose_attention
 from pipeline.run.checks import (
@@ -42,7 +38,9 @@ def main(argv: list[str]) -> int:
         ),
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe's YAML file")
-    parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="values that replace the recipe's")
+    parser.add_argument(
+        "overrides", metavar="section.key=value", nargs="*", default=[], help="values that replace the recipe's"
+    )
     parser.add_argument(
         "--depths", metavar="D,D,...", type=_depths, help="only plans, side by side, with model.depth at these values"
     )
@@ -65,9 +63,15 @@ def main(argv: list[str]) -> int:
     recipe = read_recipe(given, earlier=EarlierRuns())
     if start_folder(recipe) is not None:
         recipe = resolve_start(recipe)
+    probe = None
+    if recipe.run.minutes is not None:
+        steps, probe = steps_within(recipe)
+        recipe = with_values(recipe, {"train.max_steps": steps})
     plan, is_elsewhere = plan_of(recipe, partial(about_tokens_of, recipe))
+    plan = replace(plan, probe=probe)
     if options.probe and not is_elsewhere:
         plan = probed(plan, given, seconds=options.probe)
+    print(headline(plan))
     print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
     for line in describe_filled(recipe):
         print(f"  {line}")
@@ -90,87 +94,6 @@ def _depths(text: str) -> list[int]:
     return depths
 
 
-def probed(plan: Plan, given: list[str], *, seconds: float) -> Plan:
-    """Return the plan with measured steps; a sentence says why where they cannot be measured."""
-    if not _has_torch() or "WORLD_SIZE" in os.environ:  # which a launcher sets: its processes are not ours to start
-        return plan
-    print(f"measuring steps, for about {seconds:.0f} s and their compilation", flush=True)
-    needed = plan.memory.total if plan.memory else None
-    on_cpu = plan.device.kind == "cpu"
-    try:
-        probe = measure(given, processes=plan.processes, seconds=seconds, on_cpu=on_cpu, needed_bytes=needed)
-    except NotMeasured as reason:
-        print(f"probe: nothing was measured, since {reason}")
-        return plan
-    print(f"probe: {probe.steps} steps of {probe.step_s:.3f} s after a first one of {probe.first_step_s:.1f} s")
-    return replace(plan, probe=probe)
-
-
-def plan_of(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]) -> tuple[Plan, bool]:
-    """Return the plan, and whether it is for other hardware than this machine (run.hardware): then the model is
-    sharded where one row does not fit otherwise.
-
-    count: gives about the tokens of a run in epochs, and the bytes that are held out.
-    """
-    # 1. The devices, and a process for each; of this machine as many as the launcher starts.
-    if recipe.train.get("use_cpu"):
-        leave_accelerators()
-    here = device = device_without_torch()
-    if recipe.run.hardware is not None:
-        try:
-            device = planned_device(recipe.run.hardware)
-        except ValueError as error:
-            raise RecipeError(f"{recipe.where('run.hardware')}: {error}") from None
-    theirs, ours = (device.kind, device.count, device.peak_flops), (here.kind, here.count, here.peak_flops)
-    is_elsewhere = device.hosts > 1 or theirs != ours
-    processes = device.hosts * device.count
-    if not is_elsewhere:
-        processes = whole_number(os.environ, "NPROC", device.count, least=1)
-    processes = int(os.environ.get("WORLD_SIZE") or processes)
-    make = partial(make_plan, recipe, device, processes=processes)
-    plan = make()
-    # 2. Steps of a horizon in epochs, by a sample of the data where they are here.
-    is_local = recipe.tokenizer.path is None or os.path.isdir(recipe.tokenizer.path)
-    if plan.steps is None and _has_torch() and is_local and _keeps_sources(recipe.data):
-        tokens, held_out = count()
-        scored, steps = None, None
-        if held_out is not None:
-            scored = scored_at_most(recipe.evals.bpb, held_out, chat=recipe.stage == "sft")
-        if tokens is not None:
-            steps = plan.recipe.step_rows.steps(int(tokens / recipe.data.row_tokens))
-        make = partial(make, scored_bytes=scored, about_steps=steps)
-        plan = make()
-    # 3. Whether the devices share the model.
-    if is_elsewhere and plan.row_fits is False and processes > 1:
-        plan = make(shards=processes)
-    return plan, is_elsewhere
-
-
-def about_tokens_of(recipe: Recipe) -> tuple[float | None, int | None]:
-    """Return about the tokens of a run in epochs, and the bytes that are held out; None of data that cannot be read."""
-    from pipeline.data.estimate import about_tokens
-
-    with suppress(TandemError):  # what is wrong with the data is said by their check
-        return about_tokens(
-            recipe.source_settings(),
-            recipe.tokenizer_settings(),
-            start_from=recipe.model.start_from,
-            epochs=recipe.train.get("num_train_epochs") or 1.0,
-        )
-    return None, None
-
-
-def _keeps_sources(data: Data) -> bool:
-    """Return whether the text is on this machine, and what is found out about its files can be kept."""
-    return not _absent_sources(data) and can_be_used(cache_dir(data.cache_dir))
-
-
-def _absent_sources(data: Data) -> list[str]:
-    """Return the ids of sources that are not folders of this machine."""
-    ids = [source.id for source in (*data.sources, *(data.validation or []))]
-    return [name for name in ids if name is not None and not os.path.isdir(os.path.expanduser(name))]
-
-
 def _report_checks(plan: Plan, *, is_elsewhere: bool) -> None:
     """Print notes and what was not checked; raise the problems, all in one."""
     recipe, notes = plan.recipe, find_notes(plan)
@@ -182,7 +105,7 @@ def _report_checks(plan: Plan, *, is_elsewhere: bool) -> None:
         problems += machine_problems(plan)
         findings.insert(0, service_findings(recipe))
     problems += find_problems(plan, on_this_machine=not is_elsewhere)
-    if _has_torch():
+    if has_torch():
         problems += [*trainer_problems(recipe), *named_code_problems(recipe)]
     for more_problems, more_notes in findings:
         problems += more_problems
@@ -194,7 +117,7 @@ def _report_checks(plan: Plan, *, is_elsewhere: bool) -> None:
     for line in _not_checked(recipe, is_elsewhere=is_elsewhere):
         print(f"not checked: {line}")
     raise_errors(problems)
-    if not is_elsewhere and _has_torch():
+    if not is_elsewhere and has_torch():
         print(attention_line(*choose_attention(attention_needs(recipe), plan.device, plan.sizes)), flush=True)
     doubt = memory_doubt(plan)
     if doubt and plan.probe is None:  # a probe has made these steps
@@ -206,27 +129,23 @@ def _report_checks(plan: Plan, *, is_elsewhere: bool) -> None:
 def _readable(recipe: Recipe) -> list[str]:
     """Return what of the data is on this machine, to be looked into without the Hub."""
     only = ["weights"]
-    if _keeps_sources(recipe.data):
+    if keeps_sources(recipe.data):
         only.append("sources")
     if os.path.isdir(recipe.tokenizer.path or ""):
         only += ["tokenizer", "changes"]
     return only
 
 
-def _has_torch() -> bool:
-    return importlib.util.find_spec("torch") is not None
-
-
 def _not_checked(recipe: Recipe, *, is_elsewhere: bool) -> list[str]:
     lines = []
-    if not _has_torch():
+    if not has_torch():
         lines.append("callbacks, tasks and the options of the model, which need torch. Install it: pip install torch")
     if is_elsewhere:
         lines.append(
             "this machine's device, disk and packages, since the plan is for run.hardware. To check them: "
             "run.hardware=null"
         )
-    absent = _absent_sources(recipe.data)
+    absent = absent_sources(recipe.data)
     hub = [name for name in absent if not name.startswith("tandem:")]
     if hub:
         lines.append(

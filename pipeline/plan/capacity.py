@@ -9,6 +9,7 @@ from pipeline.hardware.device import batch_ranks, parallelism_size, tensor_paral
 from pipeline.hardware.processor import has_memory_files
 from pipeline.plan.memory import DEVICE_SHARE
 from pipeline.plan.plan import Plan, gibibytes, gigabytes
+from pipeline.plan.table import time_text
 from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError, raised
 from pipeline.process.storage import cache_dir, folder_bytes, nearest_existing
 from pipeline.recipe.checks import check_halvings
@@ -22,6 +23,29 @@ SURELY = 0.9  # of the estimate of memory, which is right to about a tenth: belo
 SMALLER = "Set train.activation_checkpointing: true, make the model smaller, or use a larger device."
 LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
 FROM_FSDP2 = "Start from accelerate_configs/fsdp2.yaml."
+
+
+def headline(plan: Plan) -> str:
+    """Return in a line how long the run takes, how much of what it uses, and whether it fits."""
+    facts = ["time not known"]
+    if duration := plan.duration:
+        time = f"about {time_text(duration.total)}"
+        if duration.mfu is not None:  # by an assumed share of the peak, which half to twice of it may reach
+            time += f" ({time_text(duration.total / 2)} to {time_text(2 * duration.total)})"
+        facts = [time]
+        if plan.device.kind != "cpu":
+            facts.append(f"{plan.device_hours:,.1f} GPU hours")
+    if plan.cost is not None:
+        facts.append(f"cost {plan.cost:,.2f}")
+    needed, limit = plan.memory and plan.memory.total, _device_bytes(plan)
+    if needed and limit:
+        verdict = "fits"
+        if needed > limit:
+            verdict = "does not fit"
+        elif needed > DEVICE_SHARE * limit:
+            verdict = "tight"
+        facts.append(f"{needed / 2**30:.1f} of {gibibytes(limit)} of memory: {verdict}")
+    return ", ".join(facts)
 
 
 def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:

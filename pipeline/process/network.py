@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from pipeline.process.errors import DataError
 
@@ -95,6 +97,21 @@ def as_os_error() -> Iterator[None]:
         if not (is_network(error) or type(error).__module__.split(".")[0] == "pyarrow"):
             raise
         raise OSError(str(error).strip() or type(error).__name__) from error
+
+
+def is_hub_away() -> bool:
+    """Return whether this machine finds no address of the Hub: it has no network. Behind a proxy nobody knows."""
+    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+
+    if HF_HUB_OFFLINE:
+        return True
+    if getproxies():
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, None)
+    except OSError:
+        return True
+    return False
 
 
 # Seconds without a byte, not for a whole transfer: one of hours continues as long as it moves.

@@ -186,7 +186,7 @@ def _horizon(recipe: Recipe, say: Say) -> None:
         say(
             "train",
             "says nothing on how long to train. Give one of train.max_steps, train.num_train_epochs, run.tokens, "
-            "run.tokens_per_param, run.flops.",
+            "run.tokens_per_param, run.flops, run.minutes.",
         )
 
 

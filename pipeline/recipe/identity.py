@@ -26,6 +26,7 @@ LATER: dict[str, Any] = {
     "optimizer.schedule.batch_warmup_steps": 0,
     "optimizer.schedule.batch_halvings": 2,
     "samples.held_out": 0,
+    "run.minutes": None,
 }
 LATER_OF_A_SOURCE = ("columns", "passes")
 

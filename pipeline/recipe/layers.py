@@ -29,7 +29,7 @@ if not SHIPPED.is_dir():
 SUFFIXES = ("", ".yaml", ".yml")
 # Of each group one key is in force: a layer that names one takes the others of the layers below away.
 EXCLUSIVE = (
-    ("train.max_steps", "train.num_train_epochs", "run.tokens", "run.tokens_per_param", "run.flops"),
+    ("train.max_steps", "train.num_train_epochs", "run.tokens", "run.tokens_per_param", "run.flops", "run.minutes"),
     ("data.batch_tokens", "train.gradient_accumulation_steps"),
 )
 # The dial sets these again when a later layer turns it.
@@ -44,6 +44,9 @@ def recipe_of(argv: list[str]) -> str:
     raise RecipeError(
         f"{COMMAND_LINE}: no recipe is named{given}. Write the path of a .yaml file first, then section.key=value."
     )
+
+
+NEAR = "Did you mean"
 
 
 def find_recipe(name: str, *, folder: str | Path = "") -> str:
@@ -70,7 +73,7 @@ def find_recipe(name: str, *, folder: str | Path = "") -> str:
     if here:
         hint = f"In its folder: {', '.join(here)}. {hint}"
     if near:
-        hint = f"Did you mean {near[0]}?"
+        hint = f"{NEAR} {near[0]}?"
     raise InputMissingError(f"{given}: there is no such recipe. {hint}")
 
 

@@ -105,6 +105,8 @@ def dump_recipe(recipe: Recipe) -> str:
     del values["run"]["trust_code"]  # of this start: the user's word, not the recipe's
     if "train.max_steps" in recipe.filled:
         del values["train"]["max_steps"]
+    if recipe.run.minutes is not None:  # the manifest keeps the steps that were measured
+        values["train"].pop("max_steps", None)
     if recipe.data.batch_tokens:  # computed at the first start and kept: any number of processes may go on
         values["train"].pop("gradient_accumulation_steps", None)
     if recipe.model.start_from and recipe.model.preset == "gpt2":  # the architecture is that of the weights

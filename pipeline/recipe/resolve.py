@@ -209,7 +209,7 @@ def _fill_dial(recipe: Recipe, set_if_open: Any, say: Say) -> None:
 
 def _fill_steps(recipe: Recipe, say: Say) -> None:
     batch, named = recipe.data.batch_tokens, recipe.horizons
-    if batch and named and named[0].startswith("run."):
+    if batch and named and named[0].startswith("run.") and named[0] != "run.minutes":
         by_size = recipe.run.tokens is None
         if by_size and not recipe.model.n_layer:
             say(

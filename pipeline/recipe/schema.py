@@ -169,6 +169,7 @@ class Run(Section):
     tokens: int | None = fixed(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, maximum=10**18)
     tokens_per_param: float | None = fixed(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head; of a mixture of experts those that a token is sent to). The depth dial sets 10.5, the compute-optimal ratio of nanochat's sweeps, when no horizon is given; nanochat's own default is 12 today.", above=0, maximum=1e9)
     flops: float | None = fixed(None, "Horizon: training FLOPs by nanochat's formula.", minimum=1, maximum=1e36)
+    minutes: float | None = fixed(None, "Horizon: as many steps as let all of the run end within so many minutes on this host. Steps are measured once, before the first one, and a run that goes on keeps their number.", minimum=1, maximum=1e6)
     code_folder: str | None = key(None, "Folder whose modules `module:attr` strings name; default the recipe's folder. One outside it is given on the command line.")
     trust_code: bool = key(False, "Also run installed modules that `module:attr` names, and the code files of a model from a folder or the Hub. Counts on the command line only (run.trust_code=true): a recipe that came from elsewhere cannot give it to itself.")
     callbacks: list[str] = key(list, "Further transformers.TrainerCallback classes as module:attr, made without arguments.", form=IMPORTABLE)
@@ -445,7 +446,7 @@ class Recipe(Section):
     @property
     def horizons(self) -> list[str]:
         """Return the names of the horizons that are given."""
-        of_run = [name for name in ("tokens", "tokens_per_param", "flops") if getattr(self.run, name) is not None]
+        of_run = [name for name in ("tokens", "tokens_per_param", "flops", "minutes") if getattr(self.run, name) is not None]
         of_train = [name for name in ("max_steps", "num_train_epochs") if name in self.train]
         return [*(f"run.{name}" for name in of_run), *(f"train.{name}" for name in of_train)]
 

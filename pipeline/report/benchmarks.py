@@ -273,7 +273,10 @@ def _history(series: list[Benchmark]) -> str:
             values[row["name"]] = fixed(row["value"], 6)
         by_model.append(values)
     names = list(dict.fromkeys(chain.from_iterable(by_model)))
-    return table(names, [[values.get(name) for name in names] for values in by_model])
+    rows = [[values.get(name) for name in names] for values in by_model]
+    if len(names) > len(rows):  # the longer of the two downwards: a page is narrow
+        names, *rows = zip(["metric", *names[1:]], *rows, strict=True)
+    return table(names, rows)
 
 
 def _facts(benchmark: Benchmark) -> str:

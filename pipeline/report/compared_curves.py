@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
-from pipeline.report.curves import LOOKS, POINTS, Curve, Panel, finite, style_of, thin
+from pipeline.report.curves import LOOKS, POINTS, WITHOUT_COMPILING, Curve, Panel, points_of, style_of, thin
 from pipeline.report.markdown import joined, number, table, titled
 from pipeline.report.run_data import RunData
 
@@ -124,7 +124,7 @@ def comparison_panels(runs: Sequence[RunData]) -> tuple[list[Panel], dict[str, s
     for title, measured, name, log in kinds:
         curves, without = [], []
         for place, (label, data) in enumerate(zip(legends(runs), runs, strict=True)):
-            steps, values = finite(data, name or data.loss_name())
+            steps, values = points_of(data, name or data.loss_name())
             if len(steps):
                 thinned = thin(steps, values, points)
                 curves.append(_curve(label, *thinned, place, placed[place], name or "train/loss"))
@@ -167,6 +167,8 @@ def _curve(label: str, steps: np.ndarray, values: np.ndarray, place: int, placed
 def _note(runs: Sequence[RunData], name: str | None, without: list[str]) -> str:
     """Return whose number has another definition by that name, and which run has none."""
     sentences = []
+    if name and name.startswith("perf/"):
+        sentences.append(WITHOUT_COMPILING)
     for data in runs:
         own = name or data.loss_name()
         if name is None:

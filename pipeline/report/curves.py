@@ -1,28 +1,31 @@
 """Curves of runs, thinned for drawing and on a common axis."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
 from pipeline.metrics import METRICS, is_evaluation, metric_of
 from pipeline.report.run_data import RunData
+from pipeline.report.run_metrics import RunMetrics
 from pipeline.report.scores import MEANS
 
 # How curves are distinguished: one colour and dash for each place in a legend, the same in every plot, picture and
 # page.
 
-# Colours that the colour-blind can distinguish (Okabe and Ito 2008) and on white as on black.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
+# Colours that the colour-blind can distinguish (Okabe and Ito 2008) and on white as on black: the first, a blue, is
+# lighter than theirs, which was dim on black.
+COLOURS = ("#2382cc", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 DASHES = ("solid", "dashed", "dotted")  # as Bokeh, matplotlib and CSS call them
 LOOKS = len(COLOURS) * len(DASHES)  # of more curves two would look the same
 
 
 POINTS = 800  # of a curve; its lowest and highest value in each of half as many stretches
+CURVES_OF_A_PANEL = 8  # as lines; of bars all
 POINTS_OF_ALL = 16_000  # of all curves together, so that the page stays small however many there are
-CURVES_OF_A_PANEL = 8
 
 
+WITHOUT_COMPILING = "The first logged value of each start, which holds compilation, is left out."
 FIRST_SCREEN = ""  # stands for a section where a panel is drawn above all of them
 
 
@@ -66,7 +69,7 @@ class Curve:
     x: dict[str, np.ndarray]
     y: np.ndarray
     place: int
-    style: str = "line"  # line, light (a raw number behind its mean), points, level
+    style: str = "line"  # line, thin (a raw number behind its mean), points, level
 
     @property
     def colour(self) -> str:
@@ -92,6 +95,13 @@ class Panel:
     marks: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     note: str = ""
 
+    @property
+    def is_bars(self) -> bool:
+        """Return whether it has a first and a last value of each evaluation and nothing between: two points are no
+        curve. The first screen keeps its place for the loss."""
+        short = all(curve.style == "points" and len(curve.y) <= 2 for curve in self.curves)
+        return short and self.section != FIRST_SCREEN
+
 
 AXES = {"step": "optimizer step", "tokens": "tokens (row positions)", "hours": "hours running, all attempts"}
 
@@ -100,7 +110,7 @@ def panels_of(data: RunData) -> list[Panel]:
     """Return the panels for which the run has at least one curve of two points."""
     found = []
     for kind in KINDS:
-        lengths = {name: len(finite(data, name)[0]) for name in _names(data, kind)}
+        lengths = {name: len(points_of(data, name)[0]) for name in _names(data, kind)}
         if max(lengths.values(), default=0) > 1:
             found.append((kind, [name for name, length in lengths.items() if length]))
     # The more curves there are, the fewer points each may have: the page is at most 2 MB.
@@ -111,7 +121,12 @@ def panels_of(data: RunData) -> list[Panel]:
     panels = []
     for kind, names in found:
         log, curves = _drawn(data, kind, names, axes, points)
-        panels.append(Panel(kind.section, kind.title, kind.unit, log, curves, marks))
+        note = WITHOUT_COMPILING if names[0].startswith("perf/") else ""
+        panel = Panel(kind.section, kind.title, kind.unit, log, curves, marks, note)
+        if len(curves) > CURVES_OF_A_PANEL and not panel.is_bars:
+            rest = ", ".join(names[CURVES_OF_A_PANEL:])
+            panel = replace(panel, curves=curves[:CURVES_OF_A_PANEL], note=f"Not drawn: {rest}. {note}")
+        panels.append(panel)
     return panels
 
 
@@ -125,7 +140,7 @@ def _names(data: RunData, kind: Kind) -> list[str]:
             drawn[name] = metric.name
     found = sorted(drawn, key=lambda name: places.index(drawn[name]))
     preferred = [name for name in found if drawn[name] in kind.rather]
-    return (preferred or found)[:CURVES_OF_A_PANEL]
+    return preferred or found
 
 
 def finite(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -135,13 +150,22 @@ def finite(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
     return steps[known], values[known]
 
 
+def points_of(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return what is drawn of a metric; of speed without the first step of each start, beside which no other is
+    seen."""
+    if name.startswith("perf/"):
+        timed = RunMetrics(data).timed(name)
+        return timed.steps, timed.values
+    return finite(data, name)
+
+
 def _drawn(data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: int) -> tuple[bool, list[Curve]]:
     curves = []
     for place, name in enumerate(names):
-        steps, values = thin(*finite(data, name), points)
+        steps, values = thin(*points_of(data, name), points)
         style = style_of(name, len(steps))
         if name == "train/loss" and "train/loss_ema" in names:
-            style = "light"
+            style = "thin"
         curves.append(Curve(name, axes.of(steps), values, place, style))
     # The limit as a level in its panel, from the first point to the last: what is above it was clipped.
     limit = data.setting("train.max_grad_norm")

@@ -103,6 +103,7 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
         sizing_mode="stretch_width",
         x_range=x_range,
         y_range=DataRange1d(only_visible=True),  # a curve that is switched off gives its room to the others
+        window_axis="x",  # what is zoomed to fills the height
         y_axis_type="log" if panel.log else "linear",
         tools="xbox_zoom,xpan,xwheel_zoom,reset,save",
         active_drag="xbox_zoom",
@@ -115,6 +116,7 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
         min_border_left=60,  # the same in every plot, so that their axes lie above each other
         y_axis_label=panel.unit or None,
     )
+    plot.tags = ["log"] if panel.log else []
     plot.xaxis.axis_label = None  # the page says over what all are drawn
     plot.toolbar.logo = None
     plot.toolbar.autohide = True
@@ -128,21 +130,21 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
     for kind, x in panel.marks.items():
         if len(x["step"]):
             source = ColumnDataSource({axis["name"]: _compact(x[axis["name"]]) for axis in axes})
-            plot.vspan(x=axes[0]["name"], source=source, line_color=MARKS[kind], line_alpha=0.5, line_dash="dashed")
+            plot.vspan(x=axes[0]["name"], source=source, line_color=MARKS[kind], line_alpha=0.35, line_dash="dashed")
     for curve in panel.curves:
         # All axes are in the page: its script changes which of them is x.
         source = ColumnDataSource({name: _compact(x) for name, x in curve.x.items()} | {"y": _compact(curve.y)})
         how = {"x": axes[0]["name"], "y": "y", "source": source, "name": curve.name}
         line = plot.line(
             line_color=curve.colour,
-            line_width=1.5,
-            line_alpha=0.55 if curve.style == "light" else 1,
+            line_width=1 if curve.style == "thin" else 1.8,
+            line_alpha=0.35 if curve.style == "points" else 1,  # nothing was measured between two evaluations
             line_dash=curve.dash,
             **how,
         )
         line.tags = [curve.style]
         if curve.style == "points":
-            plot.scatter(size=6, fill_color=curve.colour, line_color=curve.colour, **how)
+            plot.scatter(size=7, fill_color=curve.colour, line_color=curve.colour, **how)
     plot.add_tools(CrosshairTool(overlay=cursor, dimensions="height", visible=False))
     return plot
 
@@ -153,6 +155,7 @@ def _compact(values: np.ndarray) -> np.ndarray:
 
 
 COLUMNS = 2
+WIDTHS = {"thin": 0.6, "points": 0.4}
 DOTS_PER_INCH = 110
 
 
@@ -174,8 +177,8 @@ def picture(
         lines: dict[str, Any] = {}
         for n, (x, panel) in enumerate(panels):
             axes = whole.add_subplot(rows, COLUMNS, n + 1)
-            lines |= _draw(panel, axes, x, smooth=not one_legend)
             axes.set_xlabel(labels[x])
+            lines |= _draw(panel, axes, x, smooth=not one_legend)
             if not one_legend:
                 axes.legend(fontsize=7, framealpha=0.6)
         if one_legend:
@@ -194,6 +197,13 @@ def _draw(panel: Panel, axes: Any, x: str, *, smooth: bool) -> dict[str, Any]:
     """Draw the curves that have a place on the axis; return their lines by name. smooth: in many shades, a megabyte
     for many runs."""
     axes.set_title(panel.title, fontsize=9)
+    if panel.is_bars:
+        names = [plain(curve.name) for curve in panel.curves]
+        axes.barh(names, [curve.y[-1] for curve in panel.curves], color=[curve.colour for curve in panel.curves])
+        axes.plot([curve.y[0] for curve in panel.curves], names, "|", color=INK, label="at first")
+        axes.invert_yaxis()
+        axes.set_xlabel(panel.unit)
+        return {}
     for kind, places in panel.marks.items():
         for place in places[x]:
             axes.axvline(place, color=MARKS[kind], alpha=0.4, linestyle=":", linewidth=0.8)
@@ -204,11 +214,10 @@ def _draw(panel: Panel, axes: Any, x: str, *, smooth: bool) -> dict[str, Any]:
             curve.x.get(x, np.full(len(curve.y), np.nan)),
             drawable(curve.y),
             color=curve.colour,
-            alpha=0.4 if curve.style == "light" else 1,
             linestyle=curve.dash,
             marker="o" if curve.style == "points" else None,
             markersize=3,
-            linewidth=1.1,
+            linewidth=WIDTHS.get(curve.style, 1.2),
             antialiased=smooth,
             label=name,
         )
@@ -252,7 +261,7 @@ def page(
         "summary": summary,
         "head": Markup(html_of(head)),
         "unfolded": unfolded,
-        "panels": [_panel(panel, place) for place, panel in enumerate(panels)],
+        "panels": [],
         "legend": [],
         "plots": None,
         "document": "null",
@@ -265,8 +274,12 @@ def page(
     shown["marks"] = {mark: colour for mark, colour in MARKS.items() if mark in marks}
     if one_legend:
         shown["legend"] = _legend(curves_of(panels))
-    if panels:
-        plots = plots_of(panels, axes)
+    plotted = [panel for panel in panels if not panel.is_bars]
+    places = iter(range(len(plotted)))
+    for panel in panels:
+        shown["panels"].append(_panel(panel, None if panel.is_bars else next(places)))
+    if plotted:
+        plots = plots_of(plotted, axes)
         document = plots.document.replace("<", "\\u003c")  # no text in it can end the script
         shown |= {"plots": plots, "document": Markup(document), "bokeh": bokeh_script()}
     # Panels may be of a section that has no text; those of the first screen are above all sections.
@@ -281,7 +294,8 @@ def curves_of(panels: Sequence[Panel]) -> list[Curve]:
     return [curve for panel in panels for curve in panel.curves]
 
 
-def _panel(panel: Panel, place: int) -> dict[str, Any]:
+def _panel(panel: Panel, place: int | None) -> dict[str, Any]:
+    """Return what the template shows. place: among the plots; None where bars are drawn, by the page itself."""
     listed = []  # the curves in words, for who cannot see them
     for curve in panel.curves:
         if curve.style != "level":
@@ -292,9 +306,23 @@ def _panel(panel: Panel, place: int) -> dict[str, Any]:
         "title": panel.title,
         "place": place,
         "note": panel.note,
+        "unit": panel.unit,
         "curves": _legend(panel.curves),
         "summary": "; ".join(listed),
+        "bars": [] if place is not None else _bars(panel.curves),
     }
+
+
+def _bars(curves: list[Curve]) -> list[dict[str, Any]]:
+    """Return the first and the last value of each curve, with their lengths in percent of the longest."""
+    most = max(np.abs(curve.y).max() for curve in curves) or 1.0
+    found = []
+    for curve in curves:
+        ends = list(dict.fromkeys([curve.y[0], curve.y[-1]]))
+        lengths = [100 * max(value, 0) / most for value in ends]
+        text = " \u2192 ".join(f"{value:.4g}" for value in ends)
+        found.append({"name": curve.name, "colour": curve.colour, "lengths": lengths, "text": text})
+    return found
 
 
 def _legend(curves: list[Curve]) -> list[dict[str, str]]:

@@ -290,8 +290,8 @@ def read_run(name: str) -> RunData:
     run = find_run(name) or RunDirectory(Path(name))
     if not any(path.exists() for path in (run.manifest, run.recipe, run.metrics)):
         raise InputMissingError(
-            f"{name}: no run is there (none of run_manifest.json, recipe.yaml, metrics.jsonl), so there is nothing to "
-            "report. Give the path of a run directory, such as runs/<name>."
+            f"{name}: no run is there (none of run_manifest.json, recipe.yaml, metrics.jsonl). Give the path of a run "
+            "directory, such as runs/<name>."
         )
     rows = read_columns(run.metrics)
     attempts = [row for _, row in rows.events("attempt")]

@@ -49,9 +49,9 @@ def open_rows(
     description = on_rank_0(start)
     preparation = started[0] if started else Preparation.attach(description)
     rows = TrainingRows.open(preparation=preparation)
-    in_epochs = "max_steps" not in recipe.train
+    is_named = "max_steps" in recipe.train and recipe.run.minutes is None
     recipe = with_values(recipe, {"train.max_steps": rows.total_steps()})
-    if in_epochs:
+    if not is_named:
         recipe = resolve_warmup(recipe)
     if run.forks:
         refuse_without_steps(run.step, recipe.train["max_steps"], where=recipe.where("run.fork_from"))
@@ -90,8 +90,8 @@ def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
 
 
 def resolve_warmup(recipe: Recipe) -> Recipe:
-    """Return the recipe with what a horizon in steps is read with, where it is one in epochs and known in steps by
-    now.
+    """Return the recipe with what a horizon in steps is read with, where it is one in epochs or minutes and known in
+    steps by now.
 
     The default warm-up is at most a fifth of the run. Raises RecipeError for one that was given and is longer than it.
     """
@@ -118,7 +118,8 @@ def horizon_lines(steps: int, rows: StepRows, row_tokens: int, *, shares: dict[s
         if epochs is None:
             lines.append(f"  {source}: how often it is read (epochs) is not known before all of it is prepared")
             continue
-        lines.append(f"  {source}: read {epochs:.2f} times (epochs)")
+        times = f"{epochs:.2f}" if epochs >= 0.01 else "less than 0.01"
+        lines.append(f"  {source}: read {times} times (epochs)")
         if epochs > MANY_EPOCHS:
             lines.append(
                 f"note: {source} is repeated more than {MANY_EPOCHS:.0f} times, from where on repeated text teaches "

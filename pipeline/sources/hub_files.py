@@ -20,7 +20,7 @@ from pipeline.process.errors import (
     ServiceError,
     first_line,
 )
-from pipeline.process.network import is_network, note_retry, set_http_timeouts
+from pipeline.process.network import is_hub_away, is_network, note_retry, set_http_timeouts
 from pipeline.process.progress import count_text, on_terminal, waiting
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import read_sealed_json, write_sealed_json
@@ -117,7 +117,10 @@ def _asked(spec: Any, where: str) -> Any:
 
     try:
         return retried(
-            lambda: HfApi().dataset_info(spec.id, revision=spec.revision, timeout=ANSWER_S), what=spec.id, where=where
+            lambda: HfApi().dataset_info(spec.id, revision=spec.revision, timeout=ANSWER_S),
+            what=spec.id,
+            where=where,
+            at_start=True,
         )
     except RevisionNotFoundError as error:
         raise InputMissingError(
@@ -312,11 +315,11 @@ def _fetch(repo: str, revision: str, path: str, where: str, size: int | None = N
         return Path(retried(download, what=f"{repo}/{path}", where=where))
 
 
-def retried(call, *, what: str, where: str):
+def retried(call, *, what: str, where: str, at_start: bool = False):
     """Return the call's result, tried again while the Hub is away or overloaded.
 
-    Raises InputMissingError when the Hub says no, ServiceError when it does not answer in ATTEMPTS attempts. A missing
-    revision passes through: the caller knows its name.
+    Raises InputMissingError when the Hub says no, ServiceError when it does not answer in ATTEMPTS attempts, at_start
+    in one where there is no network. A missing revision passes through: the caller knows its name.
     """
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -328,7 +331,10 @@ def retried(call, *, what: str, where: str):
     )
 
     set_http_timeouts()
-    for attempt in range(1, ATTEMPTS + 1):
+    attempts = ATTEMPTS
+    if at_start and is_hub_away():  # no wait brings a network
+        attempts = 1
+    for attempt in range(1, attempts + 1):
         try:
             return call()
         except RevisionNotFoundError:
@@ -352,7 +358,7 @@ def retried(call, *, what: str, where: str):
             if not isinstance(error, HfHubHTTPError | OSError) and not is_network(error):
                 raise
             cause = error
-        if attempt < ATTEMPTS:
+        if attempt < attempts:
             wait_s = FIRST_WAIT_S * 2 ** (attempt - 1)
             reason = f"{type(cause).__name__}: {_first_line(cause)}"
             LOG.warning("%s: attempt %d of %d failed (%s), again in %.0f s", what, attempt, ATTEMPTS, reason, wait_s)

@@ -11,8 +11,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=program("tokenizer"), description="Train the tokenizer of a recipe and judge it."
     )
-    parser.add_argument("recipe", help="recipe file")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the recipe")
+    parser.add_argument("recipe", metavar="RECIPE", help="recipe file, or the name of a shipped one")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="changes to the recipe")
     parser.add_argument(
         "--beside",
         metavar="FOLDER_OR_ID",

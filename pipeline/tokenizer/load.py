@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import re
 import tempfile
@@ -163,6 +164,11 @@ def _completed(tokenizer: Any, section: Tokenizer, *, template: str | None) -> l
     return lines
 
 
+def _is_of_a_model(record: logging.LogRecord) -> bool:
+    """Return False for transformers' warning that a tokenizer's folder is of a type of model that it does not know."""
+    return "to instantiate a model of type ``" not in record.getMessage()
+
+
 def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where: str) -> Any:
     """Return a fast tokenizer from a folder (relative to the file `beside`, then to the working folder) or from the
     Hub."""
@@ -177,6 +183,7 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
     from pipeline.tokenizer.template_sandbox import bound_templates
 
     bound_templates()
+    logging.getLogger("transformers.configuration_utils").addFilter(_is_of_a_model)
     try:
         # False, not left open: beside a model with its own code transformers would ask on the terminal, and wait.
         tokenizer = AutoTokenizer.from_pretrained(folder or path, revision=revision, trust_remote_code=False)

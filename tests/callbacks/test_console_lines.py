@@ -1,7 +1,16 @@
 """The console line keeps the shape that people's parsers read."""
 
+import fcntl
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 from types import SimpleNamespace
+
+import pytest
 
 from pipeline.callbacks.console import Console, step_line
 
@@ -24,6 +33,43 @@ def test_the_line_has_exactly_the_agreed_shape():
         "step 05567/05568 (99.98%) | loss: 2.336916 | lrm: 0.05 | dt: 997.40ms | tok/sec: 1,051,311 | bf16_mfu: 63.45 | "
         "epoch: 1 pq: 122 rg: 80 | total time: 92.46m | eta: 0.0m"
     )
+
+
+LINES = f"""
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from pipeline.callbacks.console import Console
+state = SimpleNamespace(is_world_process_zero=True, global_step=5568, max_steps=5568)
+row = {ROW} | {{"train/loss": 2.0, "val/bpb": 0.166705, "val/loss": 0.558313, "val/bpb_documents": 0.168687}}
+Console(Path(sys.argv[1])).on_log(None, state, None, logs=row)
+"""
+SHOWN = {
+    80: [
+        "step 05567/05568 (99.98%) | loss: 2.336916 | tok/sec: 1,051,311 | eta: 0.0m",
+        "step 05568 | val/bpb: 0.166705 | val/loss: 0.558313",
+    ],
+    100: [
+        "step 05567/05568 (99.98%) | loss: 2.336916 | tok/sec: 1,051,311 | bf16_mfu: 63.45 | eta: 0.0m",
+        "step 05568 | val/bpb: 0.166705 | val/loss: 0.558313 | val/bpb_documents: 0.168687",
+    ],
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_a_line_fits_its_terminal_and_console_log_has_all_of_it(tmp_path, columns):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-c", LINES, str(tmp_path / "console.log")]
+    subprocess.run(command, stdout=theirs, stderr=subprocess.DEVNULL, env=environment, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 4096).decode().splitlines()
+    os.close(ours)
+    whole = (tmp_path / "console.log").read_text().splitlines()
+    assert whole[0] == step_line(ROW, step=5567, max_steps=5568)
+    assert shown == SHOWN.get(columns, whole)
 
 
 def test_the_short_names_of_the_line_are_explained_before_the_first_one(tmp_path, capsys):

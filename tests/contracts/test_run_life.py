@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from pipeline.run_dir.checkpoints import by_step, problems
 from pipeline.run_dir.rows import read_rows
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.runner import wait_for_step
 
 
@@ -414,3 +415,21 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(runner)
     assert f"going on from {older.name}" in again.output
     assert "optimizer.safetensors has 100 bytes" in again.output
     assert (directory / "quarantine" / newest.name).is_dir()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_by_minutes_measures_its_steps_once_and_keeps_them(runner, ranks):
+    recipe = runner.recipe(f"minutes-{ranks}", "gpt2", run={"minutes": 2}, train={"save_steps": 2})
+    text = recipe.read_text().replace("  max_steps: 20\n", "")
+    recipe.write_text(text)
+    name = f"minutes-{ranks}"
+    directory = runner.kill(recipe, name=name, after_step=3, ranks=ranks)
+    steps = RunDirectory(directory).read_manifest()["must_match"]["train.max_steps"]
+    assert "max_steps" not in (directory / "recipe.yaml").read_text()
+    process = runner.start(directory / "recipe.yaml", "run.callbacks=[]", ranks=ranks)
+    wait_for_step(directory, 6, process)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert "measuring steps" not in output
+    assert f"training: {steps:,} steps" in output

@@ -137,7 +137,7 @@ def test_the_best_checkpoint_has_the_lowest_of_metrics_better_when_lower():
 
 
 def test_a_row_names_the_aliases_of_other_programs_with_their_meaning():
-    row = "| `perf/total_s` | s | time in steps over all attempts that count | - | `total time` (min, without the first ten steps of a start), "
+    row = "| `perf/total_s` | s | time in steps over all attempts that count | nanochat: `total time` (min, without the first ten steps of a start), "
     assert row in table([METRICS["perf/total_s"]])
     ours, alias = aliases_of(TRAINER)["train_runtime"]
     assert (ours, alias.factor, alias.meaning) == ("perf/total_s", 1.0, "with evaluations and saves")

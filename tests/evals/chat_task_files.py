@@ -72,6 +72,4 @@ def write_all(folder, rows=12):
     write_jsonl(folder / "gsm8k_test.jsonl", map(gsm8k_row, range(2000, 2000 + rows)))
     write_jsonl(folder / "gsm8k_train.jsonl", [{"not": "read"}])
     write_jsonl(folder / "HumanEval.jsonl.gz", map(humaneval_row, made))
-    words = ["".join(random.Random(n).choices("abcdefghijklmnopqrstuvwxyz", k=3 + n % 9)) for n in range(40 * rows)]
-    (folder / "words_alpha.txt").write_text("\n".join(words) + "\n")
     return str(folder)

@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 from chat_task_files import NAMES, arc_row, bundle_row, gsm8k_row, humaneval_row, mmlu_row, write_all, write_jsonl
 
-from benchmarks.quickstart_corpora import spelling_conversations
+from benchmarks.spelling import word_conversation
 from pipeline.evals.chat_tasks import (
     BUILT_IN,
     arc_item,
@@ -27,7 +26,7 @@ from pipeline.evals.chat_tasks import (
 )
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.schema import Source
-from pipeline.sources.spelling import is_held_out, word_conversation
+from pipeline.sources.built_in import corpus_folder
 from tests.conftest import ROOT, shared_data
 
 
@@ -119,11 +118,9 @@ def test_spelling_is_judged_by_its_letters_and_counting_by_the_number():
 
 
 def test_words_held_out_for_spelling_never_appear_in_training(tmp_path, cache):
-    words = [f"{a}{b}{c}ing" for a in "bcdfg" for b in "aeiou" for c in "lmnprst"] * 5
-    train = {m["content"] for row in spelling_conversations(set(words))["train"] for m in row["messages"][:1]}
-    (tmp_path / "words.txt").write_text("\n".join([*words, "it", "Upper", "with space", "aaa"]))
     (loaded,) = load(["spelling_bee"], tmp_path, cache=cache)
-    assert len(loaded.items) == len({word for word in words if is_held_out(word)}) > 0
+    rows = (corpus_folder(cache) / "spelling-train.jsonl").read_text().splitlines()
+    train = {json.loads(row)["messages"][0]["content"] for row in rows}
     assert train
     assert not train & {question(item) for item in loaded.items}
 
@@ -148,7 +145,7 @@ def test_a_folder_s_files_are_recognised_and_other_splits_left_out(tmp_path, cac
         "mmlu_test.jsonl",
         "gsm8k_test.jsonl",
         "HumanEval.jsonl.gz",
-        "words_alpha.txt",
+        "spelling-validation.jsonl",
     ]
     assert all(len(file["sha256"]) == 64 for task in loaded for file in task.files)
 
@@ -194,7 +191,6 @@ WRONG_FILES = {
         "".join(json.dumps(mmlu_row(n) | ({"answer": 4} if n == 2 else {})) + "\n" for n in range(9)).encode(),
         "mmlu_test.jsonl:3: has the answer 4, outside its 4 choices",
     ),
-    "words.txt": (b"no word of this is held out\n", "has no rows"),
 }
 
 
@@ -318,5 +314,3 @@ def test_the_real_files_have_as_many_rows_as_the_official_sets(cache):
     names = ["mmlu", "gsm8k", "humaneval"]
     for loaded in load(names, shared_data() / "chat_eval", cache=cache):
         assert len(loaded.items) == loaded.task.rows
-    (words,) = load(["spelling_bee"], Path(shared_data(), "chat_eval"), cache=cache)
-    assert len(words.items) == 256

@@ -1,16 +1,19 @@
 """recipes/schema.json, by which editors complete recipes: it agrees with the reader."""
 
 import json
+import sys
 from pathlib import Path
 
 import fastjsonschema
 import pytest
 
 from pipeline.recipe import dump_recipe, read_recipe
-from pipeline.recipe.__main__ import json_schema
 from pipeline.recipe.keys import all_keys
 from pipeline.recipe.located_yaml import Problems, compose
 from tests.recipe.wrong_recipes import GOOD, changed, in_data, in_run, in_source
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+from recipes_page import json_schema, render
 
 WITHOUT_DATA = ("ladder", "own_text", "own_chat")  # for the user, or the command that runs them, to give
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -26,7 +29,11 @@ def load(text):
 
 
 def test_the_schema_file_is_up_to_date():
-    assert json.loads((RECIPES / "schema.json").read_text()) == json_schema(), "run python -m pipeline.recipe"
+    assert json.loads((RECIPES / "schema.json").read_text()) == json_schema(), "run python docs/recipes_page.py"
+
+
+def test_the_page_about_recipes_is_up_to_date():
+    assert (RECIPES.parent / "docs" / "recipes.md").read_text() == render(), "run python docs/recipes_page.py"
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)

@@ -475,12 +475,6 @@ def test_fields_of_other_models_have_their_own_names(folder):
     assert "n_layer" not in values
 
 
-def test_the_page_about_recipes_is_up_to_date():
-    from pipeline.recipe.__main__ import render
-
-    assert (ROOT / "docs" / "recipes.md").read_text() == render(), "run python -m pipeline.recipe"
-
-
 @pytest.mark.parametrize("stage", ["pretrain", "sft"])
 def test_help_names_the_command_and_every_section(stage):
     text = help_text(stage)

@@ -165,7 +165,7 @@ def test_an_adapter_is_left_out_or_a_section_of_pefts_names(tmp_path):
     path = recipe_file(tmp_path)
     assert read_recipe([path]).model.adapter is None
     assert "model.adapter" not in resume_keys(read_recipe([path]))  # runs begun before it keep their names
-    adapted = read_recipe([path, "model.adapter={r: 4, target: [q_proj]}"])
+    adapted = read_recipe([path, "model.start_from=a/b", "model.adapter={r: 4, target: [q_proj]}"])
     assert (adapted.model.adapter.r, adapted.model.adapter.target) == (4, ["q_proj"])
     assert resume_keys(adapted)["model.adapter.r"] == 4
     assert "  adapter:\n    r: 4\n" in dump_recipe(adapted).replace("    type: lora\n", "")

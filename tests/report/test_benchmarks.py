@@ -218,3 +218,15 @@ def test_unlike_means_are_not_compared_and_the_page_says_so(tmp_path):
             in text
         )
         assert f"core_partial/v1 of {name} is not compared" in text
+
+
+def test_more_tasks_than_models_are_written_downwards(tmp_path):
+    names = [f"chat/world/{kind}" for kind in "abcdef"]
+    scored = []
+    for step in (0, 8):
+        scored.append(
+            (f"step {step}", step, [{"name": name, "value": step / 8, "n": 4, "protocol": "p"} for name in names])
+        )
+    text = section(write_evaluated_run(tmp_path / "a", *scored, stage="sft"))
+    assert "| metric | step 0 | step 8 |" in text
+    assert "| chat/world/f | 0.000000 | 1.000000 |" in text

@@ -90,6 +90,38 @@ def test_the_axis_of_all_plots_switches_and_a_curve_can_hide(page):
         assert shown.complaints() == []
 
 
+def test_log_scale_and_smoothing_change_every_plot_that_can(page):
+    with opened(page) as shown:
+        shown.until(DRAWN)
+        shown.run(UNFOLD)
+        scales = "Bokeh.documents[0].roots().map((plot) => plot.y_scale.type)"
+        at_first = shown.run(scales)
+        shown.run("document.getElementById('log').click()")
+        assert at_first.count("LogScale") == 1 < shown.run(scales).count("LogScale")
+        shown.until(f"{INKED}.every((canvases) => canvases > 0)")
+        shown.run("document.getElementById('log').click()")
+        assert shown.run(scales) == at_first
+        losses = f"[...{LINES}.find((line) => line.name === 'train/loss').data_source.get('y')]"
+        smooth = (
+            "smoothing.value = {}; smoothing.dispatchEvent(new Event('input'))"  # an element's id is a global name
+        )
+        raw = shown.run(losses)
+        shown.run(smooth.format(0.9))
+        assert raw[-1] == 3.0 < shown.run(losses)[-1] < max(raw)
+        shown.run(smooth.format(0))
+        assert shown.run(losses) == raw
+        assert shown.complaints() == []
+
+
+def test_the_height_of_a_plot_follows_a_zoom_in_x(page):
+    with opened(page) as shown:
+        shown.until(DRAWN)
+        height = "((y) => y.end - y.start)(Bokeh.documents[0].roots()[0].y_range)"
+        whole = shown.until(height)
+        shown.run("Bokeh.documents[0].roots()[0].x_range.setv({start: 60, end: 80})")
+        shown.until(f"{height} < {whole / 3}")
+
+
 def tooltip(shown, place):
     """The words beside the cursor in the middle of a plot."""
     box = json.loads(

@@ -143,6 +143,41 @@ def test_curves_are_those_that_count_with_their_restart_and_the_clip_line(tmp_pa
     ]
 
 
+def test_speed_is_drawn_without_the_first_step_of_each_start(tmp_path):
+    run = RunDirectory(tmp_path / "a")
+    for attempt, steps in ((1, (1, 2, 3)), (2, (4, 5, 6))):
+        append_row(run.metrics, {"event": "attempt", "attempt": attempt, "step": steps[0] - 1, "time": 1.0})
+        for step in steps:
+            first = {"perf/step_s": 60.0, "perf/first_step_s": 60.0} if step == steps[0] else {"perf/step_s": 0.5}
+            append_row(run.metrics, {"step": step, "attempt": attempt, "time": 2.0, "train/loss": 3.0} | first)
+    panels = {panel.title: panel for panel in panels_of(read_run(str(run.path)))}
+    assert panels["Step time"].curves[0].x["step"].tolist() == [2, 3, 5, 6]
+    assert "compilation" in panels["Step time"].note
+
+
+def test_two_points_of_every_task_are_bars_and_a_page_names_each(tmp_path):
+    folder = write_run(tmp_path / "a")
+    names = [f"chat/world/task{number}" for number in range(30)]
+    for step, value in ((0, 0.0), (40, 0.5)):
+        append_row(
+            RunDirectory(folder).metrics,
+            {"step": step, "attempt": 2, "time": 1.0} | dict.fromkeys(names, value) | {"chat/world/task7": 2 * value},
+        )
+    panels = {panel.title: panel for panel in panels_of(read_run(str(folder)))}
+    assert panels["Benchmarks"].is_bars
+    assert not panels["Loss"].is_bars
+    page = page_of(folder)
+    bars = page.split('<div class="bars">')[1].split("</div>")[0]
+    drawn = re.findall(r"<span>(chat/world/task\d+)</span>", bars)
+    assert drawn == names
+    assert "0 \u2192 0.5" in bars
+    assert page.count('class="plot"') == 5
+    add_row(folder, 41, **dict.fromkeys(names, 0.1))
+    (panel,) = (panel for panel in panels_of(read_run(str(folder))) if panel.title == "Benchmarks")
+    assert [*(curve.name for curve in panel.curves), *re.findall(r"chat/world/task\d+", panel.note)] == names
+    assert bars.count("width: 100.0%") == 1  # task7's last, the longest
+
+
 def test_hours_go_on_over_a_restart_and_count_what_was_lost(tmp_path):
     run = RunDirectory(tmp_path / "a")
     for attempt, start, began, steps in ((1, 0, 0, (1, 2, 3)), (2, 2, 100_000, (3, 4))):

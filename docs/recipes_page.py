@@ -1,6 +1,7 @@
-"""`python -m pipeline.recipe` writes docs/recipes.md and recipes/schema.json."""
+"""Write docs/recipes.md and recipes/schema.json from the schema: `python docs/recipes_page.py`."""
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -8,48 +9,45 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter
 
-from pipeline.process.storage import write_text
-from pipeline.recipe.dial import ADAM_GROUPS, MATRIX_GROUP
-from pipeline.recipe.error_messages import expected
-from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Argument, Recipe, alternatives, keys_of
-from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
-from pipeline.recipe.values import options_kind, recipe_kind
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pipeline.process.storage import write_text  # noqa: E402
+from pipeline.recipe.dial import ADAM_GROUPS, MATRIX_GROUP  # noqa: E402
+from pipeline.recipe.error_messages import expected  # noqa: E402
+from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Argument, Recipe, alternatives, keys_of  # noqa: E402
+from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS  # noqa: E402
+from pipeline.recipe.values import options_kind, recipe_kind  # noqa: E402
 
 INTRODUCTION = """\
 # Recipes
 
-<!-- Written by `python -m pipeline.recipe`; change pipeline/recipe/schema.py, then run it again. -->
+<!-- Written by `python docs/recipes_page.py`; change pipeline/recipe/schema.py, then run it again. -->
 
-One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [section.key=value ...]`.
+One YAML file is one run: `tandem pretrain RECIPE.yaml [section.key=value ...]`. Keys marked = must match when a run is continued:
+with another value it is another run (`run.fork_from`). All others may change and are really applied.
 
-- Overrides have the types of the file: `train.max_steps=100`, `data.sources=[{files: x.parquet}]` (a list is given whole). A typo is refused with the nearest right name. Where a key holds text, its value is what
-  was typed, `#`, colons and line breaks included (`'run.note=C# port #3'`), but for quotes around the whole; `null` is no value.
-  Other values are read as YAML, and one of which a part would become a comment is refused.
-- A recipe has at most 1 MiB, and its text no control characters but tabs and line breaks. `null` means that the key is not given.
-- A recipe is named by its path or by its bare name, with or without `.yaml`: `quickstart_pretrain` is looked for here, in
-  `recipes/` and among the shipped ones.
-- `extends: other.yaml` (relative to the file, or a bare name) takes over another recipe; sections are merged key by key, lists replaced.
-- Anchors, aliases and merge keys (`<<: *name`) work; a top-level key that begins with `x-` is a place for anchors.
-- In a shell put a value with spaces, brackets or braces in quotes: `'data.sources=[{files: x.parquet}]'`.
-- Exactly one horizon is in force: `train.max_steps`, `train.num_train_epochs`, `run.tokens`, `run.tokens_per_param` or
-  `run.flops`. One named by an override or an extending recipe replaces the inherited one, and shortens an inherited warm-up that is
-  longer than the run: `train.max_steps=20` is a smoke test of any recipe. The same holds for
-  `data.batch_tokens` and `train.gradient_accumulation_steps`.
-- Scalars are read as YAML 1.2 reads them: `3e-4` is a number; `yes`, `no`, `on` and `off` are text.
-- `module:attr` names an object of a module in `run.code_folder` (by default the recipe's folder).
-- Editors with a YAML language server complete keys, show their meaning and mark mistakes by `recipes/schema.json`, which
-  the shipped recipes name in their first line; begin yours with `# yaml-language-server: $schema=PATH/recipes/schema.json`.
-- A token or password is refused: set `HF_TOKEN` or run `hf auth login`; `WANDB_API_KEY` for W&B.
-- The resolved recipe is saved in the run directory and runs as it is. Keys marked = must match when a run is continued;
-  with another value it is another run (`run.fork_from`). All others may change and are really applied.
+- **Which file.** A path, or a bare name with or without `.yaml`, looked for here, in `recipes/` and among the shipped ones.
+  `extends: other.yaml` takes over another recipe: sections are merged key by key, lists replaced. The resolved recipe is saved in the run
+  directory and runs as it is.
+- **How long.** Exactly one horizon is in force: `run.minutes`, `train.max_steps`, `train.num_train_epochs`, `run.tokens`,
+  `run.tokens_per_param` or `run.flops`. One named by an override or an extending recipe replaces the inherited one and shortens a longer
+  warm-up: `train.max_steps=20` is a smoke test of any recipe. `data.batch_tokens` and `train.gradient_accumulation_steps` replace each other alike.
+- **Overrides** have the types of the file: `train.max_steps=100`, `'data.sources=[{files: x.parquet}]'` (a list is given whole, in a
+  shell in quotes). Where a key holds text, its value is what was typed, `#` and colons included (`'run.note=C# port #3'`). A typo is
+  refused with the nearest right name.
+- **YAML** is read as 1.2: `3e-4` is a number; `yes`, `no`, `on` and `off` are text; `null` means that the key is not given. Anchors,
+  aliases and merge keys (`<<: *name`) work; a top-level key that begins with `x-` is a place for anchors. A recipe has at most 1 MiB.
+- **Code.** `module:attr` names an object of a module in `run.code_folder` (by default the recipe's folder).
+- **Secrets.** A token or password is refused: set `HF_TOKEN` or run `hf auth login`; `WANDB_API_KEY` for W&B.
+- **Editors** with a YAML language server complete and check keys by `recipes/schema.json`: begin a recipe with
+  `# yaml-language-server: $schema=PATH/recipes/schema.json`.
 """  # noqa: E501
 TRAIN = """\
 ## train
 
-`transformers.TrainingArguments` by their own names. Every field is passed unchanged (the default is
-transformers'), passed with our default, set by another key of the recipe, or refused with its reason; what is added is
-this program's. Cadences
-(`logging_steps`, `eval_steps`, `save_steps`) count optimizer steps.
+`transformers.TrainingArguments` by their own names: passed unchanged, passed with our default, set by another key, or
+refused with the reason. Cadences (`logging_steps`, `eval_steps`, `save_steps`) count optimizer steps.
 """
 OPTIONS = """\
 ### model.options
@@ -58,6 +56,14 @@ Fields of the config of `model.type`, verbatim. For `tandem` (GPT-2 when nothing
 """
 
 
+TYPES = {
+    "a whole number": "integer",
+    "a number": "number",
+    "true or false": "boolean",
+    "keys with values": "mapping",
+    "a list": "list",
+    " or null": "",
+}
 GROUP_DEFAULTS = """\
 ### Defaults of the groups
 
@@ -118,7 +124,10 @@ def _section(path: str, cls: Any, *, level: int) -> list[str]:
 
 
 def _type(annotation: Any) -> str:
-    return expected(annotation).replace(" or null", "")
+    words = expected(annotation)
+    for long, short in TYPES.items():
+        words = words.replace(long, short)
+    return words
 
 
 def _value(value: Any) -> str:
@@ -167,8 +176,11 @@ def _train() -> str:
             rows.append((name + mark, _type(argument.type), _value(argument.default), text))
         parts += [f"### {title}", "", _table(*rows)]
     for kind, title, head in (("managed", "Set by another key", "set by"), ("rejected", "Refused", "why")):
-        reasons = [(name, argument.text) for name, argument in _arguments(kind)]
-        parts += [f"### {title}", "", _table(("field", head), *reasons)]
+        fields: dict[str, list[str]] = {}
+        for name, argument in _arguments(kind):
+            fields.setdefault(argument.text, []).append(name)
+        rows = [(", ".join(names), reason) for reason, names in fields.items()]
+        parts += [f"### {title}", "", _table(("field", head), *rows)]
     return "\n".join(parts)
 
 
@@ -210,10 +222,9 @@ def _for_editors(schema: Any, definitions: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    root = Path(__file__).parents[2]
     for path, text in {
-        root / "docs" / "recipes.md": render(),
-        root / "recipes" / "schema.json": json.dumps(json_schema(), indent=1) + "\n",
+        ROOT / "docs" / "recipes.md": render(),
+        ROOT / "recipes" / "schema.json": json.dumps(json_schema(), indent=1) + "\n",
     }.items():
         write_text(path, text)
         print(f"wrote {path}")

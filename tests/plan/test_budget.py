@@ -1,15 +1,16 @@
-"""launch/budget.py: a schedule that ends in time, and enough steps for few chats."""
+"""plan/budget.py: a schedule that ends in time, and enough steps for few chats."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
-from pipeline.launch.budget import LEAST_CHAT_STEPS, SCORINGS, _within, schedule_of
+from pipeline.plan.budget import LEAST_CHAT_STEPS, SCORINGS, _within, schedule_of, steps_within
 from pipeline.plan.plan import FORWARD, START_S
 from pipeline.plan.probe import Probe
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.run_dir.earlier_runs import EarlierRuns
 from tests.planned import RECIPES, quickstart_plan
 
 
@@ -76,3 +77,36 @@ def test_minutes_that_leave_no_time_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match="--minutes 1 is no time"):
         main(["texts", "--minutes", "1"])
+
+
+def within(folder, *overrides):
+    places = [f"run.directory={folder}/runs", f"data.cache_dir={folder}/cache"]
+    return read_recipe([str(RECIPES / "quickstart_pretrain.yaml"), *places, *overrides], earlier=EarlierRuns())
+
+
+@pytest.mark.full
+def test_the_steps_of_a_run_by_minutes_are_planned_to_fill_them(tmp_path):
+    recipe = within(tmp_path, "run.minutes=3", "train.eval_steps=20", "train.save_steps=20")
+    steps, probe = steps_within(recipe)
+    assert "max_steps" not in recipe.train
+    plan = quickstart_plan(tmp_path, f"train.max_steps={steps}", "train.eval_steps=20", "train.save_steps=20")
+    seconds = replace(plan, probe=probe).duration.total
+    assert 100 < seconds < 180  # what measuring took is left out
+
+
+def test_minutes_replace_an_inherited_horizon_and_are_one(tmp_path):
+    assert within(tmp_path, "run.minutes=3").horizons == ["run.minutes"]
+    with pytest.raises(RecipeError, match="is a second horizon after"):
+        within(tmp_path, "run.minutes=3", "train.max_steps=9")
+
+
+def test_minutes_of_other_hardware_are_planned_by_arithmetic(tmp_path, capsys):
+    steps, probe = steps_within(within(tmp_path, "run.minutes=60", "run.hardware=8xH100"))
+    assert probe is None
+    assert steps > 1000
+    assert "by arithmetic" in capsys.readouterr().out
+
+
+def test_too_few_minutes_for_what_surrounds_the_steps_are_refused(tmp_path):
+    with pytest.raises(RecipeError, match="5 steps with start, scoring and saves take"):
+        steps_within(within(tmp_path, "run.minutes=1", "run.hardware=8xH100", "evals.bpb.tokens=100000000000"))

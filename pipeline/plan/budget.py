@@ -1,16 +1,20 @@
-"""The schedule of a first run on files of one's own: steps, batch and cadences, inside of a time budget."""
+"""Runs inside of a time budget: the steps of run.minutes, and the schedule of a first run on files of one's own."""
 
 import json
 import math
+import time
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 from pipeline.hardware.device import batch_ranks
-from pipeline.plan.__main__ import about_tokens_of, plan_of, probed
+from pipeline.plan.machine import about_tokens_of, plan_of, probed
 from pipeline.plan.plan import BYTES_A_TOKEN, FORWARD, START_S, Plan
 from pipeline.plan.probe import Probe
+from pipeline.process.errors import RecipeError
 from pipeline.recipe import Recipe, read_recipe
 from pipeline.recipe.resolve import Stage
+from pipeline.recipe.schema import with_values
 from pipeline.recipe.start_from import resolve_start
 from pipeline.run_dir.earlier_runs import EarlierRuns
 
@@ -80,6 +84,50 @@ def schedule_of(words: list[str], *, stage: Stage, minutes: float | None) -> Sch
         minutes=None if plan.duration is None else plan.duration.total / 60,
         measured=plan.probe is not None,
     )
+
+
+def steps_within(recipe: Recipe) -> tuple[int, Probe | None]:
+    """Return the steps with which the run of run.minutes ends in time, and what was measured for it.
+
+    A run that has begun keeps its steps. Where run.hardware is another machine, they follow by arithmetic.
+
+    Raises RecipeError where steps cannot be measured or no time is left for them.
+    """
+    assert recipe.run.minutes is not None
+    begun = EarlierRuns().previous_attempt(recipe.run.directory, recipe.run.name)
+    if "train.max_steps" in begun:
+        return begun["train.max_steps"], None
+    began, where = time.monotonic(), recipe.where("run.minutes")
+    count = cache(partial(about_tokens_of, recipe))
+    plan, is_elsewhere = plan_of(recipe, count)
+    probe = None if is_elsewhere else probed(plan, recipe.arguments, seconds=PROBE_S).probe
+    if probe is None and not is_elsewhere:
+        raise RecipeError(f"{where}: steps cannot be measured here, so their number is open. Give train.max_steps.")
+
+    limit = 60 * recipe.run.minutes - (time.monotonic() - began)
+
+    def seconds_of(steps: int) -> float:
+        made, _ = plan_of(with_values(recipe, {"train.max_steps": steps}), count)
+        duration = replace(made, probe=probe).duration
+        if duration is None:
+            raise RecipeError(f"{where}: the speed of {made.device.name} is not known. Give train.max_steps.")
+        return duration.total
+
+    # What a step takes with its share of scorings and saves, between a short run and a long one; then once more between
+    # the short one and the guess, as cadences make the line a stair.
+    least, most = seconds_of(LEAST_STEPS), 1000 * LEAST_STEPS
+    if least > limit:
+        needed = math.ceil((least + time.monotonic() - began) / 60)
+        raise RecipeError(
+            f"{where}: measuring and {LEAST_STEPS} steps with start, scoring and saves take {needed} minutes. Give "
+            "more, or lower evals.bpb.tokens."
+        )
+    for _ in range(2):
+        step_s = (seconds_of(most) - least) / (most - LEAST_STEPS)
+        most = LEAST_STEPS + max(1, int((limit - least) / step_s))
+    how = "by arithmetic" if is_elsewhere else "as measured here"
+    print(f"{where}: {most:,} steps, about {seconds_of(most) / 60:.1f} minutes {how}", flush=True)
+    return most, probe
 
 
 class _Planner:
