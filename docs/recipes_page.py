@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 from pipeline.process.storage import write_text  # noqa: E402
 from pipeline.recipe.dial import ADAM_GROUPS, MATRIX_GROUP  # noqa: E402
 from pipeline.recipe.error_messages import expected  # noqa: E402
-from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Argument, Recipe, keys_of  # noqa: E402
+from pipeline.recipe.schema import ARGUMENTS, SECTIONS, Argument, Recipe, alternatives, keys_of  # noqa: E402
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS  # noqa: E402
 from pipeline.recipe.values import options_kind, recipe_kind  # noqa: E402
 
@@ -106,8 +106,9 @@ def _section(path: str, cls: Any, *, level: int) -> list[str]:
     nested = []
     for f, annotation in keys_of(cls):
         doc = f.metadata["doc"]
-        if is_dataclass(annotation):
-            nested.append((f"{path}.{f.name}", annotation))
+        inner = next(filter(is_dataclass, alternatives(annotation)), None)  # model.adapter may be left out
+        if inner is not None:
+            nested.append((f"{path}.{f.name}", inner))
             rows.append((f.name, "keys", "", doc))
             continue
         if f.name == "sources":

@@ -111,6 +111,10 @@ class Published:
         return bool(self.config.get("auto_map"))
 
     @property
+    def is_adapter(self) -> bool:
+        return "adapter" in self.config
+
+    @property
     def parameters(self) -> int | None:
         return self.data.fact("model.parameters")
 
@@ -261,7 +265,10 @@ def _result(row: dict[str, Any], *, dataset: str, kind: str, metric: str) -> Eva
 def metadata(card: Published) -> str:
     """Return the YAML that the Hub indexes. Unknown fields are left out: an empty list would be shown as one."""
     results, base = eval_results(card), card.parent.repo_id if card.parent else None
+    relation = "adapter" if card.is_adapter else "finetune"
     tags = ["tandem"]
+    if card.is_adapter:
+        tags.append("lora")
     if card.is_chat:
         tags.append("conversational")
     if card.has_code:
@@ -270,12 +277,12 @@ def metadata(card: Published) -> str:
     data = ModelCardData(
         license=card.recipe("hub").get("license"),
         language=card.recipe("hub").get("language") or None,
-        library_name="transformers",
+        library_name="peft" if card.is_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=list(dict.fromkeys(tags)),
         datasets=card.datasets or None,
         base_model=base,
-        base_model_relation="finetune" if base else None,
+        base_model_relation=relation if base else None,
         model_name=card.name if results else None,
         eval_results=results or None,
     )
@@ -319,10 +326,21 @@ def training_text(card: Published) -> str:
     return joined(facts_table("what", rows), "![The run's curves over its steps](curves.png)\n" if picture else "")
 
 
+def config_of(folder: Path) -> dict[str, Any]:
+    """Return config.json of a model's folder; of an adapter's that of its base, with `adapter`: adapter_config.json."""
+    if (folder / "config.json").exists():
+        return read_json(folder / "config.json")
+    from transformers import PreTrainedConfig
+
+    adapter = read_json(folder / "adapter_config.json")
+    base, revision = adapter["base_model_name_or_path"], adapter.get("revision")
+    return PreTrainedConfig.get_config_dict(base, revision=revision)[0] | {"adapter": adapter}
+
+
 def model_card(data: RunData, *, repo_id: str, model: Path | None = None, step: int | None = None) -> str:
     """Return README.md of the repository: metadata, then Markdown. What the run does not record is left out.
 
-    model, step: a folder with config.json and the step of its model; default the run's finished model.
+    model, step: the folder of a model or an adapter and the step of its model; default the run's finished model.
     """
     folder = model or data.run.model
     finished = folder == data.run.model
@@ -331,7 +349,7 @@ def model_card(data: RunData, *, repo_id: str, model: Path | None = None, step: 
     card = Published(
         data=data if finished else data.up_to(step),
         repo_id=repo_id,
-        config=read_json(folder / "config.json"),
+        config=config_of(folder),
         step=step,
         finished=finished,
         parent=parent_of_model(data),

@@ -40,7 +40,7 @@ def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> Ru
     commit = found.sha
     with download_folder(Path(runs)) as snapshot:
         download(repo_id, commit, snapshot)
-        target = Path(runs) / run_name(snapshot, repo_id, needs=("config.json", SEAL))
+        target = Path(runs) / run_name(snapshot, repo_id, needs=(SEAL,))
         if target.exists():
             raise CannotWriteError(
                 f"{target}: the run exists, and pulling would mix two. Rename or remove it, or pull into another "

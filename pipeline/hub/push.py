@@ -12,6 +12,7 @@ from pipeline.hub.client import bound_waits, retried
 from pipeline.hub.content import collect, is_of_a_run, refusals, write_card
 from pipeline.hub.pull import STATE
 from pipeline.hub.verification import compare_sums, verify
+from pipeline.process.commands import command
 from pipeline.process.errors import (
     CannotWriteError,
     DataError,
@@ -19,7 +20,7 @@ from pipeline.process.errors import (
     RecipeError,
     ServiceError,
 )
-from pipeline.process.storage import sha256_file
+from pipeline.process.storage import read_json, sha256_file
 from pipeline.report.run_data import RunData, read_run
 from pipeline.run_dir.checkpoints import SEAL, read_seal, seal
 from pipeline.run_dir.hub_queue import MODEL, HubQueue, Item, is_training_state, link_files
@@ -166,6 +167,7 @@ def publish(
         if not is_model:
             state, model = item.folder, folder / MODEL
             _model_of_checkpoint(item, model, run=data.run.name)
+        _refuse_local_base(data.run, model)
         # 1. Every byte that would leave is read for secrets and code before anything is sent.
         files = collect(data, model=model, step=item.step, repo_id=repo_id, folder=folder, state=state)
         if lines := refusals(files):
@@ -197,6 +199,16 @@ def publish(
     print(f"{url}: {item.name} of step {item.step}, {len(sums)} files, {how}", flush=True)
     queue.done(item, repo_id=repo_id, revision=branch, commit=commit, url=url, files=sorted(files))
     return Pushed(repo_id=upload.repo_id, commit=commit, url=url, files=sums)
+
+
+def _refuse_local_base(run: RunDirectory, model: Path) -> None:
+    """Raise DataError for an adapter whose base only this machine has."""
+    file = model / "adapter_config.json"
+    if file.exists() and Path(base := read_json(file)["base_model_name_or_path"]).is_absolute():
+        raise DataError(
+            f"{model}: is an adapter of {base}, which is on this machine alone, so nobody could load it. Write the "
+            f"whole model and publish that: {command('hub', 'export', run.path, '--merge')}"
+        )
 
 
 def _model_of_checkpoint(item: Item, folder: Path, *, run: str) -> None:

@@ -20,6 +20,7 @@ KEPT_WHEN_OPEN = (
 
 # Keys that were added later: at their default they are left out, and runs begun before keep their names and go on.
 LATER: dict[str, Any] = {
+    "model.adapter": None,
     "model.embedding_dtype": "float32",
     "optimizer.decay_scale": None,
     "optimizer.schedule.batch_warmup_steps": 0,

@@ -62,10 +62,10 @@ def all_keys() -> dict[str, list[str]]:
         for f, annotation in keys_of(cls):
             name = prefix + f.name
             found.setdefault(f.name, []).append(name)
-            if is_dataclass(annotation):
-                walk(annotation, f"{name}.")
-            for entry in filter(is_dataclass, get_args(annotation)):  # of a list
-                walk(entry, f"{name}.0.")
+            for option in filter(is_dataclass, alternatives(annotation)):
+                walk(option, f"{name}.")
+            if get_origin(annotation) is list and is_dataclass(get_args(annotation)[0]):
+                walk(get_args(annotation)[0], f"{name}.0.")
 
     walk(Recipe, "")
     for name, argument in ARGUMENTS.items():

@@ -213,6 +213,20 @@ class Data(Section):
 
 
 @dataclass(kw_only=True)
+class Adapter(Section):
+    """Few new weights that are trained by PEFT in place of a model's own, which stay as they are: recipe keys by PEFT's names."""
+
+    type: Literal["lora"] = fixed("lora", "Adapters of two thin matrices for each matrix that they change.")
+    r: int = fixed(16, "Rank: the width between the two.", minimum=1, maximum=1_000_000)
+    alpha: float | None = fixed(None, "PEFT's lora_alpha: what an adapter adds is multiplied by alpha / r, with use_rslora by alpha / sqrt(r); default 2 x r.", above=0, maximum=1e9)
+    target: str | list[str] = fixed("all-linear", "PEFT's target_modules: all-linear (every linear layer but the head), a regular expression for the whole name of a module, or a list of the last parts of names, as [q_proj, v_proj].")
+    dropout: float = fixed(0.0, "PEFT's lora_dropout: share of an adapter's inputs that is dropped while it trains.", minimum=0, below=1)
+    use_dora: bool = fixed(False, "DoRA: also train the length of each changed column.")
+    use_rslora: bool = fixed(False, "Divide by sqrt(r) and not by r, for large ranks.")
+    modules_to_save: list[str] = fixed(list, "Modules that are trained whole, a copy of each, and saved with the adapter, by the last part of their names, as [embed_tokens, lm_head].")
+
+
+@dataclass(kw_only=True)
 class Model(Section):
     """Sizes and architecture. Without a preset the defaults are GPT-2's."""
 
@@ -230,6 +244,7 @@ class Model(Section):
     n_positions: int | None = fixed(None, "Longest sequence; default data.row_tokens.", minimum=1, maximum=MOST_POSITIONS)
     options: dict[str, Any] = fixed(dict, "Fields of the model's config verbatim, e.g. {window_pattern: SSSL, final_logit_softcapping: 15} of TandemConfig, or any field of model.type's config class. What neither sizes nor options of a type of transformers name is filled in proportion to n_embd: head_dim, the MLP's width, experts' widths; numbers of experts stay the class's own.")
     start_config: dict[str, Any] | None = internal(None)  # config.json of start_from
+    adapter: Adapter | None = fixed(None, "Train adapters by PEFT in place of the weights of start_from, which stay as they are: {type: lora, r: 16}. The run's model/ and checkpoints are then the adapter alone (docs/finetune.md). Needs the package peft.")
     embedding_dtype: Literal["float32", "bfloat16"] = fixed("float32", "How the token embedding and the value embeddings are stored while training, their gradients and optimizer state with them. bfloat16 halves their memory, as nanochat has it when it trains in bfloat16; for model.type tandem with an untied head.")
     attn_implementation: str | None = key(None, "eager, sdpa, flex_attention or a flash kernel as transformers names it; default: flex_attention for windows and isolated documents on CUDA, where it skips what is hidden, if a trial before step 1 gives the numbers of eager; else sdpa.")
     chosen_attention: str | None = internal(None)  # of this start, by run/checks.py

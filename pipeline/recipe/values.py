@@ -123,6 +123,8 @@ def section_of(cls: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _with_sections(annotation: Any, value: Any) -> Any:
+    if value is None:  # of a section that may be left out, such as model.adapter
+        return None
     for option in alternatives(annotation):
         if is_dataclass(option):
             return section_of(option, value)

@@ -6,8 +6,9 @@ from typing import get_args
 import pytest
 import yaml
 
-from pipeline.recipe import read_recipe
+from pipeline.recipe import dump_recipe, read_recipe
 from pipeline.recipe.error_messages import RENAMED
+from pipeline.recipe.identity import resume_keys
 from pipeline.recipe.keys import all_keys
 from pipeline.recipe.schema import ARGUMENTS, OPTIMIZERS, SCHEDULERS, defaults, training_arguments
 
@@ -158,3 +159,16 @@ def test_every_other_field_is_refused_with_its_owner_or_reason(tmp_path, name):
 def test_rate_settings_of_the_trainer_stay_out_beside_groups():
     assert "learning_rate" in defaults(trainer_optimizer=True)
     assert not [n for n in defaults(trainer_optimizer=False) if ARGUMENTS[n].trainer_only]
+
+
+def test_an_adapter_is_left_out_or_a_section_of_pefts_names(tmp_path):
+    path = recipe_file(tmp_path)
+    assert read_recipe([path]).model.adapter is None
+    assert "model.adapter" not in resume_keys(read_recipe([path]))  # runs begun before it keep their names
+    adapted = read_recipe([path, "model.start_from=a/b", "model.adapter={r: 4, target: [q_proj]}"])
+    assert (adapted.model.adapter.r, adapted.model.adapter.target) == (4, ["q_proj"])
+    assert resume_keys(adapted)["model.adapter.r"] == 4
+    assert "  adapter:\n    r: 4\n" in dump_recipe(adapted).replace("    type: lora\n", "")
+    inherits = tmp_path / "plain.yaml"
+    inherits.write_text(f"extends: {path}\nmodel: {{adapter: {{r: 4}}}}\n")
+    assert read_recipe([str(inherits), "model.adapter=null"]).model.adapter is None
