@@ -14,7 +14,7 @@ from pipeline.plan.plan import Plan, make_plan, scored_at_most
 from pipeline.plan.probe import NotMeasured, measure
 from pipeline.plan.table import plan_table, why_unknown
 from pipeline.process.commands import command, program, whole_number
-from pipeline.process.errors import RecipeError, TandemError, raise_errors
+from pipeline.process.errors import InputMissingError, RecipeError, TandemError, raise_errors
 from pipeline.process.storage import cache_dir, can_be_used
 from pipeline.recipe import Recipe, describe_filled, read_recipe
 from pipeline.recipe.schema import Data
@@ -36,12 +36,12 @@ from pipeline.run_dir.failures import exit_with_status
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=program("plan"),
-        usage=f"{program('plan')} RECIPE [section.key=value ...] [--probe SECONDS] [--depths 16,20,24]",
+        usage=f"{program('plan')} RECIPE [section.key=value ...] [--probe SECONDS] [--depths 16,20,24] | [MODEL] --fit 8GB",
         description=(
             "The plan of a run and every check that can be made before step 1; fetches nothing, keeps no weights."
         ),
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's YAML file")
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe's YAML file")
     parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="values that replace the recipe's")
     parser.add_argument(
         "--depths", metavar="D,D,...", type=_depths, help="only plans, side by side, with model.depth at these values"
@@ -53,7 +53,17 @@ def main(argv: list[str]) -> int:
         default=0.0,
         help="measure real steps on this machine for so long, after their compilation: hours instead of an assumption",
     )
+    parser.add_argument(
+        "--fit",
+        metavar="8GB",
+        type=_card_gigabytes,
+        help="what fits a card of that size: RECIPE is then a model (a folder, a Hub id, a name of the table), or left out",
+    )
     options = parser.parse_intermixed_args(argv)
+    if options.fit is not None:
+        return _print_fit(options.recipe, gigabytes=options.fit)
+    if options.recipe is None:
+        parser.error("RECIPE is missing")
     given = [options.recipe, *options.overrides]
     if options.depths:
         recipes = [read_recipe([*given, f"model.depth={depth}"], earlier=EarlierRuns()) for depth in options.depths]
@@ -73,6 +83,32 @@ def main(argv: list[str]) -> int:
         print(f"  {line}")
     print(plan_table([plan]), flush=True)
     _report_checks(plan, is_elsewhere=is_elsewhere)
+    return 0
+
+
+def _card_gigabytes(text: str) -> float:
+    gigabytes = float(text.upper().removesuffix("GB"))
+    if gigabytes <= 0:
+        raise ValueError
+    return gigabytes
+
+
+def _print_fit(model: str | None, *, gigabytes: float) -> int:
+    """Print what fits the card of a model, or the largest models of the table."""
+    if not _has_torch():
+        raise InputMissingError(
+            "--fit: torch is not installed, and steps are tried with it. Install it: pip install torch"
+        )
+    from pipeline.plan.fit import WAYS, card_rows, config_of, fit_table, heading
+
+    if model is not None:
+        config = config_of(model)
+        print(heading(model, config, gigabytes=gigabytes))
+        print(fit_table(config, gigabytes=gigabytes))
+        return 0
+    print(f"the largest known models for a card of {gigabytes:g} GB, rows x tokens; not yet measured on a GPU")
+    for way, cell in zip(WAYS, card_rows(gigabytes), strict=True):
+        print(f"  {way.ljust(16)}  {cell}")
     return 0
 
 
