@@ -134,6 +134,7 @@ def open_chat_model(name: str, *, trust_code: bool = False) -> ChatModel:
     initialize_vector_functions()
     logging.disable_progress_bar()  # A bar for loading would stand before the first answer.
     model, tokenizer = load(subject, device=device_info().kind, revision=revision or None)
+    config, _ = PreTrainedConfig.get_config_dict(subject.path, revision=revision or None)
     manifest = subject.run.read_manifest() if subject.run else _published_manifest(subject.path, revision or None)
     return ChatModel(
         name=_name(subject),
@@ -141,7 +142,7 @@ def open_chat_model(name: str, *, trust_code: bool = False) -> ChatModel:
         tokenizer=tokenizer,
         chats=bool(tokenizer.chat_template) and manifest.get("stage") != "pretrain",
         path=subject.path,
-        model_type=PreTrainedConfig.get_config_dict(subject.path, revision=revision or None)[0]["model_type"],
+        model_type=config.get("model_type", model.config.model_type),  # an adapter has its base's
         examples=_examples(subject.run),
     )
 

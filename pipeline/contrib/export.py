@@ -4,7 +4,10 @@ in another type."""
 import os
 import shutil
 import sys
-from contextlib import redirect_stdout
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +131,7 @@ def export(
     output: str | None = None,
     dtype: str | None = None,
     max_shard_size: str,
+    merge: bool = False,
     trust_code: bool = False,
 ) -> Path:
     """Write the model that `name` means (run, checkpoint, folder) whole or not at all; returns what was written.
@@ -135,9 +139,10 @@ def export(
     to: gguf, one file; ollama, a folder with that file and a Modelfile; onnx, a folder with model.onnx; safetensors, a
     folder that from_pretrained loads, its weights in files of at most max_shard_size. dtype: of the weights, one of
     DTYPES[to]; default f16 for gguf and ollama, as they are for safetensors. output: default next to the model, where
-    run and format name it. Raises RecipeError when this
-    model cannot be written so, CannotWriteError when the output exists, InputMissingError when there is no such model
-    or package, RecipeError for a model of code of its own (trust_code: run it).
+    run and format name it. merge: write an adapter as the whole model that it makes of its base.
+
+    Raises RecipeError when this model cannot be written so, CannotWriteError when the output exists, InputMissingError
+    when there is no such model or package, RecipeError for a model of code of its own (trust_code: run it).
     """
     subject = find_subject(name, trust_code=trust_code)
     if not Path(subject.path).is_dir():
@@ -151,6 +156,34 @@ def export(
     if target.exists():
         raise CannotWriteError(f"{target}: exists and is not overwritten. Remove it, or name another --output.")
     target.parent.mkdir(parents=True, exist_ok=True)
+    is_adapter = (Path(subject.path) / "adapter_config.json").is_file()
+    if is_adapter and not merge:
+        raise RecipeError(f"{name}: is an adapter, and others read whole models. Add --merge to write one.")
+    if merge and not is_adapter:
+        raise RecipeError(f"{name}: is a whole model, so there is nothing to merge. Leave out --merge.")
+    with _merged(subject) if merge else nullcontext(subject) as subject:
+        _write(subject, target, to=to, dtype=dtype, max_shard_size=max_shard_size)
+    return target
+
+
+@contextmanager
+def _merged(subject: Subject) -> Iterator[Subject]:
+    """Yield the adapter merged into its base, as a folder next to it that is removed afterwards; of a run its name
+    stays."""
+    from transformers import AutoTokenizer
+
+    from pipeline.model.adapter import merge_adapter
+    from pipeline.model.saved import save_model
+
+    model = merge_adapter(open_model(subject.path, code=subject.code))
+    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=Path(subject.path).resolve().parent) as temporary:
+        folder = Path(temporary) / _name(subject)
+        save_model(model, folder)
+        AutoTokenizer.from_pretrained(subject.path, trust_remote_code=False).save_pretrained(folder)
+        yield replace(subject, path=str(folder))
+
+
+def _write(subject: Subject, target: Path, *, to: str, dtype: str | None, max_shard_size: str) -> None:
     if to == "gguf":
         _gguf(subject, target, dtype=dtype or "f16")
     elif to == "ollama":
@@ -160,7 +193,6 @@ def export(
             _gguf(subject, folder / file, dtype=dtype or "f16")
     else:
         _folder(subject, target, to=to, dtype=dtype, max_shard_size=max_shard_size)
-    return target
 
 
 def _name(subject: Subject) -> str:

@@ -1,6 +1,7 @@
 """RUN_OR_MODEL of the command line: a run, one of its checkpoints, a local folder or a Hub id."""
 
 import argparse
+import importlib.util
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pipeline.process.errors import DataError, InputMissingError, TandemError, f
 from pipeline.process.network import set_http_timeouts
 from pipeline.process.storage import refuse_unreadable_files
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
-from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, step_of
+from pipeline.run_dir.checkpoints import SEAL, by_step, is_model, problems, read_seal, step_of
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 
@@ -58,7 +59,7 @@ def find_subject(name: str, *, trust_code: bool = False) -> Subject:
 def _find(name: str) -> Subject:
     # 1. A folder with a model. 2. A run. 3. What looks like a path and is none. 4. A Hub id.
     path = Path(name)
-    if (path / "config.json").exists():
+    if is_model(path):
         return _folder(path)
     run = find_run(name)
     if run is None and (path / "checkpoints").is_dir():
@@ -101,7 +102,7 @@ def _folder(path: Path) -> Subject:
 
 
 def _of_run(run: RunDirectory) -> Subject:
-    if (run.model / "config.json").exists():
+    if is_model(run.model):
         return Subject(path=str(run.model), run=run, step=_finished_step(run))
     damaged = []
     for folder in reversed(by_step(run.checkpoints)):
@@ -160,16 +161,18 @@ def refuse_nonfinite_model(path: str, name: str | None) -> None:
 
 def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | None = None, **settings: Any) -> Any:
     """Return load_model of a folder or Hub id; code files that come with it are run only where `code` says that they
-    are trusted.
+    are trusted. Of an adapter the base is opened so, and the adapter put around its layers.
 
     Raises RecipeError for a model that needs others, OSError when nothing is there, DataError when its files make no
     model.
     """
-    from pipeline.model.load import load_model
+    from pipeline.model.load import files_beside, load_model
     from pipeline.model.saved import ModelOptionsError
 
     at = f"{where}: {path}" if where else path
     try:
+        if files_beside(path, ("adapter_config.json",), revision):
+            return _open_adapter(path, code=code, at=at, revision=revision, **settings)
         # Code of the model may end the process or raise anything: `guarded` names the file then.
         trust = trusts_model_code(path, code=code, where=where, revision=revision)
         with guarded(at) if trust else nullcontext():
@@ -181,6 +184,32 @@ def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | 
     except Exception as error:  # its files are somebody else's, and may hold anything
         reason = first_line(error)
         raise DataError(f"{at}: no model can be made of its files ({reason}). Take another one.") from error
+
+
+def _open_adapter(path: str, *, code: CodeFolder, at: str, revision: str | None, **settings: Any) -> Any:
+    refuse_without_peft(at)
+    from pipeline.model.adapter import load_adapter, read_adapter_config
+
+    given = read_adapter_config(path, revision)
+    base, commit = given["base_model_name_or_path"], given.get("revision")
+    if Path(base).is_absolute() and not is_model(Path(base)):
+        raise InputMissingError(
+            f"{at}: is an adapter, and its base {base} is not here. Put it back, or write its place into "
+            "adapter_config.json."
+        )
+    model = open_model(base, code=code, where=at, revision=commit, **settings, native=True)
+    if hasattr(model, "peft"):
+        raise DataError(f"{at}: its base {base} is an adapter too. Merge that one first: hub export --merge.")
+    load_adapter(model, path, given, revision=revision)
+    return model
+
+
+def refuse_without_peft(where: str) -> None:
+    """Raise InputMissingError where PEFT is not installed."""
+    if importlib.util.find_spec("peft") is None:
+        raise InputMissingError(
+            f'{where}: adapters need the package peft, which is not installed. Run: pip install "tandem-llm[peft]"'
+        )
 
 
 def trusts_model_code(path: str, *, code: CodeFolder, where: str = "", revision: str | None = None) -> bool:

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         "export", help="write the model for llama.cpp, Ollama, onnxruntime, or in shards and another type"
     )
     export_arguments.add_argument("model", metavar="RUN_OR_MODEL", help="a run, a checkpoint or a model folder")
-    export_arguments.add_argument("--to", choices=("gguf", "ollama", "onnx", "safetensors"), required=True)
+    export_arguments.add_argument("--to", choices=("gguf", "ollama", "onnx", "safetensors"))
     export_arguments.add_argument(
         "--output", metavar="PATH", help="default next to the model, named by run and format"
     )
@@ -52,6 +52,9 @@ def main(argv: list[str]) -> int:
         "--type",
         metavar="TYPE",
         help=("f32, f16, bf16; of gguf and ollama also q8_0; onnx is f32"),
+    )
+    export_arguments.add_argument(
+        "--merge", action="store_true", help="of an adapter: the whole model that it makes of its base"
     )
     export_arguments.add_argument("--max-shard-size", default="5GB", help="of one file of safetensors (default 5GB)")
     export_arguments.add_argument("--trust-code", action="store_true", help="run code files that come with the model")
@@ -75,7 +78,10 @@ def main(argv: list[str]) -> int:
         from pipeline.contrib.export import export
 
         how = {"dtype": arguments.type, "max_shard_size": arguments.max_shard_size, "trust_code": arguments.trust_code}
-        print(export(arguments.model, to=arguments.to, output=arguments.output, **how))
+        to = arguments.to or "safetensors"
+        if not arguments.to and not arguments.merge:
+            parser.error("export needs --to gguf, ollama, onnx or safetensors, or --merge")
+        print(export(arguments.model, to=to, output=arguments.output, merge=arguments.merge, **how))
         return 0
     from pipeline.hub.push import push
 

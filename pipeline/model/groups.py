@@ -17,6 +17,9 @@ def parameter_group(name: str, parameter) -> Group:
     two dimensions is `scalars`, but for the scalars that mix: x0_lambdas, and smear's and backout's, which are
     `gates`.
     """
+    for part in (".modules_to_save.default", ".token_adapter.trainable_tokens_delta.default"):  # as PEFT names them
+        if part in name:
+            name = name.replace(part, "").removesuffix(".weight") + ".weight"
     path = name.split(".")
     owner = path[-2] if len(path) > 1 else ""
     if path[-1] == "x0_lambdas":

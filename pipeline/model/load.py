@@ -134,12 +134,13 @@ def load_model(
     attn_implementation=None,
     trust_remote_code: bool = False,
     text_type: str | None = None,
+    native: bool = False,
 ):
     """The causal LM in a folder or on the Hub, on the CPU in `dtype`. trust_remote_code: whether the model's own code
     files are run. text_type: the model_type of the text part of a model with other parts, where it is to be loaded
-    alone.
+    alone. native: take transformers' own class, whose names an adapter's file has.
 
-    transformers' gpt2 and nanochat are loaded as Tandem, which computes the same (the loss in chunks, one graph).
+    Else transformers' gpt2 and nanochat are loaded as Tandem, which computes the same (the loss in chunks, one graph).
     `notes` of the model are lines on differences from its files: settings left out, parts that are not
     trained. Raises OSError when nothing is there, ModelOptionsError when the weights do not fit the config.
     """
@@ -159,9 +160,9 @@ def load_model(
         whole = None
     model: Any
     own_head = False
-    if config.model_type == "gpt2" and (ours := tandem_config(config)) is not None:
+    if not native and config.model_type == "gpt2" and (ours := tandem_config(config)) is not None:
         model = from_pretrained(TandemForCausalLM, path, config=ours, **kernels, **given)
-    elif config.model_type == "nanochat" and tandem_config(config) is not None:
+    elif not native and config.model_type == "nanochat" and tandem_config(config) is not None:
         native = from_pretrained(NanoChatForCausalLM, path, config=config, **kernels, **given)
         own_head = keep_own_head(native)
         model = _nanochat_as_tandem(native, attn_implementation=attn_implementation, dtype=dtype)
@@ -176,7 +177,8 @@ def load_model(
     if dropped:
         listed = ", ".join(f"{name} {value}" for name, value in dropped.items())
         notes.append(f"model: left out of generation_config.json, as generate ignores or refuses it so: {listed}")
-    if keep_own_head(model) or own_head:
+    model.own_head = keep_own_head(model) or own_head
+    if model.own_head:
         notes.append("model: its head is not its embedding, so tie_word_embeddings is false from now on")
     # 3. The parts that do not read text stay as they are.
     if whole:

@@ -60,6 +60,11 @@ def save_model(
     transformers writes and names it. The rows that vocab_multiple adds are left out: other programs' losses and
     kernels take every row of a head for an id. The model itself is not changed.
     """
+    if hasattr(model, "peft"):  # the adapter alone: its base is never written again
+        from .adapter import save_adapter
+
+        save_adapter(model, Path(folder), dtype=dtype)
+        return
     form = saved_form(model, Path(folder))
     _assign(form, model, model.state_dict() if state_dict is None else state_dict, dtype=dtype)
     form.save_pretrained(folder, max_shard_size=max_shard_size)
@@ -155,6 +160,11 @@ def load_weights(model: PreTrainedModel, folder) -> None:
     Raises ValueError naming what is missing, left over or of another shape.
     """
     folder = Path(folder)
+    if hasattr(model, "peft"):
+        from .adapter import ADAPTER_WEIGHTS, load_adapter_weights
+
+        load_adapter_weights(model, load_file(folder / ADAPTER_WEIGHTS), str(folder))
+        return
     own = model.state_dict()
     state = read_tensors(folder)
     if not isinstance(model.config, TandemConfig) and not state.keys() <= own.keys():

@@ -59,6 +59,8 @@ def check_given(recipe: Recipe, say: Say) -> None:
     _sources(recipe.data, recipe.stage, say)
     _optimizer(recipe.optimizer, recipe.train, list(recipe.places), say)
     _model(recipe.model, say)
+    if recipe.model.adapter is not None:
+        _adapter(recipe, say)
     _train(recipe.train, say)
     _run(recipe.run, say)
     _addresses(recipe, say)
@@ -380,6 +382,22 @@ def _model(model: Model, say: Say) -> None:
     window = model.options.get("sliding_window")
     if window is not None and window < 1:
         say("model.options.sliding_window", f"is {window}; a token sees itself at least. Write 1 or more.")
+
+
+def _adapter(recipe: Recipe, say: Say) -> None:
+    model = recipe.model
+    if model.start_from is None:
+        say("model.adapter", "trains few weights around a model's own, and model.start_from names no model. Give it.")
+    if recipe.optimizer.type == "muon_adamw":
+        say(
+            "optimizer.type",
+            "is muon_adamw, which is for whole matrices, and an adapter trains two factors of each. Write trainer or "
+            "adamw.",
+        )
+    if model.embedding_dtype != "float32":
+        say("model.embedding_dtype", "is for embeddings that are trained, and model.adapter leaves them. Remove it.")
+    if recipe.train.get("fp8"):
+        say("train.fp8", "converts matrices that are trained, and model.adapter leaves them as they are. Remove it.")
 
 
 def _train(train: dict[str, Any], say: Say) -> None:

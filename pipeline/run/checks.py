@@ -15,10 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.hardware.accelerators import DeviceInfo
-from pipeline.hardware.device import autocast_dtype, can_compile, decide_bf16, decide_compile, device_info
+from pipeline.hardware.device import (
+    autocast_dtype,
+    can_compile,
+    decide_bf16,
+    decide_compile,
+    device_info,
+    shards_model,
+    tensor_parallel_size,
+)
 from pipeline.hardware.processor import cpu_can_compile
 from pipeline.plan.capacity import find_notes, find_problems
 from pipeline.plan.plan import Plan, make_plan
+from pipeline.process.commands import command
 from pipeline.process.errors import (
     CannotWriteError,
     DataError,
@@ -271,6 +280,7 @@ def machine_problems(plan: Plan) -> list[TandemError]:
     benchmarks."""
     return [
         *raised(_start, plan),
+        *raised(_adapter, plan.recipe),
         *kernel_problems(plan.recipe, plan.device),
         *_writing(plan),
         *raised(benchmarks_of, plan.recipe),
@@ -351,6 +361,20 @@ def named_code_problems(recipe: Recipe) -> list[TandemError]:
     if not model.start_from and ":" not in model.type:
         found += raised(_model, recipe)
     return found
+
+
+def _adapter(recipe: Recipe) -> None:
+    where = recipe.where("model.adapter")
+    if recipe.model.adapter is None:
+        return
+    from pipeline.evals.subject import refuse_without_peft
+
+    refuse_without_peft(where)
+    if shards_model() or tensor_parallel_size() > 1:
+        raise RecipeError(
+            f"{where}: adapters are trained with the whole base on every device, and the launcher cuts it (FSDP or "
+            "tensor parallelism). Take accelerate_configs/ddp.yaml."
+        )
 
 
 def _callback(name: str, code: CodeFolder, where: str) -> None:
@@ -513,6 +537,11 @@ def _weights(recipe: Recipe) -> None:
     if start is None or not Path(start).is_dir() or by_step(RunDirectory.of(recipe.run).checkpoints):
         return
     folder, where = Path(start), recipe.where("model.start_from")
+    if any((folder / place / "adapter_config.json").is_file() for place in ("", "model")):  # of a run, too
+        raise InputMissingError(
+            f"{where}: {folder} is an adapter (LoRA), no whole model. Merge it: "
+            f"{command('hub', 'export', folder, '--merge')}, and start from that."
+        )
     if (folder / SEAL).is_file():
         damaged = problems(folder) or [f"{name} does not belong to it" for name in unexpected_model_files(folder)]
         if damaged:
@@ -520,10 +549,6 @@ def _weights(recipe: Recipe) -> None:
                 f"{where}: {folder} is damaged ({'; '.join(damaged)}). Copy it again, or start from another "
                 "checkpoint of that run."
             )
-    elif (folder / "adapter_config.json").is_file():
-        raise InputMissingError(
-            f"{where}: {folder} is an adapter (LoRA), no whole model. Merge it (docs/build_on.md)."
-        )
     elif not any(p.suffix == ".safetensors" or p.name.startswith("pytorch_model") for p in folder.iterdir()):
         raise InputMissingError(
             f"{where}: {folder} holds no weights (*.safetensors or pytorch_model*.bin). Name a folder that "

@@ -48,6 +48,7 @@ from pipeline.process.storage import (
 
 SEAL = "MANIFEST.json"
 # What transformers looks for in a model's folder has one of these endings.
+MODEL_CONFIGS = ("config.json", "adapter_config.json")
 LOADABLE_SUFFIXES = (".safetensors", ".bin", ".json", ".py", ".jinja", ".model", ".txt", ".msgpack", ".h5")
 _NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -144,6 +145,11 @@ def unexpected_model_files(folder: Path) -> list[str]:
     """Return the unexpected files that from_pretrained might take for a part of the model."""
     paths = map(Path, unexpected_files(folder))
     return [str(path) for path in paths if path.suffix in LOADABLE_SUFFIXES and not path.name.startswith(".")]
+
+
+def is_model(folder: Path) -> bool:
+    """Return whether the folder holds a model, or an adapter of PEFT, which names its base."""
+    return any((folder / name).is_file() for name in MODEL_CONFIGS)
 
 
 def has_whole_model(folder: Path) -> bool:

@@ -113,9 +113,18 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     try:
         if start:
             begun = _begun_type(RunDirectory.of(recipe.run).checkpoints) if recipe.run.name is not None else None
-            model: Any = _load_start(start, recipe.code, where, attention=attention, text_type=begun)
+            how = {"attn_implementation": attention, "text_type": begun}
+            if recipe.model.adapter is not None:
+                how = {"attn_implementation": attention, "native": True, "revision": _begun_commit(recipe)}
+            model: Any = _load_start(start, recipe.code, where, **how)
             check_sizes(recipe.model, model.config, where=where("model.start_from"))
+            rows = model.config.get_text_config().vocab_size
             _add_embeddings(model, num_ids=len(tokenizer), seed=seed)
+            if recipe.model.adapter is not None:
+                from pipeline.training.adapter import adapt
+
+                ids = {"rows": rows, "tokenizer": tokenizer}
+                adapt(model, recipe.model.adapter, start=start, **ids, where=where, seed=seed)
         else:
             fields = model_fields(
                 recipe.model,
@@ -167,20 +176,26 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     return model
 
 
-def _load_start(
-    start: str, code: CodeFolder, where: Callable[[str], str], *, attention: str | None, text_type: str | None
-) -> Any:
-    """Return the model of model.start_from, whose weights are numbers that a step can change. text_type: of the
-    checkpoints of a run that has begun."""
+def _begun_commit(recipe: Recipe) -> str | None:
+    """Return the commit of a Hub model that the run began from: its checkpoints hold no weights of the base."""
+    if recipe.run.name is None:
+        return None
+    inputs = RunDirectory.of(recipe.run).read_manifest().get("inputs", {})
+    return (inputs.get("start_from") or {}).get("commit")
+
+
+def _load_start(start: str, code: CodeFolder, where: Callable[[str], str], **how: Any) -> Any:
+    """Return the model of model.start_from, whose weights are numbers that a step can change. how: of load_model;
+    text_type is that of the checkpoints of a run that has begun."""
     from pipeline.evals.subject import open_model
 
     place = where("model.start_from")
     try:
-        model = open_model(
-            start, code=code, where=place, dtype=torch.float32, attn_implementation=attention, text_type=text_type
-        )
+        model = open_model(start, code=code, where=place, dtype=torch.float32, **how)
     except OSError as error:
         raise InputMissingError(f"{place}: {start}: no model can be loaded ({error}).") from error
+    if hasattr(model, "peft"):
+        raise InputMissingError(f"{place}: {start} is an adapter, no whole model. Merge it: hub export --merge.")
     model.config.get_text_config().use_cache = False  # Trainer does so of a model of text alone
     on_rank_0(lambda: [print(line) for line in model.notes])  # one call: ranks may have other notes
     refuse_quantized(model, f"{place}: {start}")

@@ -32,9 +32,9 @@ STATE = "trainer_state.json"
 MODEL, OPTIMIZER, SCHEDULER, POSITION = "model.safetensors", "optimizer.safetensors", "scheduler.json", "position.json"
 
 
-def large_files(weights: Tensors, optimizer: Tensors) -> dict[str, tuple[Tensors, dict | None]]:
-    """Return the tensors and metadata of each, as transformers writes them."""
-    return {MODEL: (weights, {"format": "pt"}), OPTIMIZER: (optimizer, None)}
+def large_files(weights: Tensors, optimizer: Tensors, *, model: str = MODEL) -> dict[str, tuple[Tensors, dict | None]]:
+    """Return the tensors and metadata of each, as transformers writes them. model: the file of the weights."""
+    return {model: (weights, {"format": "pt"}), OPTIMIZER: (optimizer, None)}
 
 
 def rng_file(rank: int) -> str:
@@ -49,6 +49,7 @@ class ModelFiles:
         self.tokenizer = tokenizer
         self.form: Any = None
         self.contents: dict[str, bytes] = {}
+        self.weights_file = MODEL
 
     def write(self, model: Any, folder: Path) -> Tensors:
         """Write the files into the empty folder, and give the weights for model.safetensors."""
@@ -57,8 +58,14 @@ class ModelFiles:
 
     def write_small(self, model: Any, folder: Path) -> None:
         if not self.contents:  # transformers writes them once; afterwards they are copied
-            self.form = saved_form(model, folder, padded=True)
-            self.form.save_pretrained(folder, state_dict={})
+            if hasattr(model, "peft"):
+                from pipeline.model.adapter import ADAPTER_WEIGHTS, write_adapter_config
+
+                write_adapter_config(model, folder)
+                self.weights_file = ADAPTER_WEIGHTS
+            else:
+                self.form = saved_form(model, folder, padded=True)
+                self.form.save_pretrained(folder, state_dict={})
             self.tokenizer.save_pretrained(folder)
             self.contents = {path.name: path.read_bytes() for path in folder.iterdir()}
         else:
@@ -68,6 +75,10 @@ class ModelFiles:
     def weights(self, model: Any, part: Tensors | None = None) -> Tensors:
         """Return the weights as they are saved; of a sharded model this rank's part. part: of the model's own,
         whole."""
+        if hasattr(model, "peft"):
+            from pipeline.model.adapter import adapter_weights
+
+            return adapter_weights(model)
         if self.form is None:
             self.form = saved_form(model, None, padded=True)
         return {name: tensor for name, tensor in saved_weights(self.form, model, part).items() if not tensor.is_meta}

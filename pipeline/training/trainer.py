@@ -539,12 +539,17 @@ class TandemTrainer(Trainer):
             self.guard.check_state(tensors, step=step, consequence=f"checkpoint-{step} was not written")
             model = self.accelerator.unwrap_model(self.model)
             facts = {"tokens": self.meter.tokens_at(step), "world_size": self.args.world_size}
+            if hasattr(model, "peft"):  # the checkpoint is whole with these weights alone
+                facts["base"] = self.run.read_manifest()["inputs"]["start_from"]
 
             # 2. Small files are written here; large ones are copied, and another process writes the copy.
             def write_small(folder: Path) -> dict:
                 self.model_files.write_small(model, folder)
                 self.write_state(folder, ranks)
-                return {} if self.is_sharded else files.large_files(self.model_files.weights(model), optimizer)
+                if self.is_sharded:
+                    return {}
+                weights, name = self.model_files.weights(model), self.model_files.weights_file
+                return files.large_files(weights, optimizer, model=name)
 
             if self.is_sharded:
                 from pipeline.training.checkpoint_parts import own_part
