@@ -1,4 +1,4 @@
-"""What fits a card: full tuning and LoRA of a model, with and without recomputed activations, by trials (step_memory.py).
+"""What fits a card: full tuning and LoRA of a model, with and without recomputed activations, by trials.
 
 Planned for a GPU that multiplies in bf16 over fp32 weights, with AdamW and more than one micro-step. Nothing here was
 measured on a GPU.
@@ -199,7 +199,8 @@ def cards_table() -> str:
 def heading(name: str, config: Any, *, gigabytes: float) -> str:
     """Return a sentence on what the table counts."""
     total = sizes_from_config(config, TRIED_TOKENS).parameters()["total"]
+    planned = gibibytes(usable_bytes(gigabytes))
     return (
-        f"{name} ({millions(total)} parameters) on a card of {gigabytes:g} GB, of which {gibibytes(usable_bytes(gigabytes))} "
-        "are planned for: AdamW, bf16 autocast. By trial on shapes; not yet measured on a GPU."
+        f"{name} ({millions(total)} parameters) on a card of {gigabytes:g} GB, of which {planned} are planned for: "
+        "AdamW, bf16 autocast. By trial on shapes; not yet measured on a GPU."
     )

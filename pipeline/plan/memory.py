@@ -118,7 +118,7 @@ class Workload:
     @property
     def optimizer_bytes(self) -> int | None:
         """Return the optimizer state of one whole copy of the weights; None for an optimizer that we do not know."""
-        if self.optimizer == "adamw" or (self.optimizer == "muon_adamw" and self.frozen_bytes):
+        if self.optimizer == "adamw":
             return 2 * self.weight_bytes
         if self.optimizer == "muon_adamw":  # momentum, and one row or column of variances a matrix
             matrices = self.sizes.parameters()["matrices"]

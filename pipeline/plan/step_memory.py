@@ -108,23 +108,22 @@ def step_memory(
     parameters = list(model.parameters())
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     total = sum(p.numel() for p in parameters)
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    base.config.get_text_config().use_cache = False
+    model.config.get_text_config().use_cache = False
     every = 1
     if checkpointing is not None:
         given = dict(checkpointing)
         every = given.pop("every_n_layers", 1)
         given.pop("offload", None)
-        base.activation_checkpointing_enable(activation_checkpointing_kwargs=given or None, every_n_layers=every)
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=given or None, every_n_layers=every)
     model.train()
-    blocks = _blocks(base)
+    blocks = _blocks(model)
     num_blocks = len(blocks)
     tried: list[tuple[int, list[Peaks]]] = []
     with FakeTensorMode():
         _leave_meta(model)
         for depth in sorted({min(every * depth, num_blocks) for depth in DEPTHS}, reverse=True):
             del blocks[depth:]
-            of_rows = [_try(model, base, rows, row_tokens, half=half, isolated=isolated) for rows in (1, 2)]
+            of_rows = [_try(model, rows, row_tokens, half=half, isolated=isolated) for rows in (1, 2)]
             tried.append((depth, of_rows))
     # By rows first, then by blocks: a line through two points each.
     lines = []
@@ -136,7 +135,7 @@ def step_memory(
     if len(lines) > 1:
         more = (num_blocks - deep[0]) / (deep[0] - shallow[0])
     fixed, row = (_combined(deep[i], shallow[i], lambda a, b: a + more * (a - b)) for i in (1, 2))
-    return StepMemory(fixed=fixed, row=row, trained=trained, total=total, chunked=hasattr(base, "per_token_nll"))
+    return StepMemory(fixed=fixed, row=row, trained=trained, total=total, chunked=hasattr(model, "per_token_nll"))
 
 
 def _combined(first: Peaks, second: Peaks, by: Callable[[float, float], float]) -> Peaks:
@@ -165,7 +164,7 @@ def _leave_meta(model: torch.nn.Module) -> None:
                 tensors[name] = made[id(tensor)]  # type: ignore[index]
 
 
-def _try(model: Any, base: Any, rows: int, row_tokens: int, *, half: bool, isolated: bool) -> Peaks:
+def _try(model: Any, rows: int, row_tokens: int, *, half: bool, isolated: bool) -> Peaks:
     """Return the peaks of one forward and backward pass, with gradients in place as from the second micro-step on."""
     known = [*model.parameters(), *model.buffers()]
     for parameter in model.parameters():
@@ -177,7 +176,7 @@ def _try(model: Any, base: Any, rows: int, row_tokens: int, *, half: bool, isola
     if isolated:
         document = -(-row_tokens // DOCUMENTS_A_ROW)
         batch["position_ids"] = (torch.arange(row_tokens) % document).repeat(rows, 1)
-    live = LiveBytes(base.get_input_embeddings().num_embeddings, known)
+    live = LiveBytes(model.get_input_embeddings().num_embeddings, known)
     with live:
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             outputs = model(**batch)
@@ -209,23 +208,11 @@ def memory_of_config(
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
             use_chunked_loss(model)
-            if adapter is not None:
-                model = _with_adapter(model, adapter)
+        if adapter is not None:
+            from pipeline.model.adapter import add_adapter
+            from pipeline.training.adapter import peft_settings
+
+            add_adapter(model, peft_settings(adapter), base="", revision=None, new_ids=(), seed=0)
         return step_memory(model, row_tokens=row_tokens, **how)
     except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError):
         return None  # a forward may look at its values, of which there are none: experts that are chosen by them
-
-
-def _with_adapter(model: Any, adapter: Adapter) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(
-        r=adapter.r,
-        lora_alpha=adapter.alpha or 2 * adapter.r,
-        lora_dropout=adapter.dropout,
-        target_modules=adapter.target,
-        use_dora=adapter.use_dora,
-        modules_to_save=adapter.modules_to_save or None,
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(model, config)
