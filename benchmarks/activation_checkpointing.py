@@ -16,7 +16,9 @@ from pipeline.plan.step_memory import memory_of_config
 
 def model_of(family: str) -> Any:
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **FAMILIES[family]), dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **FAMILIES[family]), dtype=torch.float32
+    )
     use_chunked_loss(model)
     model.config.use_cache = False
     return model.to(DEVICE).train()
@@ -29,7 +31,9 @@ def compare(family: str, *, rows: int, row_tokens: int, pairs: int) -> dict[str,
     ids = torch.randint(1000, (rows, row_tokens), device=DEVICE)
 
     def micro_step(model: Any) -> None:
-        model(input_ids=ids, labels=ids, shift_labels=ids, num_items_in_batch=torch.tensor(float(ids.numel()))).loss.backward()
+        model(
+            input_ids=ids, labels=ids, shift_labels=ids, num_items_in_batch=torch.tensor(float(ids.numel()))
+        ).loss.backward()
 
     times = in_turns(lambda: micro_step(recomputed), lambda: micro_step(kept), pairs=pairs, warm_up=1)
     sizes = {}

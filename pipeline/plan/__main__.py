@@ -36,7 +36,10 @@ from pipeline.run_dir.failures import exit_with_status
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=program("plan"),
-        usage=f"{program('plan')} RECIPE [section.key=value ...] [--probe SECONDS] [--depths 16,20,24] | [MODEL] --fit 8GB",
+        usage=(
+            f"{program('plan')} RECIPE [section.key=value ...] [--probe SECONDS] [--depths 16,20,24]"
+            " | [MODEL] --fit 8GB"
+        ),
         description=(
             "The plan of a run and every check that can be made before step 1; fetches nothing, keeps no weights."
         ),
@@ -57,7 +60,7 @@ def main(argv: list[str]) -> int:
         "--fit",
         metavar="8GB",
         type=_card_gigabytes,
-        help="what fits a card of that size: RECIPE is then a model (a folder, a Hub id, a name of the table), or left out",
+        help="what fits a card of that size; RECIPE is then a model (a folder, a Hub id, a known name) or left out",
     )
     options = parser.parse_intermixed_args(argv)
     if options.fit is not None:
