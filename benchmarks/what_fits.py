@@ -1,7 +1,7 @@
-"""What fits which card, and how long it takes: the tables of docs/hardware.md. Planned by arithmetic, nothing is run or measured.
+"""What fits which card, and how long it takes: the table of docs/hardware.md. Planned by arithmetic, nothing is run or measured.
 
-python benchmarks/what_fits.py            prints the tables
-python benchmarks/what_fits.py --write    puts them into docs/hardware.md
+python benchmarks/what_fits.py            prints the table
+python benchmarks/what_fits.py --write    puts it into docs/hardware.md
 """
 
 import argparse
@@ -12,14 +12,12 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pipeline.hardware.accelerators import planned_device  # noqa: E402
-from pipeline.plan.fit import cards_table  # noqa: E402
 from pipeline.plan.memory import usable_bytes  # noqa: E402
 from pipeline.plan.plan import Plan, make_plan  # noqa: E402
 from pipeline.recipe import read_recipe  # noqa: E402
 
 PAGE = ROOT / "docs" / "hardware.md"
 BEGIN, END = "<!-- by benchmarks/what_fits.py -->\n", "<!-- to here -->\n"
-TUNING_BEGIN, TUNING_END = "<!-- tuning, by benchmarks/what_fits.py -->\n", "<!-- tuning to here -->\n"
 CARDS = ("T4", "RTX3090", "RTX4090", "RTX5090", "L40S", "A100-40GB", "A100", "H100", "H200", "MI300X")
 DEPTHS = (4, 8, 12, 16, 20, 24)
 RECIPE = ["fineweb_d12", "train.per_device_train_batch_size=auto", "model.options.window_pattern=L"]
@@ -69,13 +67,11 @@ def sum_of(plan: Plan) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put it into docs/hardware.md")
-    tables = {(BEGIN, END): table(), (TUNING_BEGIN, TUNING_END): cards_table()}
     if not parser.parse_args().write:
-        print("\n".join(tables.values()), end="")
+        print(table(), end="")
         return
-    for (begin, end), lines in tables.items():
-        before, rest = PAGE.read_text().split(begin)
-        PAGE.write_text(before + begin + lines + end + rest.split(end)[1])
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + BEGIN + table() + END + rest.split(END)[1])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from pipeline.recipe.model_sizes import sizes_from_config
 from pipeline.recipe.schema import Adapter
 
 TABLE = Path(__file__).with_name("small_models.json")  # sizes of public config.json files, by short names
-CARDS_GB = (8, 12, 16, 24)
 ROW_LENGTHS = (512, 1024, 2048, 4096, 8192)
 TRIED_TOKENS = 512  # of a row of the trials: memory grows in proportion to the positions
 LEAST_TOKENS = 1024  # of a row, for a model to count as one that fits
@@ -186,14 +185,6 @@ def card_rows(gigabytes: float) -> list[str]:
                 cells[-1] = f"{name}, {best.rows} x {best.row_tokens:,}"
                 break
     return cells
-
-
-def cards_table() -> str:
-    """Return the largest models of the table for cards of several sizes, as Markdown."""
-    lines = [f"| card | {' | '.join(WAYS)} |", f"|---|{'---|' * len(WAYS)}"]
-    for gigabytes in CARDS_GB:
-        lines.append(f"| {gigabytes} GB | {' | '.join(card_rows(gigabytes))} |")
-    return "\n".join(lines) + "\n"
 
 
 def heading(name: str, config: Any, *, gigabytes: float) -> str:
