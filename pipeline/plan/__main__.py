@@ -11,7 +11,7 @@ from pipeline.plan.machine import about_tokens_of, absent_sources, has_torch, ke
 from pipeline.plan.plan import Plan
 from pipeline.plan.table import plan_table, why_unknown
 from pipeline.process.commands import command, program
-from pipeline.process.errors import TandemError, raise_errors
+from pipeline.process.errors import InputMissingError, TandemError, raise_errors
 from pipeline.recipe import Recipe, describe_filled, read_recipe
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.start_from import resolve_start, start_folder
@@ -32,12 +32,15 @@ from pipeline.run_dir.failures import exit_with_status
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=program("plan"),
-        usage=f"{program('plan')} RECIPE [section.key=value ...] [--probe SECONDS] [--depths 16,20,24]",
+        usage=(
+            f"{program('plan')} RECIPE [section.key=value ...] [--probe SECONDS] [--depths 16,20,24]"
+            " | [MODEL] --fit 8GB"
+        ),
         description=(
             "The plan of a run and every check that can be made before step 1; fetches nothing, keeps no weights."
         ),
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's YAML file")
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe's YAML file")
     parser.add_argument(
         "overrides", metavar="section.key=value", nargs="*", default=[], help="values that replace the recipe's"
     )
@@ -51,7 +54,17 @@ def main(argv: list[str]) -> int:
         default=0.0,
         help="measure real steps on this machine for so long, after their compilation: hours instead of an assumption",
     )
+    parser.add_argument(
+        "--fit",
+        metavar="8GB",
+        type=_card_gigabytes,
+        help="what fits a card of that size; RECIPE is then a model (a folder, a Hub id, a known name) or left out",
+    )
     options = parser.parse_intermixed_args(argv)
+    if options.fit is not None:
+        return _print_fit(options.recipe, gigabytes=options.fit)
+    if options.recipe is None:
+        parser.error("the following arguments are required: RECIPE")
     given = [options.recipe, *options.overrides]
     if options.depths:
         recipes = [read_recipe([*given, f"model.depth={depth}"], earlier=EarlierRuns()) for depth in options.depths]
@@ -77,6 +90,32 @@ def main(argv: list[str]) -> int:
         print(f"  {line}")
     print(plan_table([plan]), flush=True)
     _report_checks(plan, is_elsewhere=is_elsewhere)
+    return 0
+
+
+def _card_gigabytes(text: str) -> float:
+    gigabytes = float(text.upper().removesuffix("GB"))
+    if gigabytes <= 0:
+        raise ValueError
+    return gigabytes
+
+
+def _print_fit(model: str | None, *, gigabytes: float) -> int:
+    """Print what fits the card of a model, or the largest models of the table."""
+    if not has_torch():
+        raise InputMissingError(
+            "--fit: torch is not installed, and steps are tried with it. Install it: pip install torch"
+        )
+    from pipeline.plan.fit import WAYS, card_rows, config_of, fit_table, heading
+
+    if model is not None:
+        config = config_of(model)
+        print(heading(model, config, gigabytes=gigabytes))
+        print(fit_table(config, gigabytes=gigabytes))
+        return 0
+    print(f"the largest known models for a card of {gigabytes:g} GB, rows x tokens; not yet measured on a GPU")
+    for way, cell in zip(WAYS, card_rows(gigabytes), strict=True):
+        print(f"  {way.ljust(16)}  {cell}")
     return 0
 
 

@@ -2,8 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.recipe.sizes import Sizes
+
+if TYPE_CHECKING:
+    from pipeline.plan.step_memory import StepMemory
 
 FP32 = 4
 # Bytes that the backward pass keeps per block, row position and unit of width: (modern, any other block), by 16-bit
@@ -27,6 +31,7 @@ PROCESS_BYTES, COMPILER_BYTES = 520 << 20, 120 << 20
 # A CPU's process keeps what it has freed (hardware/processor.py: keep_freed_memory), in pieces that the next tensors
 # do not fill.
 KEPT_FREED = 1.15
+SCORED_LOGITS = 2**28  # elements that the evaluation of a model of transformers holds at once (evals/bpb.py, compared)
 EAGER_BYTES = 4  # of a pair of positions and a head: eager attention's weights in fp32; a copy in 16 bits comes on top
 # Bytes of optimizer state for each parameter, by train.optim's beginning.
 TRAINER_STATES = {
@@ -88,6 +93,12 @@ class Workload:
     on_cpu: bool
     processes: int
     shards: int  # processes that share a model (FSDP2); 1 for none
+    step: "StepMemory | None" = None  # as a trial has counted it, of another model than Tandem's
+
+    @property
+    def trained(self) -> int:
+        """Return the parameters that have gradients and states: all, or an adapter's."""
+        return self.step.trained if self.step else self.sizes.parameters()["total"]
 
     @property
     def narrower_bytes(self) -> int:
@@ -96,8 +107,13 @@ class Workload:
 
     @property
     def weight_bytes(self) -> int:
-        """Return one whole copy of the weights as they are trained."""
-        return FP32 * self.sizes.parameters()["total"] - self.narrower_bytes
+        """Return one whole copy of the weights that are trained."""
+        return FP32 * self.trained - self.narrower_bytes
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Return the weights that are not trained."""
+        return FP32 * (self.step.total - self.step.trained) if self.step else 0
 
     @property
     def optimizer_bytes(self) -> int | None:
@@ -112,7 +128,7 @@ class Workload:
             return None
         size = TRAINER_STATES[max(known, key=len)]
         # Whole numbers are of a parameter's own dtype; what is less is an 8- or 4-bit state.
-        return size * self.sizes.parameters()["total"] - size // FP32 * self.narrower_bytes
+        return size * self.trained - size // FP32 * self.narrower_bytes
 
     @property
     def checkpoint_bytes(self) -> int | None:
@@ -145,11 +161,13 @@ class Workload:
             if optimizer is not None:
                 optimizer //= self.shards
             saved //= self.processes  # each writes a part
-        return Memory(weights, gradients, optimizer, activations, process, saved)
+        return Memory(weights + self.frozen_bytes, gradients, optimizer, activations, process, saved)
 
     def activations(self, rows: int) -> int:
-        """Return what a step of so many rows holds beyond weights and states, by the counts of KEPT."""
+        """Return what a step of so many rows holds beyond weights and states, by a trial or the counts of KEPT."""
         sizes = self.sizes
+        if self.step is not None:
+            return self._tried_activations(rows, self.step)
         positions = rows * sizes.row_tokens
         # 1. What the backward pass needs of a block.
         modern_bytes, other_bytes = KEPT[self.half, self.compiled]
@@ -164,18 +182,34 @@ class Workload:
         copies = 0
         if self.half:
             copies = 2 * sizes.parameters()["scaling"]
-        training = blocks + copies + self._head_bytes(positions)
+        training = blocks + copies + self._head_bytes(rows)
         if not self.on_cpu:
             return training
         # Where a step has few rows, the evaluation's many take more: their logits, and one block's tensors.
-        scored = self.scored_rows * sizes.row_tokens
-        return max(training, scored * kept // positions + copies + self._head_bytes(scored))
+        scored_blocks = self.scored_rows * sizes.row_tokens * kept // positions
+        return max(training, scored_blocks + copies + self._head_bytes(self.scored_rows))
 
-    def _head_bytes(self, positions: int) -> int:
-        """Return what embeddings, last norm and the chunked loss hold."""
+    def _tried_activations(self, rows: int, step: "StepMemory") -> int:
+        """Return the larger of what the blocks hold at most, and what is held while logits are; or what scoring takes,
+        whose logits may be more than those of few rows."""
+        peaks = step.peaks(rows)
+        scored = 0
+        if not step.chunked:
+            a_row = self.sizes.row_tokens * self.sizes.vocab_rows
+            scored_rows = min(self.scored_rows, max(1, SCORED_LOGITS // a_row))
+            scored = (FP32 + 2 * self.half) * scored_rows * a_row
+        return round(max(peaks.blocks, peaks.at_head + self.loss_bytes(rows), scored))
+
+    def loss_bytes(self, rows: int) -> int:
+        """Return what logits and the loss made of them hold at most."""
+        if self.step is not None and not self.step.chunked:
+            return round(self.step.peaks(rows).logits)
         chunk = CPU_LOSS_CHUNK_ELEMENTS if self.on_cpu else LOSS_CHUNK_ELEMENTS
-        loss = LOSS_BYTES * min(chunk, positions * self.sizes.vocab_rows)
-        return KEPT_OUTSIDE * positions * self.sizes.n_embd + loss
+        return LOSS_BYTES * min(chunk, rows * self.sizes.row_tokens * self.sizes.vocab_rows)
+
+    def _head_bytes(self, rows: int) -> int:
+        """Return what embeddings, last norm and the chunked loss hold."""
+        return KEPT_OUTSIDE * rows * self.sizes.row_tokens * self.sizes.n_embd + self.loss_bytes(rows)
 
 
 def checkpoints_on_disk(

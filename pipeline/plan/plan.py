@@ -36,6 +36,7 @@ from pipeline.run_dir.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from pipeline.plan.probe import Probe
+    from pipeline.plan.step_memory import StepMemory
 
 # Share of the peak that a step is assumed to reach where none was measured: of a GPU's data sheet, from 0.15 to 0.55 of
 # which wide models reach (narrow blocks keep it idle between kernels); of a processor's measured products, 0.06 to 0.7.
@@ -313,10 +314,12 @@ def make_plan(
     on_cpu = device.kind == "cpu"
     workload = None
     if sizes is not None:
+        half = compute in ("bfloat16", "float16")
         workload = workload_of(
             recipe,
             sizes,
-            half=compute in ("bfloat16", "float16"),
+            step=_tried_step(recipe, half=half, on_cpu=on_cpu),
+            half=half,
             compiled=_compiled(train, device, shards),
             on_cpu=on_cpu,
             processes=processes,
@@ -380,6 +383,7 @@ def workload_of(
     *,
     half: bool,
     compiled: bool,
+    step: "StepMemory | None" = None,
     on_cpu: bool = False,
     processes: int = 1,
     shards: int = 1,
@@ -394,7 +398,7 @@ def workload_of(
         half_tables=recipe.model.embedding_dtype == "bfloat16",
         modern=recipe.model.preset.startswith("modern"),
         eager=(recipe.model.chosen_attention or recipe.model.attn_implementation) == "eager",
-        recomputes=bool(train.get("activation_checkpointing") or train.get("gradient_checkpointing")),
+        recomputes=checkpointing_settings(train) is not None,
         scored_rows=recipe.evals.bpb.batch_rows or train["per_device_eval_batch_size"],
         saves=train["save_strategy"] != "no",
         half=half,
@@ -402,7 +406,36 @@ def workload_of(
         on_cpu=on_cpu,
         processes=processes,
         shards=shards,
+        step=step,
     )
+
+
+def _tried_step(recipe: Recipe, *, half: bool, on_cpu: bool) -> "StepMemory | None":
+    """Return a step's memory by a trial: of adapters, and of models of others that are on this machine. None for
+    Tandem's own models, of which bytes were counted (KEPT), and for what cannot be tried."""
+    config, adapter = start_config(recipe), recipe.model.adapter
+    if config is None or (adapter is None and recipe.model.becomes_tandem):
+        return None
+    from pipeline.plan.step_memory import memory_of_config
+
+    return memory_of_config(
+        config,
+        attention=recipe.model.chosen_attention or recipe.model.attn_implementation or "sdpa",
+        adapter=adapter,
+        row_tokens=recipe.data.row_tokens,
+        half=half,
+        on_cpu=on_cpu,
+        isolated=recipe.isolates_documents,
+        checkpointing=checkpointing_settings(recipe.train),
+    )
+
+
+def checkpointing_settings(train: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the settings of recomputed activations, None without it; by either name of the key."""
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        if train.get(name):
+            return train.get(f"{name}_kwargs") or {}
+    return None
 
 
 def _queued_bytes(workload: Workload, hub: Hub, *, mirror: str | None) -> int:
@@ -417,28 +450,35 @@ def _queued_bytes(workload: Workload, hub: Hub, *, mirror: str | None) -> int:
     return queued
 
 
+def start_config(recipe: Recipe) -> Any:
+    """Return transformers' config of the model that the recipe starts from; None where it is not on this machine.
+    Raises SizesUnknownError."""
+    folder = start_folder(recipe)
+    if folder is None:
+        return None
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    import pipeline.model.build  # noqa: F401 - makes our own model type known
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        text, vocabulary = config.get_text_config(), recipe.tokenizer.vocab_size or 0
+        if vocabulary > getattr(text, "vocab_size", math.inf):
+            text.vocab_size = vocabulary  # rows are added for ids that it has none for (training/build.py)
+        return config
+    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        # Wrong values, or a model's own code: known when it is loaded, if it is trusted.
+        raise SizesUnknownError("its config is not one of transformers' own types") from error
+
+
 def planned_sizes(recipe: Recipe) -> tuple[Sizes | None, str | None]:
     """Return sizes of the model that the recipe starts from when it is on this machine, else of the recipe's own; or
     None, and why."""
-    folder = start_folder(recipe)
-    if folder is not None:
-        from huggingface_hub.errors import StrictDataclassError
-        from transformers import AutoConfig
-
-        import pipeline.model.build  # noqa: F401 - makes our own model type known
-
-        try:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            text, vocabulary = config.get_text_config(), recipe.tokenizer.vocab_size or 0
-            if vocabulary > getattr(text, "vocab_size", math.inf):
-                text.vocab_size = vocabulary  # rows are added for ids that it has none for (training/build.py)
-            return sizes_from_config(config, recipe.data.row_tokens), None
-        except SizesUnknownError as error:
-            return None, str(error)
-        except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError):
-            # Wrong values, or a model's own code: known when it is loaded, if it is trusted.
-            return None, "its config is not one of transformers' own types"
     try:
+        config = start_config(recipe)
+        if config is not None:
+            return sizes_from_config(config, recipe.data.row_tokens), None
         return sizes_of(recipe), None
     except SizesUnknownError as error:
         return None, str(error)

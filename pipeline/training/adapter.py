@@ -36,19 +36,10 @@ def adapt(
     with suppress(InputMissingError, ServiceError):  # without a tokenizer of its own: each row stands for an id
         known = len(open_tokenizer(start, revision=None, beside=None, where=place))
     new_ids = range(known, len(tokenizer))
-    settings = {
-        "r": adapter.r,
-        "lora_alpha": 2 * adapter.r if adapter.alpha is None else adapter.alpha,
-        "target_modules": adapter.target,
-        "lora_dropout": adapter.dropout,
-        "use_dora": adapter.use_dora,
-        "use_rslora": adapter.use_rslora,
-        "modules_to_save": adapter.modules_to_save,
-    }
     base = str(Path(start).absolute()) if is_folder else start
     revision = None if is_folder else getattr(model.config, "_commit_hash", None)
     try:
-        add_adapter(model, settings, base=base, revision=revision, new_ids=new_ids, seed=seed)
+        add_adapter(model, peft_settings(adapter), base=base, revision=revision, new_ids=new_ids, seed=seed)
     except ModelOptionsError as error:
         raise RecipeError(f"{place}.{error}") from error
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -57,3 +48,16 @@ def adapt(
     if new_ids:
         line += f" and rows of {len(new_ids)} new tokens"
     on_rank_0(lambda: print(f"{line}; the weights of {start} stay as they are"))
+
+
+def peft_settings(adapter: Adapter) -> dict[str, Any]:
+    """Return the adapter as arguments of PEFT's LoraConfig."""
+    return {
+        "r": adapter.r,
+        "lora_alpha": 2 * adapter.r if adapter.alpha is None else adapter.alpha,
+        "target_modules": adapter.target,
+        "lora_dropout": adapter.dropout,
+        "use_dora": adapter.use_dora,
+        "use_rslora": adapter.use_rslora,
+        "modules_to_save": adapter.modules_to_save,
+    }
