@@ -159,7 +159,7 @@ def load_adapter_weights(model: Any, weights: Mapping[str, torch.Tensor], where:
 def read_adapter_config(path: str, revision: str | None) -> dict[str, Any]:
     """Return adapter_config.json of a folder or a repository of the Hub. Raises ModelOptionsError for one that has
     what is not read here."""
-    given = json.loads(Path(cached_file(path, ADAPTER_CONFIG, revision=revision)).read_bytes())
+    given = json.loads(_file(path, ADAPTER_CONFIG, revision).read_bytes())
     if given.get("peft_type") != "LORA":
         raise ModelOptionsError(f"{path}: is an adapter of type {given.get('peft_type')}; LORA alone is read here.")
     odd = [name for name, value in given.items() if value and name not in (*FIELDS, *WITHOUT_EFFECT)]
@@ -172,16 +172,21 @@ def read_adapter_config(path: str, revision: str | None) -> dict[str, Any]:
     return given
 
 
+def _file(path: str, name: str, revision: str | None) -> Path:
+    return Path(str(cached_file(path, name, revision=revision)))
+
+
 def load_adapter(model: PreTrainedModel, path: str, given: Mapping[str, Any], *, revision: str | None) -> None:
     """Put the trained adapters of a folder or a repository around the layers of their base, which is loaded. given:
     its adapter_config.json."""
     from .load import generation_config_of
 
-    weights = load_file(cached_file(path, ADAPTER_WEIGHTS, revision=revision))
+    weights = load_file(_file(path, ADAPTER_WEIGHTS, revision))
     # Ids that the base lacks are in the adapter: as trained rows, or as a table that is saved whole.
     rows = [max(ids) + 1 for ids in (given.get("trainable_token_indices") or {}).values()]
     rows += [len(weights[name]) for name in weights if name.endswith(f"{_tables(model)[0]}.weight")]
-    if rows and max(rows) > len(model.get_input_embeddings().weight):
+    embedding: Any = model.get_input_embeddings()
+    if rows and max(rows) > len(embedding.weight):
         model.resize_token_embeddings(max(rows), mean_resizing=False)
     with torch.random.fork_rng(devices=[]):
         config = _wrap(model, {name: given[name] for name in FIELDS if given.get(name) is not None})

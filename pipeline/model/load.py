@@ -163,9 +163,9 @@ def load_model(
     if not native and config.model_type == "gpt2" and (ours := tandem_config(config)) is not None:
         model = from_pretrained(TandemForCausalLM, path, config=ours, **kernels, **given)
     elif not native and config.model_type == "nanochat" and tandem_config(config) is not None:
-        native = from_pretrained(NanoChatForCausalLM, path, config=config, **kernels, **given)
-        own_head = keep_own_head(native)
-        model = _nanochat_as_tandem(native, attn_implementation=attn_implementation, dtype=dtype)
+        theirs = from_pretrained(NanoChatForCausalLM, path, config=config, **kernels, **given)
+        own_head = keep_own_head(theirs)
+        model = _nanochat_as_tandem(theirs, attn_implementation=attn_implementation, dtype=dtype)
     else:
         auto: Any = whole or AutoModelForCausalLM
         trust = {} if whole else {"trust_remote_code": trust_remote_code}

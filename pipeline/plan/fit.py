@@ -24,7 +24,7 @@ ROW_LENGTHS = (512, 1024, 2048, 4096, 8192)
 TRIED_TOKENS = 512  # of a row of the trials: memory grows in proportion to the positions
 LEAST_TOKENS = 1024  # of a row, for a model to count as one that fits
 MOST_ROWS = 1024
-WAYS = {
+WAYS: dict[str, tuple[Adapter | None, dict[str, Any] | None]] = {
     "full": (None, None),
     "full, recomputed": (None, {}),
     "LoRA": (Adapter(), None),

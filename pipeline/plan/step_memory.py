@@ -130,11 +130,12 @@ def step_memory(
     for depth, (one, two) in tried:
         row = _combined(two, one, lambda a, b: a - b)
         lines.append((depth, _combined(one, row, lambda a, b: a - b), row))
-    deep, shallow = lines[0], lines[-1]
+    (deep, fixed_deep, row_deep), (shallow, fixed_shallow, row_shallow) = lines[0], lines[-1]
     more = 0.0
-    if len(lines) > 1:
-        more = (num_blocks - deep[0]) / (deep[0] - shallow[0])
-    fixed, row = (_combined(deep[i], shallow[i], lambda a, b: a + more * (a - b)) for i in (1, 2))
+    if deep > shallow:
+        more = (num_blocks - deep) / (deep - shallow)
+    fixed = _combined(fixed_deep, fixed_shallow, lambda a, b: a + more * (a - b))
+    row = _combined(row_deep, row_shallow, lambda a, b: a + more * (a - b))
     return StepMemory(fixed=fixed, row=row, trained=trained, total=total, chunked=hasattr(model, "per_token_nll"))
 
 
@@ -161,7 +162,7 @@ def _leave_meta(model: torch.nn.Module) -> None:
                     if isinstance(tensor, torch.nn.Parameter):
                         new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
                     made[id(tensor)] = new
-                tensors[name] = made[id(tensor)]  # type: ignore[index]
+                tensors[name] = made[id(tensor)]  # type: ignore[index,assignment]
 
 
 def _try(model: Any, rows: int, row_tokens: int, *, half: bool, isolated: bool) -> Peaks:

@@ -113,7 +113,7 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     try:
         if start:
             begun = _begun_type(RunDirectory.of(recipe.run).checkpoints) if recipe.run.name is not None else None
-            how = {"attn_implementation": attention, "text_type": begun}
+            how: dict[str, Any] = {"attn_implementation": attention, "text_type": begun}
             if recipe.model.adapter is not None:
                 how = {"attn_implementation": attention, "native": True, "revision": _begun_commit(recipe)}
             model: Any = _load_start(start, recipe.code, where, **how)
