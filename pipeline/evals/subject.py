@@ -173,8 +173,8 @@ def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | 
     Raises RecipeError for a model that needs others, OSError when nothing is there, DataError when its files make no
     model.
     """
+    from pipeline.model.errors import ModelOptionsError
     from pipeline.model.load import files_beside, load_model
-    from pipeline.model.saved import ModelOptionsError
 
     at = f"{where}: {path}" if where else path
     try:
@@ -196,6 +196,7 @@ def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | 
 def _open_adapter(path: str, *, code: CodeFolder, at: str, revision: str | None, **settings: Any) -> Any:
     refuse_without_peft(at)
     from pipeline.model.adapter import load_adapter, read_adapter_config
+    from pipeline.model.load import generation_config_of
 
     given = read_adapter_config(path, revision)
     base, commit = given["base_model_name_or_path"], given.get("revision")
@@ -208,6 +209,9 @@ def _open_adapter(path: str, *, code: CodeFolder, at: str, revision: str | None,
     if hasattr(model, "peft"):
         raise DataError(f"{at}: its base {base} is an adapter too. Merge that one first: hub export --merge.")
     load_adapter(model, path, given, revision=revision)
+    generation, _ = generation_config_of(path, revision)
+    if generation is not None:
+        model.generation_config = generation
     return model
 
 

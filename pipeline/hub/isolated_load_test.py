@@ -21,7 +21,8 @@ def main(folder: str, output: str) -> None:
     if os.path.exists(os.path.join(folder, "adapter_config.json")):
         from peft import AutoPeftModelForCausalLM
 
-        model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        model.eval()
         config = model.config
     else:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
@@ -41,7 +42,8 @@ def whole_model(folder: str, config: Any) -> Any:
     if config.get_text_config() is config:
         return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
     # With parts for pictures or sound, which that class may leave out.
-    return getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=torch.float32).eval()
+    model_class = getattr(transformers, config.architectures[0])
+    return model_class.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 if __name__ == "__main__":

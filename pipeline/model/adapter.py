@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from .saved import ModelOptionsError
+from .errors import ModelOptionsError
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Fields of PEFT's LoraConfig that are read from a file: what changes the numbers of an adapter.
@@ -179,8 +179,6 @@ def _file(path: str, name: str, revision: str | None) -> Path:
 def load_adapter(model: PreTrainedModel, path: str, given: Mapping[str, Any], *, revision: str | None) -> None:
     """Put the trained adapters of a folder or a repository around the layers of their base, which is loaded. given:
     its adapter_config.json."""
-    from .load import generation_config_of
-
     weights = load_file(_file(path, ADAPTER_WEIGHTS, revision))
     # Ids that the base lacks are in the adapter: as trained rows, or as a table that is saved whole.
     rows = [max(ids) + 1 for ids in (given.get("trainable_token_indices") or {}).values()]
@@ -192,9 +190,6 @@ def load_adapter(model: PreTrainedModel, path: str, given: Mapping[str, Any], *,
         config = _wrap(model, {name: given[name] for name in FIELDS if given.get(name) is not None})
     config.base_model_name_or_path, config.revision = given["base_model_name_or_path"], given.get("revision")
     load_adapter_weights(model, weights, path)
-    generation, _ = generation_config_of(path, revision)
-    if generation is not None:
-        model.generation_config = generation
 
 
 def merge_adapter(model: Any) -> PreTrainedModel:

@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
+from .errors import ModelOptionsError
 from .groups import parameter_group
 from .modeling_tandem import (
     IGNORED,
@@ -28,7 +29,6 @@ from .modeling_tandem import (
     TandemOutput,
     head_loss,
 )
-from .saved import ModelOptionsError
 
 KNOWN: tuple[Any, ...] = (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,

@@ -22,9 +22,10 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import cached_file
 
 from .build import use_chunked_loss
+from .errors import ModelOptionsError
 from .modeling_tandem import TandemForCausalLM
 from .native import tandem_config, to_native_name
-from .saved import ModelOptionsError, from_pretrained, has_own_head, weight_files
+from .saved import from_pretrained, has_own_head, weight_files
 
 # How pictures and sound become numbers: the model's folder is not whole without them.
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")

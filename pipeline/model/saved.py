@@ -21,6 +21,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from .configuration_tandem import TandemConfig
+from .errors import ModelOptionsError
 from .modeling_tandem import (
     TandemForCausalLM,
     TandemForSequenceClassification,
@@ -227,10 +228,6 @@ def weight_files(index: Path) -> list[Path]:
                 "source again."
             )
     return [index.parent / name for name in names]
-
-
-class ModelOptionsError(ValueError):
-    """The recipe's model cannot be built, for the reason in the message."""
 
 
 def from_pretrained(model_class, path: str, **given) -> PreTrainedModel:

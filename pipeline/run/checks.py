@@ -43,7 +43,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.located_yaml import show
 from pipeline.recipe.model_sizes import model_fields
 from pipeline.recipe.resolve import warmup_of
-from pipeline.recipe.schema import ARGUMENTS, Model, with_values
+from pipeline.recipe.schema import ARGUMENTS, Adapter, Model, with_values
 from pipeline.recipe.sizes import options_of
 from pipeline.recipe.start_from import drops_attention, start_folder
 from pipeline.run.attention import AS_RECIPE, AttentionNeeds, attention_line, choose_attention, refuse_attention
@@ -280,7 +280,7 @@ def machine_problems(plan: Plan) -> list[TandemError]:
     benchmarks."""
     return [
         *raised(_start, plan),
-        *raised(_adapter, plan.recipe),
+        *raised(_adapter, plan.recipe.model.adapter, plan.recipe.where("model.adapter")),
         *kernel_problems(plan.recipe, plan.device),
         *_writing(plan),
         *raised(benchmarks_of, plan.recipe),
@@ -363,9 +363,8 @@ def named_code_problems(recipe: Recipe) -> list[TandemError]:
     return found
 
 
-def _adapter(recipe: Recipe) -> None:
-    where = recipe.where("model.adapter")
-    if recipe.model.adapter is None:
+def _adapter(adapter: Adapter | None, where: str) -> None:
+    if adapter is None:
         return
     from pipeline.evals.subject import refuse_without_peft
 
@@ -397,7 +396,7 @@ def _model(recipe: Recipe) -> None:
     import torch
 
     from pipeline.model.build import build_model
-    from pipeline.model.saved import ModelOptionsError
+    from pipeline.model.errors import ModelOptionsError
 
     fields = model_fields(
         recipe.model, vocab_size=recipe.tokenizer.vocab_size or 512, bos_token_id=0, eos_token_id=0, pad_token_id=0

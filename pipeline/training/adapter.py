@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.model.adapter import add_adapter
-from pipeline.model.saved import ModelOptionsError
+from pipeline.model.errors import ModelOptionsError
 from pipeline.process.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.recipe.schema import Adapter
 from pipeline.tokenizer.load import open_tokenizer

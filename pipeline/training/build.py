@@ -23,15 +23,16 @@ from pipeline.hardware.device import (
 )
 from pipeline.metrics import VAL_BPB_DOCUMENTS
 from pipeline.model.build import PLAIN_HEADS, build_model
+from pipeline.model.errors import ModelOptionsError
 from pipeline.model.groups import store_embeddings
 from pipeline.model.modeling_tandem import TandemForCausalLM
-from pipeline.model.saved import ModelOptionsError, save_model
+from pipeline.model.saved import save_model
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json, remove_folder
 from pipeline.process.user_code import CodeFolder, guarded, import_attribute
 from pipeline.recipe import Recipe
 from pipeline.recipe.model_sizes import model_fields, sizes_from_model, sizes_of
-from pipeline.recipe.schema import Model, training_arguments, with_values
+from pipeline.recipe.schema import Model, Run, training_arguments, with_values
 from pipeline.recipe.start_from import check_sizes, start_folder
 from pipeline.run_dir.checkpoints import by_step, problems, read_seal, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
@@ -115,7 +116,7 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
             begun = _begun_type(RunDirectory.of(recipe.run).checkpoints) if recipe.run.name is not None else None
             how: dict[str, Any] = {"attn_implementation": attention, "text_type": begun}
             if recipe.model.adapter is not None:
-                how = {"attn_implementation": attention, "native": True, "revision": _begun_commit(recipe)}
+                how = {"attn_implementation": attention, "native": True, "revision": _begun_commit(recipe.run)}
             model: Any = _load_start(start, recipe.code, where, **how)
             check_sizes(recipe.model, model.config, where=where("model.start_from"))
             rows = model.config.get_text_config().vocab_size
@@ -176,11 +177,11 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     return model
 
 
-def _begun_commit(recipe: Recipe) -> str | None:
+def _begun_commit(run: Run) -> str | None:
     """Return the commit of a Hub model that the run began from: its checkpoints hold no weights of the base."""
-    if recipe.run.name is None:
+    if run.name is None:
         return None
-    inputs = RunDirectory.of(recipe.run).read_manifest().get("inputs", {})
+    inputs = RunDirectory.of(run).read_manifest().get("inputs", {})
     return (inputs.get("start_from") or {}).get("commit")
 
 

@@ -6,9 +6,10 @@ from tiny_models import GPT2, MODERN, random_ids, tiny
 from transformers import LlamaForCausalLM
 
 from pipeline.model.build import build_model
+from pipeline.model.errors import ModelOptionsError
 from pipeline.model.groups import parameter_group
 from pipeline.model.load import load_model
-from pipeline.model.saved import ModelOptionsError, load_weights, save_model
+from pipeline.model.saved import load_weights, save_model
 
 LLAMA = {
     "vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,

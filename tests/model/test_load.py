@@ -9,8 +9,9 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
+from pipeline.model.errors import ModelOptionsError
 from pipeline.model.load import load_model
-from pipeline.model.saved import ModelOptionsError, load_weights, read_tensors, save_model
+from pipeline.model.saved import load_weights, read_tensors, save_model
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Recipe
 from pipeline.training import build

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipeline.model.build import build_model
-from pipeline.model.saved import ModelOptionsError
+from pipeline.model.errors import ModelOptionsError
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.model_sizes import model_fields, sizes_of

@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline.model.adapter import add_adapter, is_adapted, merge_adapter
+from pipeline.model.errors import ModelOptionsError
 from pipeline.model.load import load_model
-from pipeline.model.saved import ModelOptionsError
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from tests.families import save_model
