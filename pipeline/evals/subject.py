@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.process.errors import DataError, InputMissingError, TandemError, first_line
+from pipeline.process.errors import DataError, InputMissingError, ServiceError, TandemError, first_line
 from pipeline.process.network import is_hub_away, set_http_timeouts
 from pipeline.process.storage import refuse_unreadable_files
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
-from pipeline.run_dir.checkpoints import SEAL, by_step, is_model, problems, read_seal, step_of
+from pipeline.run_dir.checkpoints import MODEL_CONFIGS, SEAL, by_step, is_model, problems, read_seal, step_of
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 
@@ -86,8 +86,9 @@ def _find(name: str) -> Subject:
         )
     from huggingface_hub import try_to_load_from_cache
 
-    if is_hub_away() and try_to_load_from_cache(name.partition("@")[0], "config.json") is None:
-        raise InputMissingError(
+    repository = name.partition("@")[0]
+    if is_hub_away() and not any(try_to_load_from_cache(repository, file) for file in MODEL_CONFIGS):
+        raise ServiceError(
             f"{name}: no run, model folder or cached model of that name is here, and the Hub cannot be reached. "
             "Correct the name, or connect this machine."
         )

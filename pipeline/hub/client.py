@@ -24,10 +24,12 @@ def retried(action: Callable[[], T], *, what: str) -> T:
     from huggingface_hub.errors import HFValidationError, HTTPError
 
     if is_hub_away():
-        raise ServiceError(
-            f"{what}: this machine has no network to the Hub, or HF_HUB_OFFLINE is set. Nothing is lost: connect it, "
-            "and run the same command again."
-        )
+        time.sleep(FIRST_WAIT_S)  # a machine that has just started may be about to get its network
+        if is_hub_away():
+            raise ServiceError(
+                f"{what}: this machine has no network to the Hub, or HF_HUB_OFFLINE is set. Nothing is lost: connect "
+                "it, and run the same command again."
+            )
     wait_s = FIRST_WAIT_S
     for attempt in range(1, ATTEMPTS + 1):
         try:

@@ -5,7 +5,7 @@ not known is None, and printed as n/a.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -325,6 +325,9 @@ def make_plan(
             processes=processes,
             shards=shards,
         )
+        if recipe.model.adapter is not None and workload.step is not None and sizes.linear is not None:
+            # Frozen weights have no gradients of their own (recipe/model_sizes.py).
+            sizes = replace(sizes, linear=2 / 3 * sizes.linear + 6 * workload.step.trained)
     # 3. The micro-batch: for `auto` the largest that fits.
     if recipe.is_auto:
         limit = CPU_SHARE * available_bytes() / processes

@@ -197,17 +197,21 @@ def memory_of_config(
     from transformers import AutoModelForCausalLM
 
     from pipeline.model.build import use_chunked_loss
+    from pipeline.model.modeling_tandem import TandemForCausalLM
     from pipeline.model.native import tandem_config
 
     config = config.get_text_config()
-    if config.model_type == "gpt2":  # it is trained as a Tandem (model/load.py)
-        config = tandem_config(config) or config
+    build: Any = AutoModelForCausalLM.from_config
+    if config.model_type == "gpt2" and adapter is None:  # it is trained as a Tandem (model/load.py)
+        ours = tandem_config(config)
+        if ours is not None:
+            config, build = ours, TandemForCausalLM._from_config
     for name in ("attn_pdrop", "attention_dropout"):
         if not on_cpu and hasattr(config, name):
             setattr(config, name, 0.0)  # a GPU's kernels drop what they attend to without keeping it
     try:
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+            model: Any = build(config, attn_implementation=attention, dtype=torch.float32)
             use_chunked_loss(model)
         if adapter is not None:
             from pipeline.model.adapter import add_adapter

@@ -1,5 +1,6 @@
 """Sizes of a recipe's model, a config or a built model: by arithmetic (sizes.py) or counted (model_statistics.py)."""
 
+from dataclasses import replace
 from typing import Any
 
 from pipeline.recipe.schema import Model, Recipe
@@ -74,7 +75,17 @@ def sizes_from_model(model: Any, row_tokens: int) -> Sizes:
     """Return sizes of a model that has been built."""
     model = getattr(model, "_orig_mod", model)  # as torch.compile wraps it
     if model.config.model_type in BY_ARITHMETIC:
-        return sizes_from_config(model.config, row_tokens)
-    from pipeline.recipe.model_statistics import sizes_of_model
+        sizes = sizes_from_config(model.config, row_tokens)
+    else:
+        from pipeline.recipe.model_statistics import sizes_of_model
 
-    return sizes_of_model(model, row_tokens)
+        sizes = sizes_of_model(model, row_tokens)
+    if not hasattr(model, "peft") or sizes.linear is None:
+        return sizes
+    # Of 6 FLOPs a weight and token, 2 are those of its gradient, which a frozen weight has not; adapters have all 6.
+    # A table that is trained whole is looked up, a head that is has its gradient again. Counted although nothing
+    # before them learns: gradients of what the first block's adapters read.
+    factors = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
+    head = model.get_output_embeddings().weight
+    trained_head = head.numel() if head.requires_grad else 0
+    return replace(sizes, linear=2 / 3 * sizes.linear + 6 * factors + 2 * trained_head)

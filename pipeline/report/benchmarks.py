@@ -90,6 +90,7 @@ def _amount(items: tuple[tuple[str, int | None], ...]) -> str:
     return f"{len(items)} tasks, {sum(count or 0 for _, count in items):,} items"
 
 
+COLUMNS = 6  # of a table that a page has room for
 STEPS_OF_A_SERIES = 16
 
 
@@ -274,7 +275,7 @@ def _history(series: list[Benchmark]) -> str:
         by_model.append(values)
     names = list(dict.fromkeys(chain.from_iterable(by_model)))
     rows = [[values.get(name) for name in names] for values in by_model]
-    if len(names) > len(rows):  # the longer of the two downwards: a page is narrow
+    if len(names) > max(len(rows), COLUMNS):  # the longer of the two downwards
         head, *lines = zip(["metric", *names[1:]], *rows, strict=True)
         return table(head, lines)
     return table(names, rows)

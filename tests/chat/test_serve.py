@@ -161,6 +161,7 @@ def test_ctrl_c_ends_the_server_with_the_status_of_one(raised):
 def test_a_hub_model_that_needs_its_own_code_is_not_served(monkeypatch):
     found = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C"}}
     monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", lambda path, revision: (found, {}))
+    monkeypatch.setattr("pipeline.evals.subject.is_hub_away", lambda: False)
     with pytest.raises(TandemError, match="evil/run: its model_type 'evil' is known only to code") as caught:
         main(["evil/run@main"])
     assert caught.value.status == 64

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from pipeline.model.adapter import add_adapter, is_adapted, merge_adapter
@@ -9,6 +10,7 @@ from pipeline.model.errors import ModelOptionsError
 from pipeline.model.load import load_model
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.recipe.model_sizes import sizes_from_model
 from tests.families import save_model
 
 peft = pytest.importorskip("peft")
@@ -94,3 +96,17 @@ def test_a_recipe_that_cannot_train_adapters_is_refused(tmp_path, override, mess
     )
     with pytest.raises(RecipeError, match=message):
         read_recipe([str(path), override])
+
+
+@pytest.mark.parametrize("whole", [[], ["lm_head"]])
+def test_flops_of_a_token_leave_out_gradients_of_frozen_weights(tmp_path, whole):
+    model = adapted(save_model("qwen2", tmp_path), modules_to_save=whole)  # its head is not tied
+    ids = torch.arange(5, 45).view(2, 20)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids).loss.backward()
+    products = counter.get_flop_counts()["Global"]
+    made = sum(flops for name, flops in products.items() if name in (torch.ops.aten.mm, torch.ops.aten.addmm))
+    block = model.model.layers[0].self_attn
+    unread = sum(p.numel() for name, p in block.named_parameters() if "lora_A" in name and "o_proj" not in name)
+    unread += sum(getattr(block, name).base_layer.weight.numel() for name in ("q_proj", "k_proj", "v_proj"))
+    assert made / ids.numel() == pytest.approx(sizes_from_model(model, 20).linear - 2 * unread, rel=1e-6)
