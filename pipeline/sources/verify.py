@@ -115,6 +115,7 @@ def grouped(lines: list[str]) -> list[str]:
 
 HEAD_BYTES = 4096
 SAMPLED_ROWS = 64  # Read at the file's beginning; of its end as many from parquet, the last line from jsonl.
+MOST_OF_AN_OBJECT = 2**28  # bytes of a file that is read whole to say what it is
 MOST_ROWS = 1024  # Of a file that is read wholly, so many with the bad ones in its middle.
 TAIL_BYTES = 2**20
 NO_TEXT = "is no text: it has zero bytes in it. Convert it to UTF-8 text or leave it out."
@@ -370,11 +371,14 @@ def _check_lines(path: Path, form: Format, column_key: str, findings: Findings) 
 def _rows_within(path: Path) -> str | None:
     """Return what to do with a file that is one JSON object around its rows, as exports of chats are; None for
     another."""
-    with open_text(path) as file, suppress(ValueError):
+    if path.stat().st_size > MOST_OF_AN_OBJECT:
+        return None
+    # What is no object has no items, and one may be nested without end.
+    with open_text(path) as file, suppress(ValueError, AttributeError, RecursionError):
         whole = json.load(file)
         lists = {key: value for key, value in whole.items() if isinstance(value, list) and value}
         key, rows = max(lists.items(), key=lambda item: len(item[1]))
-        keys = ", ".join(rows[0]) if isinstance(rows[0], dict) else "no mappings"
+        keys = ", ".join(list(rows[0])[:6]) if isinstance(rows[0], dict) else "no mappings"
         return (
             f"is one JSON object, and its rows are the {len(rows):,} of its key {key!r} (with {keys}). Write these as "
             "a file of their own, talks as messages of a user and an assistant (docs/data.md#exports-of-chats)."
