@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline.evals.subject import find_subject
-from pipeline.process.errors import InputMissingError
+from pipeline.process.errors import InputMissingError, ServiceError
 
 
 @pytest.fixture
@@ -26,7 +26,10 @@ def test_latest_is_the_last_finished_run_of_a_recipe_or_stage(runs):
         find_subject("latest:other")
 
 
-def test_a_run_that_is_not_there_is_no_id_of_the_hub(runs):
+def test_a_run_that_is_not_there_is_no_id_of_the_hub(runs, monkeypatch):
     with pytest.raises(InputMissingError, match=r"there is no such run\. runs/ has mine-1, mine-2, mine-3"):
         find_subject("runs/mine")
+    with pytest.raises(ServiceError, match="no run, model folder or cached model of that name"):
+        find_subject("someone/mine")  # the Hub is away in the tests
+    monkeypatch.setattr("pipeline.evals.subject.is_hub_away", lambda: False)
     assert find_subject("someone/mine").path == "someone/mine"
