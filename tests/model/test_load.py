@@ -288,7 +288,7 @@ def test_a_training_does_not_start_from_quantized_weights(mode, is_refused, tmp_
     recipe = Recipe(path="recipe.yaml")
     said = r"its weights are quantized \(bitnet\), which no step can change. Start from the same model in bf16 or fp32"
     with pytest.raises(DataError, match=said) if is_refused else nullcontext():
-        build._load_start(str(tmp_path), recipe.code, recipe.where, attention="sdpa", text_type=None)
+        build._load_start(str(tmp_path), recipe.code, recipe.where, attn_implementation="sdpa", text_type=None)
 
 
 def change_config(folder, **changes):
