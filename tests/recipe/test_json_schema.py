@@ -20,6 +20,8 @@ WITHOUT_DATA = (
     "own_text",
     "own_chat",
     "own_finetune",
+    "lora_8gb",
+    "full_24gb",
 )  # for the user, or the command that runs them, to give
 RECIPES = Path(__file__).parents[2] / "recipes"
 

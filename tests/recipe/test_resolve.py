@@ -18,8 +18,9 @@ from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(p.name for p in (ROOT / "recipes").glob("*.yaml"))
-STAGES = dict.fromkeys(("quickstart_sft.yaml", "chat_sft_d24.yaml", "own_chat.yaml", "own_finetune.yaml"), "sft")
-NEEDS = {name: ["data.sources=[{files: mine}]"] for name in ("own_text.yaml", "own_chat.yaml", "own_finetune.yaml")}
+OF_ANOTHERS = ("own_finetune.yaml", "lora_8gb.yaml", "full_24gb.yaml")  # sizes come with weights of the Hub
+STAGES = dict.fromkeys(("quickstart_sft.yaml", "chat_sft_d24.yaml", "own_chat.yaml", *OF_ANOTHERS), "sft")
+NEEDS = {name: ["data.sources=[{files: mine}]"] for name in ("own_text.yaml", "own_chat.yaml", *OF_ANOTHERS)}
 BASE = """\
 tokenizer: {vocab_size: 512}
 data:
@@ -344,7 +345,7 @@ def test_a_shipped_recipe_resolves_and_its_saved_form_says_the_same(name, folder
     shutil.copytree(ROOT / "recipes", folder / "recipes")
     stage = STAGES.get(name, "pretrain")
     recipe = read_recipe([f"recipes/{name}", *NEEDS.get(name, [])], stage=stage)
-    assert recipe.model.n_layer or name == "own_finetune.yaml"  # whose sizes come with weights of the Hub
+    assert recipe.model.n_layer or name in OF_ANOTHERS
     assert recipe.data.batch_tokens
     (folder / "runs").mkdir()
     (folder / "runs/recipe.yaml").write_text(dump_recipe(recipe))
