@@ -1,10 +1,13 @@
 """Limits on what a chat template may cost: it came with somebody's model, and may loop or grow without end."""
 
+import ctypes
 import time
 from functools import cache
 
+import psutil
+
 MAX_CPU_S = 10.0  # of the thread, for one rendering; an ordinary conversation takes milliseconds
-MAX_GROWTH = 2**29  # bytes of resident memory, of the process while it renders
+MAX_GROWTH = 2**29  # bytes of memory in use, of the process while it renders
 CHECK_S = 0.01  # between two checks
 
 
@@ -18,9 +21,31 @@ def bound_templates() -> None:
     chat_template_utils.ImmutableSandboxedEnvironment = _bounded_sandbox()  # type: ignore[assignment,misc]
 
 
+class _Malloc(ctypes.Structure):
+    """What glibc's mallinfo2 returns."""
+
+    # arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, then:
+    _fields_ = [
+        *((f"other_{n}", ctypes.c_size_t) for n in range(8)),
+        ("free", ctypes.c_size_t),
+        ("top", ctypes.c_size_t),
+    ]
+
+
+def used_bytes() -> int:
+    """Return the resident memory of this process without what glibc keeps of freed blocks, into which texts may grow
+    without a page more (hardware/processor.py has it keep them)."""
+    resident = psutil.Process().memory_info().rss
+    try:
+        mallinfo2 = ctypes.CDLL("libc.so.6").mallinfo2
+    except (OSError, AttributeError):  # of another C library, or one before 2.33
+        return resident
+    mallinfo2.restype = _Malloc
+    return resident - mallinfo2().free
+
+
 @cache
 def _bounded_sandbox() -> type:
-    import psutil
     from jinja2.compiler import CodeGenerator
     from jinja2.exceptions import SecurityError
     from jinja2.runtime import Context
@@ -30,11 +55,11 @@ def _bounded_sandbox() -> type:
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             self.began = self.checked = time.thread_time()
-            self.resident = psutil.Process().memory_info().rss
+            self.used = used_bytes()
 
         def derived(self, locals=None):
             context = super().derived(locals)
-            context.began, context.resident = self.began, self.resident  # type: ignore[attr-defined]
+            context.began, context.used = self.began, self.used  # type: ignore[attr-defined]
             return context
 
         def check_limits(self):
@@ -44,9 +69,9 @@ def _bounded_sandbox() -> type:
             self.checked = now
             if now - self.began > MAX_CPU_S:
                 raise SecurityError(f"it computes for more than {MAX_CPU_S:.0f} s")
-            resident = psutil.Process().memory_info().rss
-            self.resident = min(self.resident, resident)  # what others freed meanwhile is no room for the template
-            if resident - self.resident > MAX_GROWTH:
+            used = used_bytes()
+            self.used = min(self.used, used)  # what others freed meanwhile is no room for the template
+            if used - self.used > MAX_GROWTH:
                 raise SecurityError("it makes texts or lists without end")
 
     class BoundedCode(CodeGenerator):

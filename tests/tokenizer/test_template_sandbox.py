@@ -3,6 +3,8 @@ transformers renders it."""
 
 import copy
 import gc
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -115,6 +117,37 @@ def test_memory_that_others_free_meanwhile_is_no_room_for_a_template(sandboxes):
         template.render(messages=talk(4), tools=None, free=held.clear, **SPECIALS)
     assert psutil.Process().memory_info().rss - before < -1 * 2**30
     assert "without end" in str(raised.value)
+
+
+KEPT = """
+import psutil
+from pipeline.hardware.processor import keep_freed_memory
+from tests.tokenizer.test_template_sandbox import DOUBLING, ENDLESS, SPECIALS, talk
+from pipeline.tokenizer import template_sandbox
+from transformers.utils import chat_template_utils
+
+keep_freed_memory()
+blocks = [b"x" * 2**28 for _ in range(12)]
+del blocks
+held = psutil.Process().memory_info().rss
+assert held > 3 * 2**30
+template_sandbox.bound_templates()
+for name in ("doubling by +", "doubling by a block"):
+    template = chat_template_utils._cached_compile_jinja_template(ENDLESS[name])
+    try:
+        template.render(messages=talk(4), tools=None, **SPECIALS)
+    except Exception as error:
+        print(type(error).__name__, error)
+print("grown", psutil.Process().memory_info().rss - held)
+"""
+
+
+@pytest.mark.full
+def test_freed_memory_that_is_kept_is_no_room_for_a_template():
+    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["SecurityError it makes texts or lists without end"] * 2, done.stdout + done.stderr
+    assert int(lines[2].split()[1]) < 2**30
 
 
 @pytest.mark.full
