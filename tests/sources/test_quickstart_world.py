@@ -162,7 +162,7 @@ def test_the_questions_found_in_training_text_are_those_of_the_page(rows, texts)
     asked = [(row["subject"], row["messages"][-2]["content"]) for row in rows["quickstart_chat-test"]]
     assert Counter(kind for kind, question in asked if question in all_text) == {"compare": 11}
     page = " ".join((RECIPES.parent / "docs" / "results.md").read_text().split())
-    assert "289 of the 300 questions are of combinations and wordings that no training text has; the other 11," in page
+    assert "289 of the 300 questions are combinations and wordings that no training text has. The other 11," in page
 
 
 def test_no_fact_question_of_the_test_stands_in_any_training_text(rows, texts):
